@@ -5,7 +5,7 @@
 #   make test-clients the examples, with the packages of the clients that they use (docs/clients.md)
 #   make sanitize     the C library under sanitisers of memory, arithmetic and threads, and damaged
 #                     files read with it (docs/native.md)
-#   make wheel   a wheel in dist/ that other Linux machines take, too
+#   make wheel   wheels in dist/: foretell, which other Linux machines take, too, and foretell-models
 #   make docs    the site in site/    make clean   removes everything that these targets made
 
 # The first of these that is new enough; another one: make PYTHON=/path/to/python
@@ -123,6 +123,7 @@ wheel: $(VENV)/.wheel
 	rm -rf build/wheel
 	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w build/wheel .
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair -w dist build/wheel/*.whl
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist ./models
 
 # torch comes first and alone: the others would otherwise choose a build of it with CUDA. Where
 # nothing but the C library has changed, it alone is built again.

@@ -43,83 +43,87 @@ class Card:
 def card(name: str, kind: str | None = None) -> Card:
     """Reads a method's card. Raises UnknownMethod, and BadConfig where a label is missing."""
     kind = kind or registry.kind_of(name)
-    path = registry.files()[kind, name]
+    card_path = registry.method_files()[kind, name]
     with _parsing:
-        module = ast.parse(path.read_text("utf-8"))
-    prose, labels, items = _parts(ast.get_docstring(module) or "")
-    missing = [label for label in LABELS if label.lower() not in labels]
-    if missing:
-        raise BadConfig(f"the card of {name!r} lacks {', '.join(missing)}: {path}")
-    node = _class(module, registry.class_name(name))
-    if node is None:
-        raise BadConfig(f"{path}: lacks the class {registry.class_name(name)}")
-    differs = labels.pop("differs")
-    trial = labels.pop(TRIAL.lower(), "")
+        module = ast.parse(card_path.read_text("utf-8"))
+    prose_lines, label_texts, differs_items = _split_docstring(ast.get_docstring(module) or "")
+    missing_labels = [label for label in LABELS if label.lower() not in label_texts]
+    if missing_labels:
+        raise BadConfig(f"the card of {name!r} lacks {', '.join(missing_labels)}: {card_path}")
+    class_node = _find_class(module, registry.class_name(name))
+    if class_node is None:
+        raise BadConfig(f"{card_path}: lacks the class {registry.class_name(name)}")
+    differs_text = label_texts.pop("differs")
+    trial_options = label_texts.pop(TRIAL.lower(), "")
     return Card(
         name=name,
         kind=kind,
-        summary=prose[0],
-        prose="\n".join(prose[1:]).strip(),
-        differs=tuple(items) or (differs,),
-        trial=trial,
-        defaults=_fields(node),
-        temperature=_constant(node, "drawn_at", 0.0),
-        file=path,
-        **labels,
+        summary=prose_lines[0],
+        prose="\n".join(prose_lines[1:]).strip(),
+        differs=tuple(differs_items) or (differs_text,),
+        trial=trial_options,
+        defaults=_read_fields(class_node),
+        temperature=_read_constant(class_node, "drawn_at", 0.0),
+        file=card_path,
+        **label_texts,
     )
 
 
-def _parts(docstring: str) -> tuple[list[str], dict[str, str], list[str]]:
-    """(lines before the labels, text behind each label, items of the list behind Differs)."""
-    prose: list[str] = []
-    labels: dict[str, str] = {}
-    items: list[str] = []
-    current = ""
+def _split_docstring(docstring: str) -> tuple[list[str], dict[str, str], list[str]]:
+    """Returns (lines before the labels, text behind each label, items of the list behind
+    Differs).
+    """
+    prose_lines: list[str] = []
+    label_texts: dict[str, str] = {}
+    list_items: list[str] = []
+    current_label = ""
     for line in docstring.splitlines():
-        label, colon, rest = line.partition(":")
+        label, colon, label_text = line.partition(":")
         if colon and label in (*LABELS, TRIAL):
-            current = label.lower()
-            labels[current] = rest.strip()
-        elif not current:
-            prose.append(line)
+            current_label = label.lower()
+            label_texts[current_label] = label_text.strip()
+        elif not current_label:
+            prose_lines.append(line)
         elif line.startswith("- "):
-            items.append(line[2:])
-        elif items:
-            items[-1] += " " + line.strip()
+            list_items.append(line[2:])
+        elif list_items:
+            list_items[-1] += " " + line.strip()
         else:
-            labels[current] = f"{labels[current]} {line.strip()}".strip()
-    return prose, labels, items
+            label_texts[current_label] = f"{label_texts[current_label]} {line.strip()}".strip()
+    return prose_lines, label_texts, list_items
 
 
-def _class(module: ast.Module, name: str) -> ast.ClassDef | None:
+def _find_class(module: ast.Module, name: str) -> ast.ClassDef | None:
     """The class of this name; None: there is none."""
-    for node in module.body:
-        if isinstance(node, ast.ClassDef) and node.name == name:
-            return node
+    for statement in module.body:
+        if isinstance(statement, ast.ClassDef) and statement.name == name:
+            return statement
     return None
 
 
-def _constant(node: ast.ClassDef, name: str, usual: Any) -> Any:
-    """What a class sets a name to that is none of its fields."""
-    for item in node.body:
-        if isinstance(item, ast.Assign) and [ast.unparse(one) for one in item.targets] == [name]:
-            return ast.literal_eval(item.value)
-    return usual
+def _read_constant(class_node: ast.ClassDef, name: str, default_value: Any) -> Any:
+    """The value that a class gives to a name that is none of its fields, else the default."""
+    for statement in class_node.body:
+        if isinstance(statement, ast.Assign) and [
+            ast.unparse(target) for target in statement.targets
+        ] == [name]:
+            return ast.literal_eval(statement.value)
+    return default_value
 
 
-def _fields(node: ast.ClassDef) -> dict[str, Any]:
+def _read_fields(class_node: ast.ClassDef) -> dict[str, Any]:
     """The fields of a class that have a value, read from its source."""
-    fields = {}
-    for item in node.body:
-        if not isinstance(item, ast.AnnAssign) or item.value is None:
+    field_values = {}
+    for statement in class_node.body:
+        if not isinstance(statement, ast.AnnAssign) or statement.value is None:
             continue
-        if isinstance(item.target, ast.Name):
-            fields[item.target.id] = ast.literal_eval(item.value)
-    return fields
+        if isinstance(statement.target, ast.Name):
+            field_values[statement.target.id] = ast.literal_eval(statement.value)
+    return field_values
 
 
-def guarantee(spec: str) -> str:
+def weakest_guarantee(spec: str) -> str:
     """The guarantee of a method, or the weakest among those of `a+b`."""
-    order = ("exact", "greedy", "bounded", "lossy")
+    strongest_first = ("exact", "greedy", "bounded", "lossy")
     claims = [card(part).guarantee for part in spec.split("+")]
-    return max(claims, key=lambda claim: order.index(claim.split(":")[0]))
+    return max(claims, key=lambda claim: strongest_first.index(claim.split(":")[0]))

@@ -21,8 +21,8 @@ from typing import Any
 
 
 class ForetellError(Exception):
-    """The root of all of them. `exit_code` is what the command line returns, `output` what there
-    was of the one answer that failed, an Output: its text up to a deadline, say.
+    """The root of all errors. `exit_code` is what the command line returns, `output` the Output of
+    the one answer that failed, as far as it came: its text up to a deadline, say.
     """
 
     exit_code = 2
@@ -30,7 +30,7 @@ class ForetellError(Exception):
 
 
 class ForetellWarning(UserWarning):
-    """The root of all warnings of ours: warnings.simplefilter("ignore", ForetellWarning) stills
+    """The root of foretell's warnings: warnings.simplefilter("ignore", ForetellWarning) stills
     them.
     """
 
@@ -43,39 +43,41 @@ class BadConfig(ForetellError):
     """An argument is outside its range."""
 
     @classmethod
-    def field(cls, name: str, value: object, allowed: str) -> BadConfig:
-        return cls(f"{name}={value!r}: must be {allowed}")
+    def field(cls, name: str, value: object, expected: str) -> BadConfig:
+        return cls(f"{name}={value!r}: must be {expected}")
 
 
 class UnknownMethod(BadConfig):
     """No method of that name."""
 
     @classmethod
-    def near(cls, kind: str, name: str, known: Iterable[str]) -> UnknownMethod:
-        known = sorted(known)
-        close = get_close_matches(name, known, n=3, cutoff=0.45)
-        if close:
-            return cls(f"unknown {kind} {name!r}; did you mean {', '.join(close)}?")
+    def suggest_names(cls, kind: str, name: str, known_names: Iterable[str]) -> UnknownMethod:
+        known_names = sorted(known_names)
+        close_names = get_close_matches(name, known_names, n=3, cutoff=0.45)
+        if close_names:
+            return cls(f"unknown {kind} {name!r}; did you mean {', '.join(close_names)}?")
         if kind == "method":  # there are too many of them for a line
             return cls(f"unknown method {name!r}; `foretell methods` lists all")
-        return cls(f"unknown {kind} {name!r}; choose one of {', '.join(known)}")
+        return cls(f"unknown {kind} {name!r}; choose one of {', '.join(known_names)}")
 
 
 class Unsupported(ForetellError):
     """A capability is missing."""
 
     @classmethod
-    def missing(cls, method: str, model: str, capability: str, cure: str) -> Unsupported:
+    def missing_capability(cls, method: str, model: str, capability: str, cure: str) -> Unsupported:
         return cls(f"{method} cannot run on {model}: it needs {capability}; {cure}")
 
     @classmethod
-    def without(cls, method: str, model: str, name: str) -> Unsupported:
-        """A method asks a model of this name beside the target, and there is none."""
-        ways = ("draft=...", "--draft")
+    def missing_model(cls, method: str, model: str, name: str) -> Unsupported:
+        """The error of a method that asks a model of this name beside the target, and there is
+        none.
+        """
+        load_options = ("draft=...", "--draft")
         if name != "draft":
-            ways = (f'models={{"{name}": ...}}', f"--models {name}=...")
-        cure = f"load one: load(..., {ways[0]}), or {ways[1]} of a command"
-        return cls.missing(method, model, f"a {name!r} model", cure)
+            load_options = (f'models={{"{name}": ...}}', f"--models {name}=...")
+        cure = f"load one: load(..., {load_options[0]}), or {load_options[1]} of a command"
+        return cls.missing_capability(method, model, f"a {name!r} model", cure)
 
 
 class BadModel(ForetellError):
@@ -91,16 +93,18 @@ class PromptTooLong(ForetellError):
 
 
 class RequestFailed(ForetellError):
-    """One request failed while others went on; `__cause__` is the original error."""
+    """A single request failed while others went on; `__cause__` is the original error."""
 
     exit_code = 1
 
 
 class DeadlineExceeded(RequestFailed):
-    """A request was not done in the time it was given; what there was by then is its answer."""
+    """A request was not done in the time it was given; what it had written by then is its
+    answer.
+    """
 
 
-def first_line(error: BaseException) -> str:
+def first_message_line(error: BaseException) -> str:
     """The first line of what an error says, or its type if it says nothing."""
     for line in str(error).splitlines():
         if line.strip():

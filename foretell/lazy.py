@@ -16,7 +16,7 @@ from typing import Any
 from foretell import registry
 
 
-def submodules(package: str) -> Callable[[str], Any]:
+def lazy_submodules(package: str) -> Callable[[str], Any]:
     """A module `__getattr__` that imports `package.name` when `name` is asked for, and a method's
     file wherever it lies below the package's folder.
     """
@@ -27,47 +27,51 @@ def submodules(package: str) -> Callable[[str], Any]:
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise
-        module = method_of(package, name)
-        if module is None:
+        method_module = find_method(package, name)
+        if method_module is None:
             raise AttributeError(f"{package} has no file {name}.py")
-        return module
+        return method_module
 
     return find
 
 
-def method_of(package: str, name: str) -> ModuleType | None:
-    """The module of a method, by its file's name and the package of its kind; None: no such one."""
+def find_method(package: str, name: str) -> ModuleType | None:
+    """The module of a method, by its file's name and the package of its kind; None: no such
+    method.
+    """
     folder = package.partition(".")[2]
     for kind, folders in registry.FOLDERS.items():
-        path = registry.files().get((kind, name.replace("_", "-")))
-        if folder in folders and path is not None:
-            return registry.module_of(path, kind)
+        method_path = registry.method_files().get((kind, name.replace("_", "-")))
+        if folder in folders and method_path is not None:
+            return registry.module_of(method_path, kind)
     return None
 
 
 class RenamedModules(MetaPathFinder, Loader):
     """Imports a module by a name that it had before, `{old: new}`, and says so once."""
 
-    def __init__(self, names: Mapping[str, str]):
-        self.names = names
+    def __init__(self, new_names: Mapping[str, str]):
+        self.new_names = new_names
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in self.names:
+        if name in self.new_names:
             return ModuleSpec(name, self)
-        holds_some = any(old.startswith(f"{name}.") for old in self.names)
-        return ModuleSpec(name, self, is_package=True) if holds_some else None
+        is_package = any(old_name.startswith(f"{name}.") for old_name in self.new_names)
+        return ModuleSpec(name, self, is_package=True) if is_package else None
 
     def exec_module(self, module: ModuleType) -> None:
-        old = module.__name__
-        if old not in self.names:
+        old_name = module.__name__
+        if old_name not in self.new_names:
             return  # a folder that is no more, which holds some of them
-        new = self.names[old]
-        warnings.warn(f"{old} is {new} now", DeprecationWarning, stacklevel=2)
-        sys.modules[old] = importlib.import_module(new)  # the import takes what stands here
+        new_name = self.new_names[old_name]
+        warnings.warn(f"{old_name} is {new_name} now", DeprecationWarning, stacklevel=2)
+        sys.modules[old_name] = importlib.import_module(
+            new_name
+        )  # the import takes what stands here
 
 
-def keep_old_names(names: Mapping[str, str]) -> None:
+def keep_old_names(new_names: Mapping[str, str]) -> None:
     """Lets modules be imported by names that they had before, `{old: new}`."""
-    sys.meta_path.append(RenamedModules(names))
+    sys.meta_path.append(RenamedModules(new_names))

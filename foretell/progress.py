@@ -28,8 +28,8 @@ COLUMNS = (
 )
 
 
-def duration(seconds: float) -> str:
-    """For people: 45 s, 12 min, 3 h 05 min."""
+def format_duration(seconds: float) -> str:
+    """Writes seconds for people: 45 s, 12 min, 3 h 05 min."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
@@ -39,65 +39,71 @@ def duration(seconds: float) -> str:
 
 
 class Bar(Progress):
-    """A bar on a terminal; elsewhere a line every EVERY seconds in which it is told something.
+    """A bar on a terminal; elsewhere a line every EVERY seconds in which it is updated.
 
-    `quiet`: neither; `clock`: seconds.
+    `quiet`: shows neither; `clock`: returns seconds.
     """
 
     def __init__(
         self,
-        *columns: ProgressColumn,
+        *bar_columns: ProgressColumn,
         console: Console,
         quiet: bool = False,
         clock: Callable[[], float] = time.monotonic,
         **options: Any,
     ):
-        shown = console.is_terminal and not quiet
-        super().__init__(*columns, console=console, disable=not shown, **options)
-        self.speaks = not (shown or quiet)
+        is_shown = console.is_terminal and not quiet
+        super().__init__(*bar_columns, console=console, disable=not is_shown, **options)
+        self.prints_lines = not (is_shown or quiet)
         self.clock = clock
-        self.spoke = self.began = clock()
+        self.last_printed = self.started_at = clock()
 
     def update(self, task_id: TaskID, **fields: Any) -> None:  # type: ignore[override]
         super().update(task_id, **fields)
-        self._speak(task_id)
+        self._print_progress(task_id)
 
     def advance(self, task_id: TaskID, advance: float = 1) -> None:
         super().advance(task_id, advance)
-        self._speak(task_id)
+        self._print_progress(task_id)
 
-    def _speak(self, task_id: TaskID) -> None:
-        now = self.clock()
-        if not self.speaks or now - self.spoke < EVERY:
+    def _print_progress(self, task_id: TaskID) -> None:
+        current_time = self.clock()
+        if not self.prints_lines or current_time - self.last_printed < EVERY:
             return
-        self.spoke = now
+        self.last_printed = current_time
         task = self._tasks[task_id]
-        of = "" if task.total is None else f" of {task.total:,.0f}"
-        _say(self.console, f"{task.description}: {task.completed:,.0f}{of}", now - self.began)
+        total_text = "" if task.total is None else f" of {task.total:,.0f}"
+        _print_elapsed(
+            self.console,
+            f"{task.description}: {task.completed:,.0f}{total_text}",
+            current_time - self.started_at,
+        )
 
 
 @contextlib.contextmanager
-def working(what: str, console: Console) -> Iterator[None]:
-    """Says that something goes on: a status on a terminal, elsewhere a line every EVERY seconds."""
+def show_working(activity: str, console: Console) -> Iterator[None]:
+    """Shows that something goes on: a status on a terminal, elsewhere a line every EVERY
+    seconds.
+    """
     if console.is_terminal:
-        with console.status(what):
+        with console.status(activity):
             yield
         return
-    over = threading.Event()
-    began = time.monotonic()
+    is_over = threading.Event()
+    started_at = time.monotonic()
 
     def speak() -> None:
-        while not over.wait(EVERY):
-            _say(console, what, time.monotonic() - began)
+        while not is_over.wait(EVERY):
+            _print_elapsed(console, activity, time.monotonic() - started_at)
 
-    speaker = threading.Thread(target=speak, daemon=True)
-    speaker.start()
+    printing_thread = threading.Thread(target=speak, daemon=True)
+    printing_thread.start()
     try:
         yield
     finally:
-        over.set()
-        speaker.join()
+        is_over.set()
+        printing_thread.join()
 
 
-def _say(console: Console, what: str, seconds: float) -> None:
-    console.print(f"{what}, {duration(seconds)}", soft_wrap=True, markup=False)
+def _print_elapsed(console: Console, activity: str, seconds: float) -> None:
+    console.print(f"{activity}, {format_duration(seconds)}", soft_wrap=True, markup=False)

@@ -21,9 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
+from foretell.core.settings import bare_type
 from foretell.core.text import TokenIds, Written
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.registry import kind_of, load, names
+from foretell.registry import kind_of, load_method, method_names
 
 if TYPE_CHECKING:
     from foretell.core.constraint import TextConstraint
@@ -54,25 +55,27 @@ Encode = Callable[[str], list[int]]
 T = TypeVar("T")
 
 
-def build(
+def build_method(
     name: str, kind: str, options: Mapping[str, str | Reward], encode: Encode | None = None
 ) -> Any:
-    """The dataclass with these fields. Raises BadConfig for a field it lacks, or for a value that
-    is not of the field's type.
+    """Builds the dataclass of a method with these fields. Raises BadConfig for a field it lacks, or
+    for a value that is not of the field's type.
     """
-    cls = load(name, kind)
-    types = get_type_hints(cls, include_extras=True)
-    fields = [field.name for field in dataclasses.fields(cls)]
+    method_class = load_method(name, kind)
+    field_types = get_type_hints(method_class, include_extras=True)
+    field_names = [field.name for field in dataclasses.fields(method_class)]
     values: dict[str, Any] = {}
-    for key, text in options.items():
-        if key not in fields:
-            known = [*fields, "rule", "nodes"] if kind == "drafter" else fields
-            raise UnknownMethod.near(f"field of {name}", key, known)
-        values[key] = _value(f"{name}:{key}", types[key], text, encode)
-    return cls(**values)
+    for field_name, value in options.items():
+        if field_name not in field_names:
+            known_fields = [*field_names, "rule", "nodes"] if kind == "drafter" else field_names
+            raise UnknownMethod.suggest_names(f"field of {name}", field_name, known_fields)
+        values[field_name] = _parse_value(
+            f"{name}:{field_name}", bare_type(field_types[field_name]), value, encode
+        )
+    return method_class(**values)
 
 
-def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> Any:
+def _parse_value(field: str, field_type: Any, text: str | Reward, encode: Encode | None) -> Any:
     """A field's value from its text. Raises BadConfig."""
     # Imported here, since checking a name must not import torch; who has fields has imported it.
     from foretell.core.drafter import Drafter
@@ -81,169 +84,185 @@ def _value(field: str, kind: Any, text: str | Reward, encode: Encode | None) -> 
 
     if isinstance(text, Reward):
         return text
-    text = unwrapped(text)
-    if kind == TokenIds:
-        return tokens(field, text, encode)
-    if kind == tuple[int, ...]:
-        return whole_numbers(field, text, "whole numbers with spaces between, as in 3 2 1")
-    if kind == tuple[float, ...]:
-        return numbers(field, text, float, "numbers with spaces between, as in 0.5 0.7")
-    if Drafter in get_args(kind):
-        return _inner(field, text, encode)
-    if Reward in get_args(kind):
-        return reward_of(text, encode)
-    if KV in get_args(kind):
-        return kv_of(text)
-    if kind == Written:
-        return content(field, text) if text.startswith("@") else text
-    if kind is bool:
+    text = strip_parentheses(text)
+    if field_type == TokenIds:
+        return parse_tokens(field, text, encode)
+    if field_type == tuple[int, ...]:
+        return parse_integers(field, text, "whole numbers with spaces between, as in 3 2 1")
+    if field_type == tuple[float, ...]:
+        return parse_numbers(field, text, float, "numbers with spaces between, as in 0.5 0.7")
+    if Drafter in get_args(field_type):
+        return _inner_drafter(field, text, encode)
+    if Reward in get_args(field_type):
+        return build_reward(text, encode)
+    if KV in get_args(field_type):
+        return build_cache_policy(text)
+    if field_type == Written:
+        return read_content(field, text) if text.startswith("@") else text
+    if field_type is bool:
         if text.lower() not in YES + NO:
             raise BadConfig.field(field, text, f"one of {', '.join(YES + NO)}")
         return text.lower() in YES
     try:
-        return kind(text)
+        return field_type(text)
     except ValueError:
-        raise BadConfig.field(field, text, f"a value of type {kind.__name__}") from None
+        raise BadConfig.field(field, text, f"a value of type {field_type.__name__}") from None
 
 
-def whole_numbers(field: str, text: str, allowed: str) -> tuple[int, ...]:
-    """Those of `1 2 3` or `()`. Raises BadConfig, which says what is `allowed`."""
-    return numbers(field, text, int, allowed)
+def parse_integers(field: str, text: str, expected: str) -> tuple[int, ...]:
+    """Reads the whole numbers of `1 2 3` or `()`. Raises BadConfig, which says what is
+    `expected`.
+    """
+    return parse_numbers(field, text, int, expected)
 
 
-def numbers(field: str, text: str, kind: Callable[[str], T], allowed: str) -> tuple[T, ...]:
-    """The same of another kind of numbers."""
+def parse_numbers(
+    field: str, text: str, convert: Callable[[str], T], expected: str
+) -> tuple[T, ...]:
+    """Reads numbers with spaces between, each by `convert`. Raises BadConfig, which says what is
+    `expected`.
+    """
     try:
-        return tuple(kind(part) for part in text.strip("()").split())
+        return tuple(convert(part) for part in text.strip("()").split())
     except ValueError:
-        raise BadConfig.field(field, text, allowed) from None
+        raise BadConfig.field(field, text, expected) from None
 
 
-def _inner(field: str, text: str, encode: Encode | None) -> Drafter:
+def _inner_drafter(field_name: str, drafter_spec: str, encode: Encode | None) -> Drafter:
     """The drafter that a field names. Raises BadConfig."""
     from foretell.speculation.strategy import Speculative
 
-    _, strategy = resolve(unwrapped(text), encode)
+    _, strategy = resolve_method(strip_parentheses(drafter_spec), encode)
     if not isinstance(strategy, Speculative):
-        raise BadConfig.field(field, text, "a drafter, such as ngram or (ngram:n=2,k=8)")
+        raise BadConfig.field(
+            field_name, drafter_spec, "a drafter, such as ngram or (ngram:n=2,k=8)"
+        )
     if strategy != Speculative(strategy.drafter):
-        raise BadConfig(f"{field}={text}: rule and nodes are for the whole method; leave them out")
+        raise BadConfig(
+            f"{field_name}={drafter_spec}: rule and nodes are for the whole method; leave them out"
+        )
     return strategy.drafter
 
 
-def tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
-    """The ids of `1 2 3`, `()` or `@FILE`, whose text is taken as it is, line ends included. Raises
-    BadConfig.
+def parse_tokens(field: str, text: str, encode: Encode | None) -> tuple[int, ...]:
+    """Reads the ids of `1 2 3`, `()` or `@FILE`, whose text is taken as it is, line ends included.
+    Raises BadConfig.
     """
     if not text.startswith("@"):
-        allowed = "token ids with spaces between, or @ and the name of a text file"
-        return whole_numbers(field, text, allowed)
+        expected = "token ids with spaces between, or @ and the name of a text file"
+        return parse_integers(field, text, expected)
     if encode is None:
         raise BadConfig(
             f"{field}={text}: there is no tokenizer here to read a text with; "
             "give token ids, as in 1 2 3"
         )
-    return tuple(encode(content(field, text)))
+    return tuple(encode(read_content(field, text)))
 
 
-def content(field: str, text: str) -> str:
-    """What stands in the file that `@FILE` names. Raises BadConfig."""
+def read_content(field: str, text: str) -> str:
+    """Reads the text of the file that `@FILE` names. Raises BadConfig."""
     try:
-        found = Path(text[1:]).read_bytes().decode("utf-8")
+        file_text = Path(text[1:]).read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
         raise BadConfig(
-            f"{field}={text}: cannot be read ({what}); give a UTF-8 text file"
+            f"{field}={text}: cannot be read ({reason}); give a UTF-8 text file"
         ) from error
-    if not found:
+    if not file_text:
         raise BadConfig(f"{field}={text}: the file is empty; give one with a text")
-    return found
+    return file_text
 
 
-def split(text: str, mark: str) -> list[str]:
-    """The parts of a text between marks, of which those in a value in parentheses divide nothing.
+def split_outside(text: str, separator: str) -> list[str]:
+    """Splits a text at a separator, which divides nothing within a value in parentheses.
 
     Raises BadConfig where a parenthesis is not closed.
     """
     parts = []
-    start = depth = 0
-    for place, letter in enumerate(text):
-        if letter == "(" and (depth or text[place - 1 : place] == "="):
+    part_start = depth = 0
+    for position, letter in enumerate(text):
+        if letter == "(" and (depth or text[position - 1 : position] == "="):
             depth += 1
         elif letter == ")" and depth:
             depth -= 1
-        elif letter == mark and not depth:
-            parts.append(text[start:place])
-            start = place + 1
+        elif letter == separator and not depth:
+            parts.append(text[part_start:position])
+            part_start = position + 1
     if depth:
         raise BadConfig(f"{text!r}: a parenthesis is not closed; write one more ')'")
-    return [*parts, text[start:]]
+    return [*parts, text[part_start:]]
 
 
-def unwrapped(value: str) -> str:
+def strip_parentheses(value: str) -> str:
     """A field's value without parentheses around it, if these belong together."""
     depth = 0
-    for place, letter in enumerate(value):
+    for position, letter in enumerate(value):
         depth += (letter == "(") - (letter == ")")
         if depth <= 0:
-            return value[1:-1] if place and place == len(value) - 1 else value
+            return value[1:-1] if position and position == len(value) - 1 else value
     return value
 
 
-def given(spec: str, kind: str = "drafter") -> Iterator[tuple[str, str, str]]:
-    """(method, field, value) of all that a spec says, the specs within it included."""
-    for piece in pieces(spec, kind):
-        name, _, fields = piece.partition(":")
-        for field in filter(None, split(fields, ",")):
-            key, _, value = field.partition("=")
-            yield name, key.strip(), value.strip()
+def iterate_fields(spec: str, kind: str = "drafter") -> Iterator[tuple[str, str, str]]:
+    """Yields (method, field, value) of all that a spec says, the specs within it included."""
+    for piece in split_methods(spec, kind):
+        name, _, field_specs = piece.partition(":")
+        for field_spec in filter(None, split_outside(field_specs, ",")):
+            field_name, _, value = field_spec.partition("=")
+            yield name, field_name.strip(), value.strip()
             if ":" in value:
-                yield from given(unwrapped(value.strip()))
+                yield from iterate_fields(strip_parentheses(value.strip()))
 
 
-def pieces(spec: str, kind: str = "drafter") -> list[str]:
+def split_methods(spec: str, method_kind: str = "drafter") -> list[str]:
     """The parts of `a+b:x=1`, methods of one kind. A + in the path of a file (`source=@a+b.txt`,
     `path=./a+b`) joins nothing, nor one in a reward's own text (`words=C++`).
     """
-    parts: list[str] = []
-    for piece in split(spec, "+"):
-        last_value = parts[-1].rpartition(",")[2].partition("=")[2] if parts else ""
-        in_value = last_value.startswith("@") or "/" in last_value
-        in_value |= kind == "reward" and bool(parts) and not SPEC.match(piece)
-        if in_value and piece.partition(":")[0] not in names(kind):
-            parts[-1] += f"+{piece}"
+    method_specs: list[str] = []
+    for spec_piece in split_outside(spec, "+"):
+        last_value = method_specs[-1].rpartition(",")[2].partition("=")[2] if method_specs else ""
+        within_value = last_value.startswith("@") or "/" in last_value
+        within_value |= (
+            method_kind == "reward" and bool(method_specs) and not SPEC.match(spec_piece)
+        )
+        if within_value and spec_piece.partition(":")[0] not in method_names(method_kind):
+            method_specs[-1] += f"+{spec_piece}"
         else:
-            parts.append(piece)
-    return parts
+            method_specs.append(spec_piece)
+    return method_specs
 
 
-def resolve(spec: str | Drafter | Strategy, encode: Encode | None = None) -> tuple[str, Strategy]:
+def resolve_method(
+    spec: str | Drafter | Strategy, encode: Encode | None = None
+) -> tuple[str, Strategy]:
     """(name, strategy) of a spec string or a config object. Raises UnknownMethod or BadConfig.
 
     `encode`: the tokenizer's text -> ids without special tokens, for fields that name a text file.
     """
     if not isinstance(spec, str):
-        return _of_config(spec)
-    parts: list[tuple[str, str, dict[str, str]]] = []
-    for piece in pieces(AUTO if spec == "auto" else spec):
-        name, _, fields = piece.partition(":")
-        parts.append((name, kind_of(name), _options(spec, fields)))
-    name, kind, options = parts[-1]
-    if len(parts) == 1 and kind != "drafter":
-        return name, build(name, kind, options, encode)
-    for other, kind, given in parts:
+        return _resolve_config(spec)
+    named_parts: list[tuple[str, str, dict[str, str]]] = []
+    for method_spec in split_methods(AUTO if spec == "auto" else spec):
+        name, _, field_specs = method_spec.partition(":")
+        named_parts.append((name, kind_of(name), _parse_options(spec, field_specs)))
+    name, kind, options = named_parts[-1]
+    if len(named_parts) == 1 and kind != "drafter":
+        return name, build_method(name, kind, options, encode)
+    for part_name, kind, part_options in named_parts:
         if kind != "drafter":
-            raise BadConfig(f"{spec!r}: {other} is a {kind}; only drafters can be joined by '+'")
-        common = sorted({"rule", "nodes"} & given.keys())
-        if common and given is not options:
             raise BadConfig(
-                f"{spec!r}: {common[0]} is for all drafters together; write it after the last, "
-                f"{name}"
+                f"{spec!r}: {part_name} is a {kind}; only drafters can be joined by '+'"
             )
-    return _speculative(parts, encode)
+        shared_options = sorted({"rule", "nodes"} & part_options.keys())
+        if shared_options and part_options is not options:
+            raise BadConfig(
+                f"{spec!r}: {shared_options[0]} is for all drafters together; write it after the "
+                f"last, {name}"
+            )
+    return _build_speculative(named_parts, encode)
 
 
-def reward_of(spec: str | Reward, encode: Encode | None = None) -> Reward:
+def build_reward(spec: str | Reward, encode: Encode | None = None) -> Reward:
     """The reward that a spec string or a config object means, of several joined by `+` their mean,
     each with its `weight`. Raises UnknownMethod or BadConfig.
     """
@@ -255,44 +274,46 @@ def reward_of(spec: str | Reward, encode: Encode | None = None) -> Reward:
         raise BadConfig.field(
             "reward", spec, "a spec like 'keywords:words=dog', or a config object"
         )
-    made: list[Reward] = []
+    mean_parts: list[Reward] = []
     weights: list[float] = []
-    parts = pieces(spec, "reward")
-    for piece in parts:
-        name, _, fields = piece.partition(":")
-        options = _options(spec, fields)
-        if len(parts) > 1:
-            weights.append(_value(f"{name}:weight", float, options.pop("weight", "1"), None))
-        made.append(build(name, "reward", options, encode))
-    return made[0] if len(made) == 1 else Mean(tuple(made), tuple(weights))
+    reward_specs = split_methods(spec, "reward")
+    for reward_spec in reward_specs:
+        name, _, field_specs = reward_spec.partition(":")
+        options = _parse_options(spec, field_specs)
+        if len(reward_specs) > 1:
+            weights.append(_parse_value(f"{name}:weight", float, options.pop("weight", "1"), None))
+        mean_parts.append(build_method(name, "reward", options, encode))
+    return mean_parts[0] if len(mean_parts) == 1 else Mean(tuple(mean_parts), tuple(weights))
 
 
 def with_reward(
     spec: str | Drafter | Strategy, reward: str | Reward, encode: Encode | None = None
 ) -> tuple[str, Strategy]:
-    """As `resolve`, of a method that chooses by this reward. Raises BadConfig for another one."""
-    made = reward_of(reward, encode)
-    name = spec.partition(":")[0] if isinstance(spec, str) else _of_config(spec)[0]
+    """Resolves a method, see `resolve_method`, that chooses by this reward. Raises BadConfig for a
+    method that chooses by none.
+    """
+    chosen_reward = build_reward(reward, encode)
+    name = spec.partition(":")[0] if isinstance(spec, str) else _resolve_config(spec)[0]
     if not isinstance(spec, str):
-        fields = [field.name for field in dataclasses.fields(spec)]  # type: ignore[arg-type]
-    elif name in names("strategy"):
-        fields = [field.name for field in dataclasses.fields(load(name, "strategy"))]
+        field_names = [field.name for field in dataclasses.fields(spec)]  # type: ignore[arg-type]
+    elif name in method_names("strategy"):
+        field_names = [field.name for field in dataclasses.fields(load_method(name, "strategy"))]
     else:
-        fields = []
-    if "reward" not in fields:
+        field_names = []
+    if "reward" not in field_names:
         raise BadConfig(
             f"reward={reward!r}: {name} chooses among no texts; leave it out, or take a method "
             "that does, such as best-of"
         )
     if not isinstance(spec, str):
-        return _of_config(dataclasses.replace(spec, reward=made))  # type: ignore[type-var]
-    options = _options(spec, spec.partition(":")[2])
+        return _resolve_config(dataclasses.replace(spec, reward=chosen_reward))  # type: ignore[type-var]
+    options = _parse_options(spec, spec.partition(":")[2])
     if "reward" in options:
         raise BadConfig(f"{spec!r} has a reward of its own, and another is given: leave one out")
-    return name, build(name, "strategy", {**options, "reward": made}, encode)
+    return name, build_method(name, "strategy", {**options, "reward": chosen_reward}, encode)
 
 
-def source_of(spec: str | Source, encode: Encode | None = None) -> Source:
+def rows_source(spec: str | Source, encode: Encode | None = None) -> Source:
     """The source of rows that a spec string or a config object means. Raises UnknownMethod or
     BadConfig.
     """
@@ -302,11 +323,11 @@ def source_of(spec: str | Source, encode: Encode | None = None) -> Source:
         return spec
     if not isinstance(spec, str) or not spec:
         raise BadConfig.field("rows", spec, "a spec like 'cfg:g=1.5', or a config object")
-    name, _, fields = spec.partition(":")
-    return build(name, "rows", _options(spec, fields), encode)  # type: ignore[no-any-return]
+    name, _, field_specs = spec.partition(":")
+    return build_method(name, "rows", _parse_options(spec, field_specs), encode)  # type: ignore[no-any-return]
 
 
-def kv_of(spec: str | KV) -> KV:
+def build_cache_policy(spec: str | KV) -> KV:
     """The cache policy that a spec string or a config object means, several joined by `+`. Raises
     UnknownMethod or BadConfig.
     """
@@ -317,84 +338,92 @@ def kv_of(spec: str | KV) -> KV:
         return spec
     if not isinstance(spec, str) or not spec:
         raise BadConfig.field("kv", spec, "a spec like 'snapkv:budget=1024', or a config object")
-    parts: list[KV] = []
-    for piece in pieces(spec, "kv"):
-        name, _, fields = piece.partition(":")
-        parts.append(build(name, "kv", _options(spec, fields)))
-    return parts[0] if len(parts) == 1 else Composition(tuple(parts))
+    policy_parts: list[KV] = []
+    for policy_spec in split_methods(spec, "kv"):
+        name, _, field_specs = policy_spec.partition(":")
+        policy_parts.append(build_method(name, "kv", _parse_options(spec, field_specs)))
+    return policy_parts[0] if len(policy_parts) == 1 else Composition(tuple(policy_parts))
 
 
-def warpers_of(
+def build_warpers(
     spec: str | Warper | Sequence[Warper], encode: Encode | None = None
 ) -> tuple[Warper, ...]:
-    """The same for warpers, of which a spec string may join several by `+`."""
+    """The warpers that a spec string or config objects mean, several joined by `+`. Raises
+    UnknownMethod or BadConfig.
+    """
     from foretell.core.processor import Warper
 
     if isinstance(spec, Warper):
         return (spec,)
-    if isinstance(spec, list | tuple) and all(isinstance(one, Warper) for one in spec):
+    if isinstance(spec, list | tuple) and all(isinstance(warper, Warper) for warper in spec):
         return tuple(spec)
     if not isinstance(spec, str) or not spec:
-        allowed = "a spec like 'momentum' or 'momentum+rpg', or config objects"
-        raise BadConfig.field("warp", spec, allowed)
-    found = []
-    for piece in split(spec, "+"):
-        name, _, fields = piece.partition(":")
-        found.append(build(name, "warp", _options(spec, fields), encode))
-    return tuple(found)
+        expected = "a spec like 'momentum' or 'momentum+rpg', or config objects"
+        raise BadConfig.field("warp", spec, expected)
+    built_warpers = []
+    for warper_spec in split_outside(spec, "+"):
+        name, _, field_specs = warper_spec.partition(":")
+        built_warpers.append(build_method(name, "warp", _parse_options(spec, field_specs), encode))
+    return tuple(built_warpers)
 
 
-def constraint_of(spec: str, encode: Encode | None = None) -> TextConstraint:
+def build_constraint(spec: str, encode: Encode | None = None) -> TextConstraint:
     """The constraint that a spec string means. Raises UnknownMethod or BadConfig."""
     if not spec:
         raise BadConfig.field("constraint", spec, "a spec like 'monitor:root=FOLDER', or an object")
-    name, _, fields = spec.partition(":")
-    made: TextConstraint = build(name, "constraint", _options(spec, fields), encode)
-    return made
+    name, _, field_specs = spec.partition(":")
+    built_constraint: TextConstraint = build_method(
+        name, "constraint", _parse_options(spec, field_specs), encode
+    )
+    return built_constraint
 
 
-def _of_config(config: Drafter | Strategy) -> tuple[str, Strategy]:
-    """The same for a config object."""
+def _resolve_config(config: Drafter | Strategy) -> tuple[str, Strategy]:
+    """Resolves a config object: (name, strategy)."""
     # Imported here, since checking a name must not import torch.
     from foretell.core.drafter import Drafter
     from foretell.speculation.composition import Composition
     from foretell.speculation.strategy import Speculative
 
     drafter = config.drafter if isinstance(config, Speculative) else config
-    parts = drafter.parts if isinstance(drafter, Composition) else (drafter,)
-    names = [type(part).__module__.rpartition(".")[2].replace("_", "-") for part in parts]
-    return "+".join(names), Speculative(config) if isinstance(config, Drafter) else config
+    drafter_parts = drafter.parts if isinstance(drafter, Composition) else (drafter,)
+    part_names = [
+        type(part).__module__.rpartition(".")[2].replace("_", "-") for part in drafter_parts
+    ]
+    return "+".join(part_names), Speculative(config) if isinstance(config, Drafter) else config
 
 
-def _options(spec: str, fields: str) -> dict[str, str]:
-    """`n=3,k=10` as a dict."""
+def _parse_options(spec: str, field_specs: str) -> dict[str, str]:
+    """Reads `n=3,k=10` into a dict."""
     options = {}
-    for part in filter(None, split(fields, ",")):
-        key, equals, value = part.partition("=")
+    for field_spec in filter(None, split_outside(field_specs, ",")):
+        field_name, equals, value = field_spec.partition("=")
         if not equals:
             raise BadConfig(f"{spec!r}: write fields as name=value, as in ngram:n=3,k=10")
-        options[key.strip()] = value.strip()
+        options[field_name.strip()] = value.strip()
     return options
 
 
-def _speculative(
-    parts: list[tuple[str, str, dict[str, str]]], encode: Encode | None
+def _build_speculative(
+    named_parts: list[tuple[str, str, dict[str, str]]], encode: Encode | None
 ) -> tuple[str, Strategy]:
     """The strategy of one drafter or of several joined ones; the last has `rule` and `nodes`."""
     from foretell.speculation.composition import Composition
     from foretell.speculation.strategy import Speculative
 
-    last, kind, options = parts[-1]
-    rule_name = options.pop("rule", "default")
-    nodes = options.pop("nodes", "0")
-    if not nodes.isdigit():
-        raise BadConfig.field(f"{last}:nodes", nodes, "a whole number from 0")
-    of_rule: dict[str, str] = {}
-    if rule_name != "default":
-        fields = {field.name for field in dataclasses.fields(load(last, kind))}
-        of_rule = {key: options.pop(key) for key in list(options) if key not in fields}
-    drafters = [build(name, "drafter", given, encode) for name, _, given in parts]
+    last_name, kind, options = named_parts[-1]
+    rule_spec = options.pop("rule", "default")
+    node_count = options.pop("nodes", "0")
+    if not node_count.isdigit():
+        raise BadConfig.field(f"{last_name}:nodes", node_count, "a whole number from 0")
+    rule_options: dict[str, str] = {}
+    if rule_spec != "default":
+        drafter_fields = {field.name for field in dataclasses.fields(load_method(last_name, kind))}
+        rule_options = {key: options.pop(key) for key in list(options) if key not in drafter_fields}
+    drafters = [
+        build_method(name, "drafter", part_options, encode) for name, _, part_options in named_parts
+    ]
     drafter = drafters[0] if len(drafters) == 1 else Composition(tuple(drafters))
-    rule = None if rule_name == "default" else build(rule_name, "rule", of_rule)
-    name = "+".join(name for name, _, _ in parts)
-    return name, Speculative(drafter, rule, int(nodes))
+    built_rule = None if rule_spec == "default" else build_method(rule_spec, "rule", rule_options)
+    name = "+".join(name for name, _, _ in named_parts)
+    return name, Speculative(drafter, built_rule, int(node_count))

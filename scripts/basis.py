@@ -19,6 +19,7 @@ from foretell import spec
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
+MODELS = ROOT / "models" / "foretell_models"
 TAKEN = ROOT / "dev" / "measured" / "taken.toml"
 AUTO = ("AUTO", "STATIC", "QUICK", "STEP", "DRAFT", "CHEAP", "HEAD", "HEAD_STEP")
 POLICY = {  # what decides how much a step drafts
@@ -71,7 +72,7 @@ def policy() -> str:
 
 def heads() -> str:
     """The heads and draft models that ship, by digests of their weights."""
-    folders = sorted({path.parent for path in (PACKAGE / "assets").glob("smollm2-*/config.json")})
+    folders = sorted({path.parent for path in MODELS.glob("smollm2-*/config.json")})
     return ", ".join(f"{folder.name} {digest(folder / 'model.safetensors')}" for folder in folders)
 
 

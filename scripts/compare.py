@@ -32,7 +32,7 @@ from foretell.bench.peers import Place
 from foretell.bench.peers._worker import Worker
 from foretell.bench.prompts import Prompt
 from foretell.cli._options import check_method
-from foretell.engine.cost_profile import processor
+from foretell.engine.cost_profile import processor_name
 from foretell.errors import BadConfig, ForetellError
 from foretell.ops.files import write_text
 
@@ -50,7 +50,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     add("--dtypes", default="bf16,int8,int4", help="number formats, with commas")
     add("--methods", default="plain;auto;suffix", help="ours, with semicolons")
     add("--sets", default=",".join(bench.SETS), help="with commas: names, files or random")
-    everybody = ",".join([sides.OURS, *peers.names()])
+    everybody = ",".join([sides.OURS, *peers.peer_names()])
     add("--contenders", default=everybody, help="libraries, with commas")
     add("--prompts", type=int, default=8, help="of each set")
     add("--tokens", type=int, default=96, help="of each answer")
@@ -143,7 +143,7 @@ def checked_contenders(names: Sequence[str]) -> list[str]:
     """Raises BadConfig or UnknownMethod."""
     for name in names:
         if name != sides.OURS:
-            peers.check(name)
+            peers.check_peer(name)
     return list(names)
 
 
@@ -203,7 +203,7 @@ def open_all(
 def new_part(here: sides.Sides) -> dict[str, Any]:
     return {
         "date": time.strftime("%Y-%m-%d"),
-        "machine": processor(),
+        "machine": processor_name(),
         "cores": os.cpu_count(),
         "versions": {
             "torch": torch.__version__.partition("+")[0],

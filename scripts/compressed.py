@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 
 import foretell
-from foretell.train.caches.compressor import measured
-from foretell.train.corpus import documents
+from foretell.train.caches.compressor import measure_compressor
+from foretell.train.corpus import read_documents
 
 
 def main() -> None:
@@ -29,9 +29,9 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=64)
     given = parser.parse_args()
     lm = foretell.load(given.model, dtype="float32", executor="torch")
-    texts = [text for _, text in islice(documents(given.text), 10 * given.texts)]
+    texts = [text for _, text in islice(read_documents(given.text), 10 * given.texts)]
     sizes = given.length, given.following, given.texts
-    told = measured(lm, given.kind, given.folder, texts, *sizes)
+    told = measure_compressor(lm, given.kind, given.folder, texts, *sizes)
     print(json.dumps(told))
 
 

@@ -152,8 +152,8 @@ def target() -> Any:
 
     from foretell.backends.native import NativeExecutor
     from foretell.models.decoder.decoder import Decoder
-    from foretell.models.decoder.fused import blocks
-    from foretell.models.decoder.packed import pack
+    from foretell.models.decoder.fused import fused_blocks
+    from foretell.models.decoder.packed import pack_layers
     from foretell.native import library
 
     torch.manual_seed(0)
@@ -161,9 +161,9 @@ def target() -> Any:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
     config = LlamaConfig(**sizes, **heads, max_position_embeddings=256)
     hf = LlamaForCausalLM(config).to(torch.bfloat16).eval()
-    pack(hf, "int8")
-    decoder = Decoder(hf, "small", blocks)
-    if library.available():
+    pack_layers(hf, "int8")
+    decoder = Decoder(hf, "small", fused_blocks)
+    if library.is_available():
         decoder.use(NativeExecutor)
     return decoder
 
@@ -189,7 +189,7 @@ class Heads(Kind):
     OWN = ("eagle3", "mtp", "medusa", "hydra", "mlp-speculator")
 
     def __init__(self, folder: Path):
-        from foretell.drafters.heads.networks.folder import build, save, target_shape
+        from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 
         super().__init__(folder)
         self.target = target()
@@ -199,15 +199,15 @@ class Heads(Kind):
             options = {}
             if kind in self.OWN:
                 options["own_matrix"] = shape.vocab if kept is None else len(kept)
-            save(build(kind, shape, options), kept, folder / kind, self.target, {})
+            save_head(build_head(kind, shape, options), kept, folder / kind, self.target, {})
 
     def use(self, folder: Path) -> None:
         from foretell.engine.engine import Engine
-        from foretell.registry import load
+        from foretell.registry import load_method
 
         for path in sorted(folder.iterdir()):
             engine = Engine({"target": self.target})
-            drafted(engine, load(path.name, "drafter")(head=str(path)))
+            drafted(engine, load_method(path.name, "drafter")(head=str(path)))
 
 
 class Stores(Kind):
@@ -218,27 +218,27 @@ class Stores(Kind):
     def __init__(self, folder: Path):
         from foretell.engine import saved_stores as stores
         from foretell.engine.engine import Engine
-        from foretell.registry import load
+        from foretell.registry import load_method
 
         super().__init__(folder)
         self.target = target()
         engine = Engine({"target": self.target})
         for name in self.DRAFTERS:
-            drafted(engine, load(name, "drafter")(), 12)
-        stores.save(engine, folder)
+            drafted(engine, load_method(name, "drafter")(), 12)
+        stores.save_stores(engine, folder)
 
     def sign(self, about: dict[str, str], tensors: dict[str, torch.Tensor]) -> dict[str, str]:
         from foretell.engine import saved_stores as stores
 
-        return about | {"sha256": stores._digest(tensors)}
+        return about | {"sha256": stores._digest_tensors(tensors)}
 
     def use(self, folder: Path) -> None:
         from foretell.engine import saved_stores as stores
         from foretell.engine.engine import Engine
 
         engine = Engine({"target": self.target})
-        stores.load(engine, folder)
-        for _, drafter, _, _ in [*stores.stores(engine)]:
+        stores.load_stores(engine, folder)
+        for _, drafter, _, _ in [*stores.iterate_stores(engine)]:
             drafted(engine, drafter)
 
 
@@ -257,11 +257,11 @@ class Gguf(Kind):
         from foretell.backends.native import NativeExecutor
         from foretell.errors import BadModel
         from foretell.models.decoder.decoder import Decoder
-        from foretell.models.decoder.fused import blocks
+        from foretell.models.decoder.fused import fused_blocks
         from foretell.models.gguf import gguf
 
         try:
-            decoder = Decoder(gguf.read(folder / "model.gguf"), "damaged", blocks)
+            decoder = Decoder(gguf.read_packed(folder / "model.gguf"), "damaged", fused_blocks)
             decoder.use(NativeExecutor)
         except LookupError as error:  # why another runtime reads it
             raise BadModel(str(error)) from error
@@ -282,12 +282,12 @@ class States(Kind):
 
     @staticmethod
     def run(folder: Path) -> Any:
-        from foretell.train.lm import Run, TrainLM, build
+        from foretell.train.lm import Run, TrainLM, build_llama
 
         sizes = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 16}
         lengths = {"context": 16, "short_context": 16, "batch": 64, "micro": 64}
         config = TrainLM(**sizes, **lengths, vocab_size=300, tokens=256, warmup=1)
-        model = build(config, end=0)
+        model = build_llama(config, end=0)
         return Run(folder, config, model, model.model.layers)
 
     def use(self, folder: Path) -> None:
@@ -302,7 +302,7 @@ class Gates(Kind):
 
         super().__init__(folder)
         self.target = target()
-        gates.save(torch.rand(3, 2), folder / "gates.safetensors", self.target, 1)
+        gates.save_gates(torch.rand(3, 2), folder / "gates.safetensors", self.target, 1)
 
     def use(self, folder: Path) -> None:
         from foretell.kv.select import gates

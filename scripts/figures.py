@@ -36,7 +36,7 @@ import basis  # noqa: E402
 import figure_tables as tables  # noqa: E402
 from comparison import document as comparison  # noqa: E402
 
-from foretell.engine.cost_profile import processor  # noqa: E402
+from foretell.engine.cost_profile import processor_name  # noqa: E402
 from foretell.errors import ForetellError, RequestFailed  # noqa: E402
 from foretell.ops.files import write_text  # noqa: E402
 
@@ -89,7 +89,7 @@ def about(how: str) -> dict[str, Any]:
         "model": MODEL,
         "threads": int(THREADS),
         "cores": os.cpu_count(),
-        "processor": f"{processor()}, {instructions()}",
+        "processor": f"{processor_name()}, {instructions()}",
         "how": how,
     }
 

@@ -84,14 +84,15 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="file for all that was found")
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    import docs
+    import method_pages
+
     from foretell import cards, registry
 
     chosen, left = [], []
-    for kind, name in sorted(registry.files()):
+    for kind, name in sorted(registry.method_files()):
         if options.only and name not in options.only:
             continue
-        told = docs.command(cards.card(name, kind)).replace("--compare ", "")
+        told = method_pages.command(cards.card(name, kind)).replace("--compare ", "")
         if re.search(r"\b(CANVAS_MODEL|MODEL|FOLDER|FILE)\b", told):
             left.append(name)
         else:

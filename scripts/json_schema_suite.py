@@ -20,7 +20,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from foretell.constraints.compiling import matcher_of, source_of
+from foretell.constraints.compiling import build_matcher, form_text
 from foretell.errors import BadConfig
 
 ORDERS = 200  # of the properties of one answer
@@ -82,8 +82,8 @@ def measured(folder: Path) -> dict[str, Counts]:
             where = f"{path.stem}: {group['description']}"
             try:
                 schema = {"not": {}} if group["schema"] is False else group["schema"]
-                source = source_of("json_schema", schema)
-                matcher = matcher_of("json_schema", source, tokens)
+                source = form_text("json_schema", schema)
+                matcher = build_matcher("json_schema", source, tokens)
             except BadConfig as error:
                 if not any(test["valid"] for test in group["tests"]):
                     counts.empty += "no value" in str(error)

@@ -89,8 +89,8 @@ def prompt_of(lm: foretell.LM, tokens: int, depth: float, seed: int) -> tuple[li
         return len(lm.encode(text, special=False))
 
     room = tokens - len(ask) - counted(f" {needle}") - 8
-    sentences = texts.filled(texts.filler(draw), room, counted)
-    context = lm.encode(texts.planted(sentences, [(depth, needle)]))
+    sentences = texts.fill_sentences(texts.draw_sentences(draw), room, counted)
+    context = lm.encode(texts.plant_needles(sentences, [(depth, needle)]))
     return [*context, *ask], value
 
 

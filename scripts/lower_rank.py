@@ -1,7 +1,7 @@
 """LoRA weights of a lower rank: `python scripts/lower_rank.py FOLDER OUT --rank 32`.
 
 Of every layer's product B A its largest singular values are kept, in bfloat16. It says which share
-of the sum of their squares is lost. `foretell/assets/smollm2-dlm` was made so.
+of the sum of their squares is lost. `models/foretell_models/smollm2-dlm` was made so.
 """
 
 from __future__ import annotations

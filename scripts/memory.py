@@ -38,7 +38,7 @@ def resident() -> int:
 
 def note(lm: foretell.LM, done: int) -> dict[str, int]:
     """The numbers after `done` requests."""
-    learnt = sum(store.nbytes for *_, store in stores.stores(lm.engine))
+    learnt = sum(store.nbytes for *_, store in stores.iterate_stores(lm.engine))
     return {
         "requests": done,
         "resident": resident(),

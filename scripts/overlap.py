@@ -28,7 +28,7 @@ SEVERAL = 8  # tokens of the forward that tells what a further one takes
 
 def step_seconds(model: Model) -> tuple[float, float]:
     """Of a forward of one token, and of each further token."""
-    medians = profiling.measure(model)
+    medians = profiling.measure_forwards(model)
     one, several = medians[1][0], medians[SEVERAL][0]
     return one, max(0.0, several - one) / (SEVERAL - 1)
 

@@ -19,7 +19,7 @@ from foretell import registry  # noqa: E402
 
 HEART = "core"
 METHOD = "drafters/lookup/ngram.py"  # whose imports are the heart
-REACH_LIMIT = 5750  # lines that METHOD imports, directly or not; 4,500 are aimed at
+REACH_LIMIT = 4500  # lines that METHOD imports, directly or not
 METHOD_LIMIT = 240  # lines of a file with a card
 FILE_LIMIT = 500  # of a file anywhere else
 COLUMNS = 100

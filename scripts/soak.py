@@ -39,7 +39,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 from soak_clients import Answer, clients  # noqa: E402
 
 import foretell  # noqa: E402
-from foretell.progress import working  # noqa: E402
+from foretell.progress import show_working  # noqa: E402
 from foretell.serve.chats import plain_chat  # noqa: E402
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ def settled(url: str) -> dict[str, Any]:
 def soak(arguments: argparse.Namespace) -> dict[str, Any]:
     """The whole of it, as a document."""
     options = arguments.server.split()
-    at = partial(working, console=Console(stderr=True, highlight=False))
+    at = partial(show_working, console=Console(stderr=True, highlight=False))
     with server(arguments.model, options) as (url, process, log):
         about = httpx.get(f"{url}/v1/models", trust_env=False).json()["data"][0]
         count, context = arguments.clients, about["max_model_len"]

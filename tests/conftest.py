@@ -39,7 +39,7 @@ settings.register_profile(
 )
 settings.load_profile("fixed")
 
-_ended = Stats.ended
+_ended = Stats.note_end
 
 
 def ended(stats: Stats, tokens: int, elapsed: float) -> None:
@@ -50,7 +50,7 @@ def ended(stats: Stats, tokens: int, elapsed: float) -> None:
     _ended(stats, tokens, elapsed)
 
 
-Stats.ended = ended  # type: ignore[method-assign]
+Stats.note_end = ended  # type: ignore[method-assign]
 
 
 @pytest.fixture(autouse=True)

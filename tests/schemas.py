@@ -11,7 +11,7 @@ from typing import Any
 
 from llguidance import LLMatcher, LLTokenizer
 
-from foretell.constraints.compiling import matcher_of, source_of
+from foretell.constraints.compiling import build_matcher, form_text
 
 NAMES = ("a", "b", "ab")
 
@@ -22,7 +22,7 @@ def tokens() -> LLTokenizer:
 
 
 def compiled(schema: Any) -> LLMatcher:
-    return matcher_of("json_schema", source_of("json_schema", schema), tokens())
+    return build_matcher("json_schema", form_text("json_schema", schema), tokens())
 
 
 def takes(start: LLMatcher, text: str) -> bool:

@@ -14,7 +14,7 @@ from foretell.core.processor import About
 from foretell.core.types import Sampling
 from tests import tiny
 
-ROWS, WARPERS = registry.names("rows"), registry.names("warp")
+ROWS, WARPERS = registry.method_names("rows"), registry.method_names("warp")
 KINDS = [("rows", name) for name in ROWS] + [("warp", name) for name in WARPERS]
 PROMPTS = [tiny.TEXTS[0], tiny.TEXTS[1] * 2, "def def def"]
 
@@ -26,7 +26,7 @@ def test_there_is_something_to_hold() -> None:
 @cache
 def lm() -> LM:
     """With a model for every name that a source asks with its defaults."""
-    asked = {model for name in ROWS for model in registry.load(name, "rows")().models}
+    asked = {model for name in ROWS for model in registry.load_method(name, "rows")().models}
     model = tiny.llama(max_position_embeddings=256)
     others = {name: tiny.relative(model, 0.2) for name in sorted(asked)}
     return wrap(model, tiny.tokenizer(), tiny.relative(model), "tiny", models=others)
@@ -60,10 +60,10 @@ def test_a_form_is_honoured(kind: str, name: str) -> None:
 def test_a_warper_is_a_function_of_the_path(name: str) -> None:
     """Whatever it was asked before, and for the row it was given."""
     draw = np.random.default_rng(1)
-    config = registry.load(name, "warp")()
+    config = registry.load_method(name, "warp")()
     pieces = ("\n", "else:", "#", " ", "1", "=", "(")
     about = About(2, (0,), lambda ids: "".join(pieces[token] for token in ids))
-    track = config.track(about)
+    track = config.start_track(about)
     path: list[int] = []
     changed = 0
     for _ in range(200):
@@ -73,7 +73,7 @@ def test_a_warper_is_a_function_of_the_path(name: str) -> None:
         row = torch.from_numpy(draw.normal(0, 3, (1, 7)))
         before = row.clone()
         got = track(ids, row)
-        assert torch.equal(got, config.track(about)(ids, row)) and torch.equal(row, before)
+        assert torch.equal(got, config.start_track(about)(ids, row)) and torch.equal(row, before)
         assert got.shape == row.shape and bool(got.isfinite().all())
         changed += not torch.equal(got, row)
     assert changed
@@ -81,6 +81,6 @@ def test_a_warper_is_a_function_of_the_path(name: str) -> None:
 
 @pytest.mark.parametrize("name", WARPERS)
 def test_warpers_join_in_their_order(name: str) -> None:
-    made = registry.load(name, "warp")()
+    made = registry.load_method(name, "warp")()
     sampling = Sampling(warp=(made, made))
     assert len(sampling.path_processors([1], (), lm().decode)) == 2

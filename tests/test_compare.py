@@ -174,6 +174,6 @@ def test_the_documentation_shows_what_was_measured(monkeypatch: pytest.MonkeyPat
     assert "`auto`, 16 bits" in pages[ROOT / "docs" / "choose.md"]
     assert "## Code" in pages[ROOT / "docs" / "figures.md"]
     assert "  - Figures: figures.md" in pages[ROOT / "mkdocs.yml"]
-    plain = pages[ROOT / "docs" / "methods" / "strategy" / "plain.md"]
+    plain = pages[ROOT / "docs" / "methods" / "strategies.md"]
     assert "| code | 16 bits | 45.0 (30.0 to 60.0) |" in plain
-    assert "| code |" not in pages[ROOT / "docs" / "methods" / "drafter" / "ngram.md"]
+    assert "| code |" not in pages[ROOT / "docs" / "methods" / "lookup-drafters.md"]

@@ -74,7 +74,7 @@ def test_a_request_that_gave_its_rows_away_goes_on(method: str) -> None:
     live = engine.add(Request([0, 1, 2], build(method), sampling))
     while engine.live:
         engine.step()
-        assert not engine.live or engine.preempt(live)
+        assert not engine.live or engine.preempt_request(live)
     assert live.error is None and live.ctx.output == plain.ctx.output and live.ctx.stats.drafted
 
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.bench.suites.parallel.tasks import items
-from foretell.ops.assets import ASSETS
+from foretell.bench.suites.parallel.tasks import make_items
+from foretell.loading.fetch import fetch_shipped
 
-FOLDER = ASSETS / "dlm-lists"
+FOLDER = fetch_shipped("dlm-lists")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def test_it_has_learnt_what_it_was_made_for(lm: foretell.LM, task: str, room: in
     """Lists of the split that it was not trained on, by what `auto` stands for. In canvases longer
     than those it was taught it would be lost, and it fills none.
     """
-    asked = items(task, 8, seed=1)
+    asked = make_items(task, 8, seed=1)
     answers = lm.generate([one.prompt for one in asked], max_new_tokens=room, temperature=0.0)
     right = [one.score(answer.text) for one, answer in zip(asked, answers, strict=True)]
     assert sum(right) >= 7

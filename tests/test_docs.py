@@ -11,10 +11,11 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import house
 import pytest
 
 from foretell.backends.graphs import GraphsExecutor
@@ -24,7 +25,7 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.models import executors as registry
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.testing.toy import Toy
 from foretell.verification import acceptance as verify
 from tests.models.decoder.families import tiny
@@ -35,7 +36,8 @@ PACKAGE = ROOT / "foretell"
 FOLDERS = "|".join(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 MODULES = "|".join(path.stem for path in PACKAGE.glob("[!_]*.py"))
 NAME = re.compile(rf"`((?:(?:{FOLDERS})\.\w+|{MODULES})(?:\.(?!py\b)\w+)+)`")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+HAND_WRITTEN = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCS.glob("*.md"))]
+PAGES = [*HAND_WRITTEN, *sorted((DOCS / "methods").glob("*.md"))]
 
 
 def text(name: str) -> str:
@@ -43,7 +45,7 @@ def text(name: str) -> str:
 
 
 def exists(name: str) -> bool:
-    """Whether `verification.acceptance.walk` exists: modules as far as they go, then attributes."""
+    """Whether `core.tree.TokenTree` exists: modules as far as they go, then attributes."""
     parts = name.split(".")
     value: Any = None
     for i, part in enumerate(parts):
@@ -58,7 +60,7 @@ def exists(name: str) -> bool:
     return True
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda path: path.name)
 def test_every_name_of_a_page_exists(page: Path) -> None:
     missing = [name for name in NAME.findall(page.read_text("utf-8")) if not exists(name)]
     assert missing == []
@@ -75,7 +77,7 @@ def python_blocks(page: Path) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page.read_text("utf-8"), re.M | re.S)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", HAND_WRITTEN, ids=lambda path: path.name)
 def test_python_on_a_page_is_python_and_imports_what_exists(page: Path) -> None:
     for block in python_blocks(page):
         for node in ast.walk(ast.parse(block)):
@@ -129,7 +131,7 @@ def in_order(wanted: Sequence[str], called: Sequence[str]) -> str:
 
 def after_the_prompt(engine: Engine, spec: str, prompt: list[int]) -> None:
     """A request whose next step is no part of its prompt any more."""
-    engine.add(Request(prompt, resolve(spec)[1], Sampling(max_new_tokens=8)))
+    engine.add(Request(prompt, resolve_method(spec)[1], Sampling(max_new_tokens=8)))
     engine.step()
 
 
@@ -149,7 +151,7 @@ def test_a_long_prompt_makes_these_calls() -> None:
     after_the_prompt(engine, "plain", [1, 2, 3])
     writing = engine.live[0]
     with noted() as called:
-        live = engine.add(Request([1, 2, 3, 4] * 300, resolve("plain")[1]))
+        live = engine.add(Request([1, 2, 3, 4] * 300, resolve_method("plain")[1]))
         while not live.ctx.output:
             engine.step()
     wanted = calls("A long prompt, in chunks")
@@ -171,7 +173,7 @@ def test_a_step_with_drafts_makes_these_calls() -> None:
     assert len(wanted) == 10 and in_order(wanted, called) == ""
     executor = "backends.graphs.GraphsExecutor.__call__"
     compute = "models.decoder.decoder.Decoder.compute"
-    assert in_order([compute, executor, "speculation.strategy.settle"], called) == ""
+    assert in_order([compute, executor, "speculation.strategy.verify_and_commit"], called) == ""
 
 
 def test_another_order_is_noticed() -> None:
@@ -182,8 +184,8 @@ def test_another_order_is_noticed() -> None:
 def test_the_line_that_accepts_a_drafted_token_is_where_the_page_says() -> None:
     page = text("step.md")
     for name, line in (
-        ("walk", "outcome.path.append(child)"),
-        ("sequential", "outcome.path.append(accepted)"),
+        ("walk_tree", "outcome.path.append(child)"),
+        ("verify_in_order", "outcome.path.append(accepted_child)"),
     ):
         function = getattr(verify, name)
         assert line in inspect.getsource(function)
@@ -218,9 +220,114 @@ def test_the_letters_of_shapes_are_those_of_the_code() -> None:
     assert sorted(in_code) == sorted(on_page) and len(on_page) == 8
 
 
+def docstring_lines(path: Path) -> list[str]:
+    """The lines of a module's docstring."""
+    return (ast.get_docstring(ast.parse(path.read_text("utf-8"))) or "").splitlines()
+
+
+@cache
+def searchable() -> str:
+    """What grep finds a word of the field in: paths of the package, lines of its docstrings."""
+    lines = []
+    for path in PACKAGE.rglob("*.py"):
+        place = path.relative_to(PACKAGE).as_posix()
+        lines += [place, place.replace("_", " "), place.replace("_", "-"), *docstring_lines(path)]
+    return "\n".join(lines).lower()
+
+
+def words_of_the_field() -> list[tuple[str, str]]:
+    """(word, file below foretell/) of the glossary's first table."""
+    section = text("glossary.md").partition("\n## Words of the field\n")[2].partition("\n## ")[0]
+    return re.findall(r"^\| ([^|`]+?) \| [^|`]+ \| `(\S+)` \|$", section, re.M)
+
+
+def test_the_glossary_names_words_of_the_field_and_their_files() -> None:
+    found = words_of_the_field()
+    assert len(found) == len(dict(found)) >= 40
+    assert [file for _, file in found if not (PACKAGE / file).is_file()] == []
+
+
+@pytest.mark.parametrize("word", [word for word, _ in words_of_the_field()])
+def test_a_word_of_the_field_is_found_in_the_package(word: str) -> None:
+    if word.lower() not in searchable():
+        pytest.fail(f"no path and no module's docstring has {word!r}")
+
+
+def test_a_word_that_the_package_lacks_is_noticed() -> None:
+    assert "speculative decodings of the third kind" not in searchable()
+
+
 def test_a_term_is_explained_in_one_sentence() -> None:
     for line in re.findall(r"^\| \*\*.+?\*\* \| (.+?) \|$", text("glossary.md"), re.M):
         assert line.endswith(".") and ". " not in line, line
+
+
+# --- docs/where.md
+
+PLAIN_WORDS = "come does each from have here into many more that their them they this what when "
+PLAIN_WORDS += "where which with work works"
+ENDINGS = ("ised", "ized", "ings", "ing", "ed", "es", "s", "er")
+
+
+def questions(page: str) -> list[tuple[str, list[str]]]:
+    """(question, files below foretell/) of a page's tables."""
+    rows = re.findall(r"^\| (.+\?) \| (.+) \|$", page, re.M)
+    return [(question, re.findall(r"`([^`]+)`", files)) for question, files in rows]
+
+
+def stem(word: str) -> str:
+    """A word without its ending: evicted -> evict."""
+    for ending in ENDINGS:
+        if word.endswith(ending) and len(word) - len(ending) >= 4:
+            return word.removesuffix(ending)
+    return word
+
+
+def complaints_about(question: str, files: Sequence[str]) -> list[str]:
+    """What is wrong with a question of docs/where.md and the files that it leads to."""
+    missing = [file for file in files if not (PACKAGE / file).is_file()]
+    if missing or not 1 <= len(files) <= 3:
+        return [f"{question} needs one to three files that exist: {missing or files}"]
+    words = set(re.findall(r"[a-z]{4,}", question.lower())) - set(PLAIN_WORDS.split())
+    known = " ".join([files[0], *docstring_lines(PACKAGE / files[0])]).lower()
+    if any(stem(word) in known for word in words):
+        return []
+    return [f"{question} no word of it stands in {files[0]}"]
+
+
+def test_every_question_leads_to_files_by_a_word_of_it() -> None:
+    found = questions(text("where.md"))
+    assert len(found) >= 25
+    assert [one for pair in found for one in complaints_about(*pair)] == []
+
+
+@pytest.mark.parametrize(
+    ("question", "files"),
+    [
+        ("How are KV entries evicted?", ["kv/evict/none.py"]),
+        ("How are KV entries evicted?", ["errors.py"]),
+        ("How are KV entries evicted?", []),
+        ("How are KV entries evicted?", ["kv/evict/h2o.py"] * 4),
+    ],
+)
+def test_a_question_that_leads_nowhere_is_noticed(question: str, files: list[str]) -> None:
+    assert complaints_about(question, files)
+
+
+# --- docs/tour.md
+
+
+def test_the_tour_names_files_that_exist() -> None:
+    named = re.findall(r"`((?:[a-z_0-9]+/)+[a-z_0-9]+\.py)`", text("tour.md"))
+    roots = (PACKAGE, ROOT)
+    missing = [file for file in named if not any((root / file).is_file() for root in roots)]
+    assert len(named) > 60 and missing == []
+
+
+def test_the_tour_goes_through_every_folder() -> None:
+    page = text("tour.md").partition("<!-- /layers -->")[2]
+    tops = {name.partition("/")[0] for name, _ in house.LAYERS if not name.endswith(".py")}
+    assert [name for name in sorted(tops) if f"`{name}/" not in page] == []
 
 
 # --- docs/add-a-model.md
@@ -273,11 +380,13 @@ def test_the_example_of_a_runtime_is_found_and_computes(written: Path) -> None:
     declared = registry.DECLARATION.search(source)
     assert declared and (declared[1], int(declared[2])) == (runtime.DEVICE, runtime.PRIORITY)
     model = Decoder(tiny("llama"), "llama")
-    model.use(runtime.make)
+    model.use(runtime.make_executor)
     texts = []
     for spec in ("plain", "token-recycling:nodes=6"):
         engine = Engine({"target": model})
-        live = engine.add(Request([5, 6, 7, 5, 6], resolve(spec)[1], Sampling(max_new_tokens=12)))
+        live = engine.add(
+            Request([5, 6, 7, 5, 6], resolve_method(spec)[1], Sampling(max_new_tokens=12))
+        )
         for _ in engine.run():
             pass
         assert live.error is None and model.computed_by == "eager"
@@ -297,12 +406,17 @@ def test_the_log_s_index_leads_to_every_entry() -> None:
     assert dates == sorted(dates, reverse=True), "the newest entry stands first"
 
 
+@cache
+def page_text(file: Path) -> str:
+    return file.read_text("utf-8")
+
+
 def test_every_anchor_of_a_link_exists() -> None:
     broken = []
     for page in PAGES:
         for target, anchor in re.findall(r"\]\(([\w/.-]*)#([\w-]+)\)", page.read_text("utf-8")):
             file = page.parent / target if target else page
-            titles = re.findall(r"^#+ (.+)$", file.read_text("utf-8"), re.M)
+            titles = re.findall(r"^#+ (.+)$", page_text(file), re.M)
             known = [re.sub(r"[^\w\- ]", "", t.lower()).replace(" ", "-") for t in titles]
             if anchor not in known:
                 broken.append(f"{page.name}: {target}#{anchor}")

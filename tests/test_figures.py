@@ -48,16 +48,17 @@ def test_a_changed_default_a_head_and_an_executor_are_noticed(
     before = basis.auto(), basis.heads(), basis.executors(), basis.server()
     monkeypatch.setattr(spec, "HEAD_STEP", 1e-3)
     assert basis.auto() != before[0]
-    (tmp_path / "assets" / "smollm2-eagle3").mkdir(parents=True)
-    (tmp_path / "runtimes").mkdir()
+    (tmp_path / "smollm2-eagle3").mkdir(parents=True)
+    (tmp_path / "backends").mkdir()
     (tmp_path / "serve").mkdir()
     (tmp_path / "serve" / "settings.py").write_text("class Settings:\n    prefixes: int = 3\n")
-    (tmp_path / "assets" / "smollm2-eagle3" / "config.json").write_text("{}")
-    weights = tmp_path / "assets" / "smollm2-eagle3" / "model.safetensors"
-    (tmp_path / "runtimes" / "quick.py").write_text('DEVICE = "cpu"\n\nPRIORITY = 7\n')
-    (tmp_path / "runtimes" / "slow.py").write_text('DEVICE = "cpu"\n\nPRIORITY = 2\n')
-    (tmp_path / "runtimes" / "other.py").write_text('DEVICE = "cuda"\nPRIORITY = 9\n')
+    (tmp_path / "smollm2-eagle3" / "config.json").write_text("{}")
+    weights = tmp_path / "smollm2-eagle3" / "model.safetensors"
+    (tmp_path / "backends" / "quick.py").write_text('DEVICE = "cpu"\n\nPRIORITY = 7\n')
+    (tmp_path / "backends" / "slow.py").write_text('DEVICE = "cpu"\n\nPRIORITY = 2\n')
+    (tmp_path / "backends" / "other.py").write_text('DEVICE = "cuda"\nPRIORITY = 9\n')
     monkeypatch.setattr(basis, "PACKAGE", tmp_path)
+    monkeypatch.setattr(basis, "MODELS", tmp_path)
     told = []
     for content in (b"one", b"two"):
         weights.write_bytes(content)
@@ -70,16 +71,16 @@ def test_the_numbers_of_the_policy_are_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """And not what is written about them."""
-    (tmp_path / "policy").mkdir()
-    for name in basis.POLICY:
-        (tmp_path / "policy" / f"{name}.py").write_text("RATE = 1 / 8  # often\n")
+    for file in basis.POLICY.values():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("RATE = 1 / 8  # often\n")
     monkeypatch.setattr(basis, "PACKAGE", tmp_path)
-    before = basis.policy()
-    changed = tmp_path / "policy" / "costs.py"
+    before = basis.build_policy()
+    changed = tmp_path / "speculation" / "costs.py"
     changed.write_text("RATE = 1 / 8  # rarely\n\n\ndef wait() -> int:\n    return 3\n")
-    assert basis.policy() == before
+    assert basis.build_policy() == before
     changed.write_text("RATE = 1 / 4\n")
-    assert basis.policy() != before
+    assert basis.build_policy() != before
 
 
 def test_the_check_of_the_pages_fails_where_figures_have_expired(

@@ -73,7 +73,7 @@ def serve(lm: foretell.LM, spec: str, count: int) -> None:
         stream.close()  # type: ignore[attr-defined]
         with pytest.raises(RequestFailed):
             lm.generate(prompt, spec, max_new_tokens=4, logits_processors=broken)
-    for *_, store in stores.stores(lm.engine):
+    for *_, store in stores.iterate_stores(lm.engine):
         store.tensors()  # one may put rows by until its next draft: how many is a matter of time
 
 
@@ -84,7 +84,7 @@ def test_200_requests_leave_no_more_than_40(spec: str) -> None:
     before, known, bytes_ = (
         held(),
         set(lm.engine.stores),
-        sum(s.nbytes for *_, s in stores.stores(lm.engine)),
+        sum(s.nbytes for *_, s in stores.iterate_stores(lm.engine)),
     )
     serve(lm, spec, 200)
     for _ in range(100):  # the thread that computes may still be letting go of the last stream
@@ -98,7 +98,7 @@ def test_200_requests_leave_no_more_than_40(spec: str) -> None:
     assert not lm.engine.events
     assert not lm.driver._calls
     assert set(lm.engine.stores) == known, "a store a request"
-    assert sum(s.nbytes for *_, s in stores.stores(lm.engine)) <= max(2 * bytes_, 1 << 20)
+    assert sum(s.nbytes for *_, s in stores.iterate_stores(lm.engine)) <= max(2 * bytes_, 1 << 20)
 
 
 def test_what_a_request_holds_is_seen_while_it_runs() -> None:
@@ -116,7 +116,7 @@ def test_what_a_request_holds_is_seen_while_it_runs() -> None:
         assert now[name] > before[name], name
     stream.close()  # type: ignore[attr-defined]
     del stream
-    for *_, store in stores.stores(lm.engine):
+    for *_, store in stores.iterate_stores(lm.engine):
         store.tensors()  # as in `serve`
     after = held()
     assert not {name for name in OWN if after[name] > before[name]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,11 +17,12 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.spec import AUTO, DRAFT, HEAD, QUICK, resolve
+from foretell.spec import AUTO, DRAFT, HEAD, QUICK, resolve_method
 from foretell.speculation.strategy import Speculative, Strategy
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import laws
+from tests.laws import proof
 
 DRAFTERS = laws.claiming("exact")
 EXACT = [*DRAFTERS, *laws.claiming("exact", kind="strategy")]
@@ -38,11 +40,18 @@ LOSSY = [
 ]
 
 
+def test_the_simplest_law_is_proved_and_a_slip_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    proof.prove_ngram_is_exact()
+    monkeypatch.setattr(proof, "Sampling", partial(Sampling, temperature=0.9))
+    with pytest.raises(AssertionError):
+        proof.prove_ngram_is_exact()
+
+
 def test_there_is_something_to_hold_to_the_laws() -> None:
     assert DRAFTERS and CASES and LOSSY and LEARNING and "plain" in EXACT
     met = {(rule, setting) for _, rule, setting in CASES}
     lossy = {rule for _, rule in LOSSY}
-    for rule in registry.names("rule"):
+    for rule in registry.method_names("rule"):
         assert rule in lossy or all((rule, setting) in met for setting in laws.SETTINGS), (
             f"no drafter's trees suit the rule {rule!r} with every setting: it went untested"
         )
@@ -79,7 +88,7 @@ def measured(engine: Engine) -> None:
         if name in engine.models:
             costs = engine.costs_of(engine.models[name])
             costs.seconds = {1: 1.0, 8: 1.05, 16: 1.1, 128: 3.0}
-            costs.freeze()
+            costs.freeze_curve()
     for key in [key for key in engine.stores if key[2].startswith(("worth", "pace", "promise"))]:
         del engine.stores[key]  # by the clock of the toys nothing is worth drafting
 
@@ -114,7 +123,9 @@ def test_exact_law_of_strategies(spec: str, setting: str) -> None:
 @pytest.mark.parametrize("spec", [*DRAFTERS, *laws.claiming("greedy"), "plain"])
 def test_greedy_tokens_are_those_of_plain_decoding(spec: str) -> None:
     rules = laws.rules_for(spec, exact=None) if spec != "plain" else ["default"]
-    rules = [rule for rule in rules if rule == "default" or registry.load(rule, "rule").greedy]
+    rules = [
+        rule for rule in rules if rule == "default" or registry.load_method(rule, "rule").greedy
+    ]
     laws.check_greedy([laws.build(spec, rule) for rule in rules])
 
 
@@ -141,7 +152,7 @@ def test_beginnings_are_read_once(spec: str) -> None:
 @pytest.mark.parametrize("spec", [AUTO, f"{QUICK}+{HEAD}", f"{QUICK}+{DRAFT}"])
 def test_beginnings_are_read_once_by_what_auto_stands_for(spec: str) -> None:
     """As it is, sizes and pauses by cost included."""
-    laws.check_prefixes(resolve(spec)[1])
+    laws.check_prefixes(resolve_method(spec)[1])
 
 
 @pytest.mark.parametrize("spec", [*SHARING, *laws.claiming("exact", kind="strategy")])
@@ -248,22 +259,26 @@ def test_lossy_rules_say_so_and_change_the_law_or_the_greedy_tokens(spec: str, r
     assert kind == "lossy" and len(change.split()) > 3, "what changes must be told"
     changed = pytest.raises(AssertionError, match="the law of the first")
     # A rule that judges what was refused changes no law where a tree holds every token there is.
-    with contextlib.suppress(AssertionError) if registry.load(rule, "rule").taps else changed:
+    with (
+        contextlib.suppress(AssertionError) if registry.load_method(rule, "rule").taps else changed
+    ):
         laws.check_law(laws.build(spec, rule), "plain")
-    if not registry.load(rule, "rule").greedy:
+    if not registry.load_method(rule, "rule").greedy:
         with pytest.raises(AssertionError, match="where plain decoding gives"):
             laws.check_greedy([laws.build(spec, rule)], 20, free=True)
 
 
-@pytest.mark.parametrize("rule", registry.names("rule"))
+@pytest.mark.parametrize("rule", registry.method_names("rule"))
 def test_rule_and_card_agree_on_exactness(rule: str) -> None:
-    assert registry.load(rule, "rule").exact == (cards.card(rule, "rule").guarantee == "exact")
+    assert registry.load_method(rule, "rule").exact == (
+        cards.card(rule, "rule").guarantee == "exact"
+    )
 
 
 @pytest.mark.parametrize("spec", DRAFTERS)
 def test_trees_no_rule_takes_are_refused_by_name(spec: str) -> None:
     fitting = laws.rules_for(spec, exact=None)
-    for rule in registry.names("rule"):
+    for rule in registry.method_names("rule"):
         if rule not in fitting:
             strategy = laws.build(spec, rule)
             engine = Engine(laws.world(strategy))
@@ -298,7 +313,7 @@ def methods() -> list[tuple[str, str]]:
     turn; and its variants.
     """
     pairs = [("plain", "default")]
-    for place, name in enumerate(registry.names("drafter")):
+    for place, name in enumerate(registry.method_names("drafter")):
         first, *others = laws.variants(name)
         rules = [rule for rule in laws.rules_for(first, exact=None) if rule != "default"]
         pairs += [(first, rule) for rule in ["default", *rules[place % 3 :: 3]]]

@@ -36,7 +36,7 @@ def folder(tmp_path: Path) -> Path:
 def products(folder: Path) -> dict[str, torch.Tensor]:
     """What each layer's weights become larger by."""
     found = {}
-    for name, _, (a, b), scale in adapted.added(tiny.llama(), folder, "tiny"):
+    for name, _, (a, b), scale in adapted.added_layers(tiny.llama(), folder, "tiny"):
         found[name] = scale * (b.float() @ a.float())
     return found
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from foretell import progress
-from foretell.progress import COLUMNS, EVERY, Bar, working
+from foretell.progress import COLUMNS, EVERY, Bar, show_working
 
 
 def test_where_there_is_no_terminal_a_bar_is_a_line_every_so_often() -> None:
@@ -40,12 +40,12 @@ def test_a_terminal_has_no_lines_and_a_quiet_bar_says_nothing() -> None:
 def test_work_without_steps_says_that_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     out = StringIO()
     monkeypatch.setattr(progress, "EVERY", 0.001)
-    with working("loading a model", Console(file=out)):
+    with show_working("loading a model", Console(file=out)):
         while out.getvalue().count("\n") < 2:
             time.sleep(0.001)
     said = out.getvalue()
     assert said.startswith("loading a model, 0 s\n")
     time.sleep(0.01)
     assert out.getvalue() == said, "it ends with the work"
-    with pytest.raises(ValueError), working("loading", Console(file=StringIO())):
+    with pytest.raises(ValueError), show_working("loading", Console(file=StringIO())):
         raise ValueError

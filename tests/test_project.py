@@ -24,14 +24,28 @@ import foretell
 from foretell import cards, registry
 from foretell.cli import app
 from foretell.core.types import Sampling
-from foretell.spec import constraint_of, kv_of, resolve, source_of, warpers_of, with_reward
+from foretell.spec import (
+    build_cache_policy,
+    build_constraint,
+    build_warpers,
+    resolve_method,
+    rows_source,
+    with_reward,
+)
 from tests import laws
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "foretell"
-METHODS = sorted(key for key, path in registry.files().items() if path.is_relative_to(PACKAGE))
+METHODS = sorted(
+    key for key, path in registry.method_files().items() if path.is_relative_to(PACKAGE)
+)
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
-SPECS = {"kv": kv_of, "rows": source_of, "warp": warpers_of, "constraint": constraint_of}
+SPECS = {
+    "kv": build_cache_policy,
+    "rows": rows_source,
+    "warp": build_warpers,
+    "constraint": build_constraint,
+}
 README_LIMIT = 8192  # bytes
 
 
@@ -48,6 +62,8 @@ def script(name: str) -> ModuleType:
 size = script("size")
 house = script("house")
 docs = script("docs")
+method_pages = script("method_pages")
+option_tables = script("option_tables")
 
 
 def runs(*code: str) -> str:
@@ -108,16 +124,19 @@ def test_the_command_of_a_page_tries_its_method(
     """It is one that `foretell generate` takes, and lacks nothing that a spec must say."""
     monkeypatch.chdir(tmp_path)
     Path("FILE.jsonl").write_text('{"tests": ["assert add(1, 2) == 3"]}')
-    program, *arguments = shlex.split(docs.command(cards.card(name, kind)))
+    program, *arguments = shlex.split(method_pages.command(cards.card(name, kind)))
     assert (program, arguments[0]) == ("foretell", "generate")
     command = typer.main.get_command(app)
     top = command.make_context("foretell", arguments)
     _, chosen, rest = command.resolve_command(top, arguments)  # type: ignore[attr-defined]
     options = chosen.make_context("generate", rest, parent=top).params
-    assert (
-        name in f"{options['method']} {options['reward']} {options[docs.FLAGS.get(kind, 'method')]}"
+    flag = method_pages.FLAGS.get(kind, "method")
+    assert name in f"{options['method']} {options['reward']} {options[flag]}"
+    made = (
+        resolve_method
+        if options["reward"] is None
+        else partial(with_reward, reward=options["reward"])
     )
-    made = resolve if options["reward"] is None else partial(with_reward, reward=options["reward"])
     made(options["method"])
     for option, read in SPECS.items():
         if options[option]:
@@ -127,9 +146,9 @@ def test_the_command_of_a_page_tries_its_method(
 @pytest.mark.parametrize(("kind", "name"), METHODS)
 def test_a_method_is_one_frozen_dataclass_with_explained_fields(kind: str, name: str) -> None:
     card = cards.card(name, kind)
-    cls = registry.load(name, kind)
+    cls = registry.load_method(name, kind)
     assert dataclasses.is_dataclass(cls) and cls.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    own = docs.fields(card)
+    own = method_pages.fields(card)
     assert {f.name for f in own} == set(card.defaults) == {f.name for f in dataclasses.fields(cls)}
     assert {f.name: f.default for f in dataclasses.fields(cls)} == card.defaults
     for field in own:
@@ -202,13 +221,13 @@ def test_a_broken_budget_is_noticed(tmp_path: Path) -> None:
         (tmp_path / "foretell" / folder).mkdir(parents=True)
     lookup = tmp_path / "foretell" / "drafters" / "lookup"
     (lookup / "ngram.py").write_text("from foretell.ops import a0\n")
-    for i in range(12):
-        following = f"from foretell.ops import a{i + 1}\n" if i < 11 else ""
-        (tmp_path / "foretell" / "ops" / f"a{i}.py").write_text(following + "x = 1\n" * 479)
+    for i in range(10):
+        following = f"from foretell.ops import a{i + 1}\n" if i < 9 else ""
+        (tmp_path / "foretell" / "ops" / f"a{i}.py").write_text(following + "x = 1\n" * 455)
     (lookup / "long.py").write_text('"""A method.\n\nGuarantee: exact\n"""\n' + "x = 1\n" * 237)
     (tmp_path / "foretell" / "wide.py").write_text("#" * 101)
     heart, method, wide = size.over(tmp_path)
-    assert "drafters/lookup/ngram.py reaches 5760 lines, 60 over" in heart
+    assert "drafters/lookup/ngram.py reaches 4560 lines, 60 over" in heart
     assert "long.py has 241 lines" in method
     assert "wide.py:1 is wider than 100 columns" in wide
 
@@ -304,11 +323,11 @@ def test_generated_documentation_is_up_to_date() -> None:
 def test_drift_is_noticed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    page = ROOT / "docs" / "methods" / "drafter" / "ngram.md"
+    page = ROOT / "docs" / "methods" / "lookup-drafters.md"
     right = docs.pages()
     monkeypatch.setattr(docs, "pages", lambda: {**right, page: right[page] + "more"})
     assert docs.main(["--check"]) == 1
-    assert "docs/methods/drafter/ngram.md differs" in capsys.readouterr().err
+    assert "docs/methods/lookup-drafters.md differs" in capsys.readouterr().err
     monkeypatch.setattr(docs, "pages", lambda: {p: text for p, text in right.items() if p != page})
     assert docs.main(["--check"]) == 1
 
@@ -328,13 +347,13 @@ def test_an_entry_of_the_log_without_a_verdict_is_noticed() -> None:
 
 
 def test_fields_are_read_with_their_comments() -> None:
-    fields = {f.name: f for f in docs.fields(cards.card("ngram"))}
+    fields = {f.name: f for f in method_pages.fields(cards.card("ngram"))}
     assert (fields["n"].type, fields["n"].default, fields["n"].comment) == (
         "int",
         "3",
         "longest n-gram looked up",
     )
-    assert docs.draws(cards.card("draft")) and not docs.draws(cards.card("ngram"))
+    assert method_pages.draws(cards.card("draft")) and not method_pages.draws(cards.card("ngram"))
 
 
 def test_links_between_pages_lead_somewhere() -> None:
@@ -346,6 +365,37 @@ def test_links_between_pages_lead_somewhere() -> None:
         if "://" not in link and not (page.parent / link).exists()
     ]
     assert broken == []
+
+
+def test_every_method_has_one_anchor_and_one_line_of_the_index() -> None:
+    folder = ROOT / "docs" / "methods"
+    index = (folder / "index.md").read_text("utf-8")
+    for card in method_pages.read_cards():
+        page = folder / f"{method_pages.page_of(method_pages.method_folder(card)).stem}.md"
+        assert page.read_text("utf-8").count(f"\n## {card.name}\n") == 1
+        assert index.count(f"({page.name}#{card.name})") == 1
+
+
+def test_a_shared_option_stands_once_and_its_commands_name_it() -> None:
+    class Parameter:
+        secondary_opts = ()
+        metavar, required = "", False
+
+        def __init__(self, name: str, default: object, meaning: str) -> None:
+            self.opts, self.default, self.help = [name], default, meaning
+
+    class Command:
+        def __init__(self, *params: Parameter) -> None:
+            self.params = params
+
+    first = Command(Parameter("--seed", 0, "Of draws."), Parameter("--own", 1, "Its own."))
+    second = Command(Parameter("--seed", 7, "Of draws."))
+    third = Command(Parameter("--seed", 0, "Of draws."))
+    tables = option_tables.OptionTables({"one": first, "two": second, "three": third})
+    assert tables.shared_tables().count("| `--seed` | `0` | Of draws. | one, two, three |") == 1
+    assert "--seed" not in tables.own_table("one").partition("Shared options")[0]
+    assert "`--own`" in tables.own_table("one")
+    assert "with `--seed` (`7`)" in tables.own_table("two")
 
 
 def test_every_page_is_in_the_navigation() -> None:
@@ -390,13 +440,15 @@ def test_the_example_of_a_method_is_right(tmp_path: Path, monkeypatch: pytest.Mo
     method, tests = blocks("add-a-method.md")
     (tmp_path / "echo.py").write_text(method)
     (tmp_path / "test_echo.py").write_text(tests)
-    monkeypatch.setattr(registry, "files", lambda: {("drafter", "echo"): tmp_path / "echo.py"})
+    monkeypatch.setattr(
+        registry, "method_files", lambda: {("drafter", "echo"): tmp_path / "echo.py"}
+    )
     assert cards.card("echo").defaults == {"k": 8}
     monkeypatch.setitem(
         sys.modules, "foretell.drafters.echo", None
     )  # put back as it was afterwards
     del sys.modules["foretell.drafters.echo"]
-    assert registry.load("echo", "drafter")().k == 8
+    assert registry.load_method("echo", "drafter")().k == 8
     spec = importlib.util.spec_from_file_location("test_echo", tmp_path / "test_echo.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -411,7 +463,7 @@ def test_the_example_of_a_method_is_right(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_command_line_offers_every_sampling_option() -> None:
-    offered = {option for p in docs.commands()["generate"].params for option in p.opts}
+    offered = {option for p in option_tables.commands()["generate"].params for option in p.opts}
     wanted = {f"--{f.name.replace('_', '-')}" for f in dataclasses.fields(Sampling)} - {
         "--logits-processors",
         "--constraint",
@@ -419,13 +471,13 @@ def test_the_command_line_offers_every_sampling_option() -> None:
     assert wanted <= offered, f"foretell generate lacks {sorted(wanted - offered)}"
 
 
-@pytest.mark.parametrize("name", sorted(docs.commands()))
+@pytest.mark.parametrize("name", sorted(option_tables.commands()))
 def test_a_command_answers_to_help_and_is_documented(name: str) -> None:
     page = (ROOT / "docs" / "cli.md").read_text("utf-8")
     assert f"\n## foretell {name}\n" in page
-    for parameter in docs.commands()[name].params:
+    for parameter in option_tables.commands()[name].params:
         assert parameter.help or parameter.name in SAMPLING or name == "train lm", (
             f"nothing says what {parameter.name} is"
         )
-    run = CliRunner().invoke(docs.app, [*name.split(), "--help"])
+    run = CliRunner().invoke(app, [*name.split(), "--help"])
     assert run.exit_code == 0 and "Usage" in run.output

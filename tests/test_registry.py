@@ -18,7 +18,7 @@ from foretell import registry
 from foretell.cards import card
 from foretell.core.request import Request
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from tests import laws
 
@@ -60,19 +60,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(
         registry, "entry_points", lambda group: [SimpleNamespace(value="their_methods")]
     )
-    registry.files.cache_clear()
+    registry.method_files.cache_clear()
     before = set(sys.modules)
     yield tmp_path / "their_methods"
     for name in set(sys.modules) - before:
         del sys.modules[name]
     monkeypatch.undo()
-    registry.files.cache_clear()
+    registry.method_files.cache_clear()
 
 
 def test_a_file_is_all_it_takes_to_add_a_drafter(folder: Path) -> None:
     assert "once-more" not in registry.methods()
     (folder / "drafters" / "once_more.py").write_text(METHOD, "utf-8")
-    registry.files.cache_clear()
+    registry.method_files.cache_clear()
     assert "once-more" in registry.methods() and registry.kind_of("once-more") == "drafter"
     found = card("once-more")
     assert found.summary == "Drafts the last token once more." and found.guarantee == "exact"
@@ -84,7 +84,7 @@ def test_a_file_is_all_it_takes_to_add_a_drafter(folder: Path) -> None:
         laws.check_law(laws.build("once-more:times=1", rule), "penalties")
     laws.check_greedy([laws.build("once-more")], 40)
     laws.check_cost(laws.build("once-more"), found.cost, {}, exact=True)
-    name, strategy = resolve("once-more:times=3,rule=coin,nodes=7")
+    name, strategy = resolve_method("once-more:times=3,rule=coin,nodes=7")
     assert name == "once-more" and isinstance(strategy, Speculative) and strategy.nodes == 7
     assert strategy.drafter.times == 3  # type: ignore[attr-defined]
     assert Request([1], strategy).strategy is strategy
@@ -92,16 +92,16 @@ def test_a_file_is_all_it_takes_to_add_a_drafter(folder: Path) -> None:
 
 def test_two_files_of_one_name_are_told(folder: Path) -> None:
     (folder / "drafters" / "ngram.py").write_text(METHOD, "utf-8")
-    registry.files.cache_clear()
+    registry.method_files.cache_clear()
     with pytest.raises(BadConfig, match="two files claim the drafter 'ngram'"):
-        registry.files()
+        registry.method_files()
 
 
 def test_a_card_without_a_label_is_told(folder: Path) -> None:
     (folder / "drafters" / "once_more.py").write_text(
         METHOD.replace("Cost: target 1\n", ""), "utf-8"
     )
-    registry.files.cache_clear()
+    registry.method_files.cache_clear()
     with pytest.raises(BadConfig, match="lacks Cost"):
         card("once-more")
 
@@ -110,7 +110,7 @@ def test_a_file_without_its_class_is_told(folder: Path) -> None:
     (folder / "drafters" / "once_more.py").write_text(
         METHOD.replace("class OnceMore", "class Another"), "utf-8"
     )
-    registry.files.cache_clear()
+    registry.method_files.cache_clear()
     with pytest.raises(BadConfig, match="lacks the class OnceMore"):
         card("once-more")
 
@@ -119,20 +119,20 @@ def test_a_method_that_cannot_be_imported_stays_out_of_the_way(folder: Path) -> 
     (folder / "drafters" / "once_more.py").write_text(
         METHOD + "\nimport a_module_nobody_has\n", "utf-8"
     )
-    registry.files.cache_clear()
+    registry.method_files.cache_clear()
     assert card("once-more").name in registry.methods()
     for _ in range(2):
         with pytest.raises(ModuleNotFoundError):
-            registry.load("once-more", "drafter")
+            registry.load_method("once-more", "drafter")
 
 
-@pytest.mark.parametrize(("kind", "name"), sorted(registry.files()))
+@pytest.mark.parametrize(("kind", "name"), sorted(registry.method_files()))
 def test_every_card_is_whole_and_names_its_class(kind: str, name: str) -> None:
     found = card(name, kind)
     assert found.summary.endswith((".", "?")) and len(found.summary) <= 97
     assert found.guarantee.split(":")[0] in ("exact", "greedy", "bounded", "lossy")
     assert all(getattr(found, label) for label in ("paper", "cost", "needs", "trains", "differs"))
-    cls = registry.load(name, kind)
+    cls = registry.load_method(name, kind)
     assert cls.__doc__ and [*found.defaults] == [field.name for field in dataclasses.fields(cls)]
     assert {k: getattr(cls, k) for k in found.defaults} == found.defaults
     with contextlib.suppress(BadConfig):  # a method that must be told something says so
@@ -141,13 +141,13 @@ def test_every_card_is_whole_and_names_its_class(kind: str, name: str) -> None:
 
 def test_unknown_names_get_the_nearest() -> None:
     with pytest.raises(UnknownMethod, match="unknown method 'n-gram'; did you mean ngram"):
-        resolve("n-gram")
+        resolve_method("n-gram")
     with pytest.raises(UnknownMethod, match="token-recycling"):
-        resolve("token_recycling")
+        resolve_method("token_recycling")
     with pytest.raises(UnknownMethod, match=r"field of ngram 'kk'.*k"):
-        resolve("ngram:kk=3")
+        resolve_method("ngram:kk=3")
     with pytest.raises(UnknownMethod, match=r"rule 'sequental'.*sequential"):
-        resolve("ngram:rule=sequental")
+        resolve_method("ngram:rule=sequental")
 
 
 WRONG = [
@@ -163,7 +163,7 @@ WRONG = [
 @pytest.mark.parametrize("spec", WRONG)
 def test_a_bad_spec_is_one_line(spec: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        resolve(spec)
+        resolve_method(spec)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 200
 
 
@@ -171,13 +171,15 @@ def test_a_field_of_tokens_takes_ids_or_a_text_file(tmp_path: Path) -> None:
     from foretell.drafters.lookup.input_guided import InputGuided
 
     for text, ids in (("1 2 3", (1, 2, 3)), ("", ()), ("()", ()), (" 7 ", (7,))):
-        assert resolve(f"input-guided:source={text},n=2") == (
+        assert resolve_method(f"input-guided:source={text},n=2") == (
             "input-guided",
             Speculative(InputGuided(ids, n=2)),
         )
     file = tmp_path / "a text.txt"
     file.write_bytes("é\r\n\n".encode())
-    _, strategy = resolve(f"input-guided:source=@{file}", lambda text: [ord(c) for c in text])
+    _, strategy = resolve_method(
+        f"input-guided:source=@{file}", lambda text: [ord(c) for c in text]
+    )
     assert strategy == Speculative(InputGuided((233, 13, 10, 10))), (
         "the text as it stands in the file"
     )
@@ -193,20 +195,22 @@ def test_a_text_file_that_cannot_be_used_is_one_line(tmp_path: Path) -> None:
         ("", "cannot be"),
     ):
         with pytest.raises(BadConfig, match=f"input-guided:source=@.*{what}.*; give") as caught:
-            resolve(f"input-guided:source=@{tmp_path / name if name else ''}", lambda text: [1])
+            resolve_method(
+                f"input-guided:source=@{tmp_path / name if name else ''}", lambda text: [1]
+            )
         assert "\n" not in str(caught.value)
     with pytest.raises(BadConfig, match=r"no tokenizer here.*token ids"):
-        resolve(f"input-guided:source=@{tmp_path / 'binary'}")
+        resolve_method(f"input-guided:source=@{tmp_path / 'binary'}")
     with pytest.raises(BadConfig, match="input-guided:source='1 x': must be token ids"):
-        resolve("input-guided:source=1 x")
+        resolve_method("input-guided:source=1 x")
 
 
 def test_config_objects_are_specs_too() -> None:
     from foretell.drafters.lookup.ngram import Ngram
 
-    assert resolve(Ngram(n=2)) == ("ngram", Speculative(Ngram(n=2)))
-    assert resolve("ngram:n=2") == ("ngram", Speculative(Ngram(n=2)))
-    assert resolve("plain")[0] == "plain"
+    assert resolve_method(Ngram(n=2)) == ("ngram", Speculative(Ngram(n=2)))
+    assert resolve_method("ngram:n=2") == ("ngram", Speculative(Ngram(n=2)))
+    assert resolve_method("plain")[0] == "plain"
 
 
 def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,5 +254,5 @@ def test_threads_parse_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_a_name_of_another_kind_is_told(kind: str, name: str, words: str) -> None:
     with pytest.raises(UnknownMethod) as error:
-        resolve(name) if kind == "method" else registry.load(name, kind)
+        resolve_method(name) if kind == "method" else registry.load_method(name, kind)
     assert words in str(error.value)

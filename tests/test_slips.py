@@ -31,7 +31,7 @@ from foretell.engine import messages
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live, Task
 from foretell.speculation.strategy import Speculative
-from foretell.verification.acceptance import Rule, sequential
+from foretell.verification.acceptance import Rule, verify_in_order
 from tests import laws
 from tests.verification.tables import without
 
@@ -143,13 +143,13 @@ def test_rows_given_to_the_wrong_request(monkeypatch: pytest.MonkeyPatch) -> Non
 class ResampleFromP(Rule):
     """The residual is left out: after a refusal the token comes from p itself."""
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         node, tries, outcome = 0, 0, Outcome([], -1)
         while True:
             p, accepted = target.p(node), -1
             for child in tree.tries[node]:
                 q, tries = tree.laws[child], tries + 1
-                share = 1.0 if q is None else q.prob(tree.tokens[child])
+                share = 1.0 if q is None else q.token_prob(tree.tokens[child])
                 if rng.accept(float(p[tree.tokens[child]]) / share, "accept", position, tries):
                     accepted = child
                     break
@@ -168,10 +168,10 @@ def test_the_residual_left_out() -> None:
 class RawLeaf(Rule):
     """The token after a fully accepted path is drawn from the unprocessed row."""
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         processed = target.p
         target.p = lambda n: processed(n) if tree.tries[n] else target.rows[n].softmax(-1)  # type: ignore[method-assign, assignment]
-        return sequential(tree, target, rng, position)
+        return verify_in_order(tree, target, rng, position)
 
 
 def test_a_bonus_token_from_the_unprocessed_row() -> None:
@@ -186,7 +186,7 @@ def test_a_bonus_token_from_the_unprocessed_row() -> None:
 class OneCoin(Rule):
     """One uniform number serves all tries of a step."""
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         class Reused:
             sample = staticmethod(rng.sample)
 
@@ -194,7 +194,7 @@ class OneCoin(Rule):
             def accept(chance: float, purpose: str, position: int, index: int = 0) -> bool:
                 return rng.accept(chance, purpose, position, 1)
 
-        return sequential(tree, target, Reused(), position)  # type: ignore[arg-type]
+        return verify_in_order(tree, target, Reused(), position)  # type: ignore[arg-type]
 
 
 def test_a_random_number_used_twice() -> None:
@@ -315,7 +315,7 @@ def sorted_by_probability(ctx: Context, tree: TokenTree) -> TokenTree:
     for node, tries in enumerate(tree.tries):
         if len(tries) > 1:
             law = law_at(tree, node)
-            tries.sort(key=lambda child: -law.prob(tree.tokens[child]))
+            tries.sort(key=lambda child: -law.token_prob(tree.tokens[child]))
     return tree
 
 
@@ -324,7 +324,7 @@ def pruned_afterwards(ctx: Context, tree: TokenTree) -> TokenTree:
     new = TokenTree(tree.tokens[0])
     for child in tree.tries[0]:
         law = law_at(tree, 0)
-        if law.prob(tree.tokens[child]) > 0.3:
+        if law.token_prob(tree.tokens[child]) > 0.3:
             new.add(0, tree.tokens[child], law)
     return new
 
@@ -386,8 +386,8 @@ def test_a_drawn_token_verified_as_a_chosen_one_is_no_slip() -> None:
 class Sequentially(Rule):
     """Sequential, whatever the tree."""
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        return sequential(tree, target, rng, position)
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        return verify_in_order(tree, target, rng, position)
 
 
 def test_a_target_that_is_drafted_from_is_no_draft() -> None:

@@ -10,14 +10,14 @@ import hashlib
 from safetensors import safe_open
 
 from foretell.loading import names as aliases
+from foretell.loading.fetch import fetch_shipped
 from foretell.models.decoder import adapted
-from foretell.ops.assets import ASSETS
 
-FOLDER = ASSETS / "smollm2-dlm"
+FOLDER = fetch_shipped("smollm2-dlm")
 
 
 def test_they_are_what_the_table_says_and_small() -> None:
-    (source,) = aliases.find("smollm2-dlm").sources
+    (source,) = aliases.find_alias("smollm2-dlm").sources
     assert isinstance(source, aliases.LoraSource) and source.base == "smollm2"
     assert source.lora == str(FOLDER)
     weights = (FOLDER / adapted.WEIGHTS).read_bytes()

@@ -9,10 +9,10 @@ import torch
 
 import foretell
 from foretell.drafters.model import vocabulary as trimming
+from foretell.loading.fetch import fetch_shipped
 from foretell.loading.load import OWN_VOCAB
-from foretell.ops.assets import ASSETS
 
-FOLDER = ASSETS / "smollm2-draft"
+FOLDER = fetch_shipped("smollm2-draft")
 TEXT = "The capital of France is Paris. It is"
 
 
@@ -31,7 +31,7 @@ def test_it_is_small_and_has_the_tokens_of_its_target(lm: foretell.LM) -> None:
 
 
 def test_its_head_is_cut_down_to_the_tokens_in_its_folder(lm: foretell.LM) -> None:
-    kept = trimming.load(FOLDER / OWN_VOCAB)
+    kept = trimming.load_kept_tokens(FOLDER / OWN_VOCAB)
     assert lm.models["draft"].name.endswith(f"[{len(kept.ids)} of 49152 tokens]")
     row = lm.models["draft"].score(lm.encode(TEXT))[0]
     whole = lm.models["target"].score(lm.encode(TEXT))[0]

@@ -6,16 +6,16 @@ import pytest
 
 from foretell import spec
 from foretell.drafters.heads.networks.base import HeadConfig
-from foretell.drafters.heads.networks.folder import build, read_config, read_tensors
+from foretell.drafters.heads.networks.folder import build_head, read_config, read_tensors
 from foretell.errors import ForetellError
-from foretell.ops.assets import ASSETS
+from foretell.loading.fetch import fetch_shipped
 
-FOLDER = ASSETS / "smollm2-eagle3"
+FOLDER = fetch_shipped("smollm2-eagle3")
 
 
 def test_it_is_whole_and_small() -> None:
     config = HeadConfig.from_json(read_config(FOLDER))
-    head = build(config.kind, config.target, config.options)
+    head = build_head(config.kind, config.target, config.options)
     tensors = read_tensors(FOLDER / "model.safetensors")
     kept = tensors.pop("kept")
     head.load_state_dict(tensors)

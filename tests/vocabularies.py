@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenize
 import foretell
 from foretell.core.model import Model
 from foretell.core.tokenizer_bytes import Words
-from foretell.ops.assets import ASSETS
+from foretell.loading.fetch import fetch_shipped
 from foretell.testing.toy import Toy
 
 # Of the target and of the draft model. Parts of each other, the same in another order, tokens that
@@ -45,7 +45,7 @@ def pair(name: str, seed: int = 3, copy: float = 0.5) -> dict[str, Model]:
 @cache
 def other_demo() -> tuple[PreTrainedTokenizerFast, Any]:
     """The demo's draft model with a tokenizer that has other ids and lacks the last merges."""
-    folder = ASSETS / "demo-draft"
+    folder = fetch_shipped("demo-draft")
     words = AutoTokenizer.from_pretrained(folder)
     draft: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     document = json.loads(words.backend_tokenizer.to_str())
@@ -81,7 +81,7 @@ def other_demo() -> tuple[PreTrainedTokenizerFast, Any]:
 def demo() -> foretell.LM:
     """The demo with that draft model, in float32."""
     tokenizer, draft = other_demo()
-    folder = ASSETS / "demo"
+    folder = fetch_shipped("demo")
     target: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     words = AutoTokenizer.from_pretrained(folder)
     return foretell.wrap(target, words, draft, "demo", tokenizers={"draft": tokenizer})

@@ -41,40 +41,48 @@ class Contexts:
 
     def laid_out(self, text: Text) -> tuple[list[int], list[list[int]], list[int]]:
         """Token ids of prefix, contexts and question. Raises BadConfig or BadModel."""
-        given = self.contexts
-        if isinstance(given, str) or not isinstance(given, Sequence) or not len(given):
+        given_contexts = self.contexts
+        if (
+            isinstance(given_contexts, str)
+            or not isinstance(given_contexts, Sequence)
+            or not len(given_contexts)
+        ):
             raise BadConfig("contexts: must be a list of at least one text; or give a plain prompt")
-        contexts = [_ids(text, one, f"context {i}") for i, one in enumerate(given, 1)]
+        contexts = [
+            _part_ids(text, item, f"context {i}") for i, item in enumerate(given_contexts, 1)
+        ]
         question: Any = self.question
         if question and isinstance(question, list | tuple) and isinstance(question[0], Mapping):
-            before, question = text.chat_around([dict(one) for one in question], MARK)
+            chat_start, question = text.chat_around([dict(item) for item in question], MARK)
             if not isinstance(self.prefix, str):
                 raise BadConfig("prefix: in a chat it must be a text, as it stands in a message")
-            prefix = text.encode_text(before + self.prefix)
+            prefix = text.encode_text(chat_start + self.prefix)
         elif isinstance(self.prefix, str):
             prefix = text.encode(self.prefix)
         else:
-            prefix = _ids(text, self.prefix, "prefix")
-        plain = [token for one in self._expanded(len(contexts)) for token in contexts[one - 1]]
-        return prefix, contexts, [*plain, *_ids(text, question, "question")]
+            prefix = _part_ids(text, self.prefix, "prefix")
+        plain_tokens = [
+            token for item in self._list_expanded(len(contexts)) for token in contexts[item - 1]
+        ]
+        return prefix, contexts, [*plain_tokens, *_part_ids(text, question, "question")]
 
-    def _expanded(self, count: int) -> Sequence[int]:
-        for one in self.expand:
-            if not isinstance(one, int) or not 1 <= one <= count:
-                raise BadConfig.field("expand", one, f"a context's number, from 1 to {count}")
+    def _list_expanded(self, count: int) -> Sequence[int]:
+        for number in self.expand:
+            if not isinstance(number, int) or not 1 <= number <= count:
+                raise BadConfig.field("expand", number, f"a context's number, from 1 to {count}")
         return self.expand
 
 
-def _ids(text: Text, given: Any, name: str) -> list[int]:
+def _part_ids(text: Text, prompt_part: Any, name: str) -> list[int]:
     """Token ids of what stands in a prompt. Raises BadConfig where there is nothing."""
-    ids = []
-    if isinstance(given, str):
-        ids = text.encode_text(given) if given else []
-    elif given is not None:
-        ids = text.prompt_ids(given)
-    if not ids:
+    token_ids = []
+    if isinstance(prompt_part, str):
+        token_ids = text.encode_text(prompt_part) if prompt_part else []
+    elif prompt_part is not None:
+        token_ids = text.prompt_ids(prompt_part)
+    if not token_ids:
         raise BadConfig(f"{name}: it is empty, and there is nothing to read; give some text")
-    return ids
+    return token_ids
 
 
 def read_by(
@@ -86,21 +94,23 @@ def read_by(
     text.warn_of(prompt.question if isinstance(prompt, Contexts) else prompt)
     if not isinstance(prompt, Contexts):
         return text.prompt_ids(prompt), options
-    ids, kv = apart(prompt, options.get("kv"), text)
-    return ids, {**options, "kv": kv}
+    token_ids, kv = tokenize_contexts(prompt, options.get("kv"), text)
+    return token_ids, {**options, "kv": kv}
 
 
-def apart(prompt: Contexts, kv: str | KV | None, text: Text) -> tuple[list[int], KV]:
+def tokenize_contexts(prompt: Contexts, kv: str | KV | None, text: Text) -> tuple[list[int], KV]:
     """The tokens of `Contexts`, and the policy that reads them. Raises BadConfig or BadModel."""
-    from foretell.spec import kv_of  # here, since checking a name must not import torch
+    from foretell.spec import (
+        build_cache_policy,  # here, since checking a name must not import torch
+    )
 
-    config = kv_of(KIND if kv is None else kv)
-    reading = getattr(config, "reading", None)
+    config = build_cache_policy(KIND if kv is None else kv)
+    reading = getattr(config, "with_contexts", None)
     if reading is None:
         raise BadConfig(
             f"kv={config.name}: contexts that are read apart come under kv={KIND}, or under a "
             "compressor as kv=arc-encoder:folder=FOLDER; leave kv out"
         )
     prefix, contexts, question = prompt.laid_out(text)
-    ids = [*prefix, *(token for one in contexts for token in one), *question]
-    return ids, reading(len(prefix), tuple(map(len, contexts)))
+    token_ids = [*prefix, *(token for context in contexts for token in context), *question]
+    return token_ids, reading(len(prefix), tuple(map(len, contexts)))

@@ -1,4 +1,4 @@
-"""What holds where nobody says otherwise: how long an answer may be, and what `auto` stands for on
+"""Defaults of a model: how long an answer may be, and what `auto` stands for on
 a model before anybody tunes it.
 """
 
@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from foretell.core.masked_text import MASKS, filler
+from foretell.core.masked_text import MASKS, default_filler
 from foretell.core.sampling_options import ANSWER_TOKENS, CANVAS_TOKENS
-from foretell.core.tokenizer_bytes import related
+from foretell.core.tokenizer_bytes import are_related
 from foretell.drafters.heads.attach import shipped_head
 from foretell.spec import AUTO, CHEAP, DRAFT, HEAD, HEAD_STEP, QUICK, STATIC, STEP
 
@@ -21,17 +21,17 @@ def answer_tokens(target: Model) -> int:
     return CANVAS_TOKENS if "canvas" in target.caps else ANSWER_TOKENS
 
 
-def simplest(target: Model) -> str:
+def simplest_method(target: Model) -> str:
     """A method that asks nothing but the target."""
-    return filler(target) if "canvas" in target.caps else "plain"
+    return default_filler(target) if "canvas" in target.caps else "plain"
 
 
-def baseline(target: Model) -> str:
-    """What other methods are measured against: one forward of the target, one token."""
-    return STATIC if MASKS in target.caps else simplest(target)
+def baseline_method(target: Model) -> str:
+    """The method that others are measured against: one forward of the target, one token."""
+    return STATIC if MASKS in target.caps else simplest_method(target)
 
 
-def usual(target: Model, draft: Model | None, step: float) -> str:
+def default_method(target: Model, draft: Model | None, step: float) -> str:
     """spec.AUTO, or spec.QUICK where a plain step (seconds) is so quick that asking more drafters
     would take too much of it; and spec.DRAFT, where there is a draft model that is small enough.
 
@@ -41,7 +41,7 @@ def usual(target: Model, draft: Model | None, step: float) -> str:
     if step >= HEAD_STEP and shipped_head(target, HEAD.partition(":")[0]):
         return f"{QUICK}+{HEAD}"
     method = QUICK if step < STEP else AUTO
-    small = draft is not None and 0 < draft.weight_bytes <= CHEAP * target.weight_bytes
-    if draft is not None and small and related(draft.tokenizer, target.tokenizer):
+    is_small = draft is not None and 0 < draft.weight_bytes <= CHEAP * target.weight_bytes
+    if draft is not None and is_small and are_related(draft.tokenizer, target.tokenizer):
         return f"{method}+{DRAFT}"
     return method

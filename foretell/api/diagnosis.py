@@ -1,4 +1,4 @@
-"""Who computes a model and why, in full for `foretell doctor`, and in one line when it is loaded.
+"""Reports who computes a model and why: in full for `foretell doctor`, in one line when it loads.
 
 `auto` prefers the quickest executor of the device, and torch with fused layers. Where they refuse a
 model the results are the same and steps are slower, so nobody should find out by accident.
@@ -12,17 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from foretell.engine.cost_profile import numbers
+from foretell.engine.cost_profile import number_format
 from foretell.models import executors as registry
+from foretell.ops.assets import shipped_folder
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
-_told: set[str] = set()
+_shown_notices: set[str] = set()
 
 
 class Loaded(Protocol):
-    """What is told of an LM: its models, and of each who refused to compute it, and why."""
+    """The part of an LM that is reported: its models, and who refused each of them, and why."""
 
     models: dict[str, Model]
     refusals: dict[str, tuple[tuple[str, str], ...]]
@@ -45,40 +46,53 @@ class ModelReport:
     context: int  # tokens
 
 
-def diagnose(lm: Loaded) -> list[ModelReport]:
+def diagnose_models(lm: Loaded) -> list[ModelReport]:
     """A report for every model of the LM, the target first."""
-    return [_report(name, model, lm.refusals.get(name, ())) for name, model in lm.models.items()]
+    return [
+        _report_model(name, model, lm.refusals.get(name, ())) for name, model in lm.models.items()
+    ]
 
 
 def in_brief(lm: Loaded) -> str:
     """A line for people, as in a notebook: the models, their number formats, who computes them."""
-    said = []
-    for report in diagnose(lm):
+    descriptions = []
+    for report in diagnose_models(lm):
         name = "" if report.name == "target" else f"{report.name} "
-        said.append(
+        descriptions.append(
             f"{name}{report.model}: {report.family} in {report.dtype} by {report.executor}, "
             f"{report.context:,} tokens of context"
         )
-    return f"<foretell.LM {'; '.join(said)}>"
+    return f"<foretell.LM {'; '.join(descriptions)}>"
 
 
-def notice(message: str) -> None:
-    """One line on stderr, once per process for each message."""
-    if message not in _told:
-        _told.add(message)
+def print_notice(message: str) -> None:
+    """Prints a line on stderr, once per process for each message."""
+    if message not in _shown_notices:
+        _shown_notices.add(message)
         print(f"note: {message}", file=sys.stderr)
 
 
 def notice_refusals(lm: Loaded, source: str) -> None:
     """Says of each model that `auto` would have computed in a quicker way why it is not."""
-    for report in diagnose(lm):
+    for report in diagnose_models(lm):
         if report.refusals:
-            reasons = [f"{who} does not take it ({why})" for who, why in report.refusals]
-            notice(
-                f"{report.model} is computed by {report.executor}: {_joined(reasons)}. "
+            reasons = [
+                f"{executor} does not take it ({reason})" for executor, reason in report.refusals
+            ]
+            print_notice(
+                f"{report.model} is computed by {report.executor}: {_join_reasons(reasons)}. "
                 "Its results are right, its steps slower; "
                 f"`foretell doctor {source}` says more, executor={report.executor!r} says nothing"
             )
+
+
+def notice_of_missing_head(source: str, head: str) -> None:
+    """Says of a model by name that a head drafts for it, which is not here."""
+    if head and shipped_folder(head) is None:
+        print_notice(
+            f"{source} has a head that drafts for it, {head}, which is not here; "
+            "pip install 'foretell[models]' brings it, and `auto` is quicker with it"
+        )
 
 
 def notice_of_torch(hf: Any) -> None:
@@ -88,19 +102,22 @@ def notice_of_torch(hf: Any) -> None:
     folder = str(getattr(hf.config, "name_or_path", ""))
     if hf.device.type != "cpu" or not folder or not Path(folder).is_dir():
         return
-    quicker = [*registry.whole(hf, "cpu"), *reversed([*registry.candidates(hf, "cpu")])]
+    quicker = [
+        *registry.whole_runtimes(hf, "cpu"),
+        *reversed([*registry.candidate_runtimes(hf, "cpu")]),
+    ]
     if quicker:
-        notice(
+        print_notice(
             f"torch computes this model of yours; foretell.load({folder!r}) reads it anew, and "
             f"{quicker[0][0]} computes that, several times as fast on a CPU"
         )
 
 
-def _joined(parts: Sequence[str]) -> str:
+def _join_reasons(parts: Sequence[str]) -> str:
     return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
-def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> ModelReport:
+def _report_model(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> ModelReport:
     # Imported here: a .gguf file needs none of transformers' models, which fill 100 MB.
     from foretell.backends.llama_cpp import GGUF
 
@@ -133,7 +150,7 @@ def _report(name: str, model: Model, refusals: tuple[tuple[str, str], ...]) -> M
         name,
         model.name,
         family,
-        numbers(model),
+        number_format(model),
         executor,
         refusals,
         loop,

@@ -46,7 +46,7 @@ CHUNK = 512  # tokens that one forward takes in
 
 
 class Host(Protocol):
-    """What it uses of an api.LM."""
+    """The part of an api.LM that an editor uses."""
 
     models: dict[str, Model]
     engine: Engine
@@ -63,7 +63,7 @@ class Host(Protocol):
 
 @dataclass(frozen=True)
 class Edit:
-    """What an edit did to the tokens of a text."""
+    """Numbers of an edit: what it did to the tokens of a text."""
 
     start: int  # tokens before it, whose rows stay
     stop: int  # end of the tokens that it replaced
@@ -78,7 +78,7 @@ class Edit:
 
 @dataclass(frozen=True)
 class _Undo:
-    """What takes an edit back."""
+    """Text and rows that take an edit back."""
 
     text: str
     start: int
@@ -101,22 +101,24 @@ class Editor:
         self.method = method
         self.text = text
         self._undos: list[_Undo] = []
-        ids = self._ids(text)
+        token_ids = self._text_ids(text)
         with lm.driver.exclusive(), torch.inference_mode():
-            self._move = self._moving()
-            self._taps = self._kept_taps(ids)
-            self._show(Edited.computed(self._computed(ids, None)))
+            self._move = self._key_move()
+            self._taps = self._kept_taps(token_ids)
+            self._show_rows(Edited.from_segment(self._compute_rows(token_ids, None)))
 
     @property
     def tokens(self) -> list[int]:
-        """Those of the text, as `LM.encode` gives them."""
+        """Tokens of the text, as `LM.encode` gives them."""
         return list(self._rows.tokens)
 
     @property
     def bytes(self) -> int:
-        """Of the rows that it holds, those that `undo` needs included."""
-        held = [self._rows, *(one.removed for one in self._undos)]
-        parts = [part for one in held for part in (*one.k, *one.v, *one.states.values())]
+        """Bytes of the rows that it holds, those that `undo` needs included."""
+        held_rows = [self._rows, *(holder.removed for holder in self._undos)]
+        parts = [
+            part for holder in held_rows for part in (*holder.k, *holder.v, *holder.states.values())
+        ]
         if self.segment.k is not self._rows.k:
             parts += self.segment.k
         return sum(part.numel() * part.element_size() for part in parts)
@@ -131,8 +133,8 @@ class Editor:
         """
         with self.lm.driver.exclusive(), torch.inference_mode():
             length = len(self.text)
-            whole = type(start) is int and type(stop) is int
-            if not whole or not 0 <= start <= stop <= length:
+            are_whole = type(start) is int and type(stop) is int
+            if not are_whole or not 0 <= start <= stop <= length:
                 raise BadConfig(
                     f"edit {start!r} to {stop!r}: the text has {length} characters; give two "
                     f"places from 0 to {length}, the first one first"
@@ -140,7 +142,7 @@ class Editor:
             if not isinstance(new, str):
                 raise BadConfig.field("new", new, "a text")
             text = self.text[:start] + new + self.text[stop:]
-            return self._replace(text, self._ids(text))
+            return self._replace_tokens(text, self._text_ids(text))
 
     def undo(self) -> None:
         """Takes back the last edit that was not taken back: text, tokens, every bit of the rows.
@@ -150,112 +152,116 @@ class Editor:
         with self.lm.driver.exclusive(), torch.inference_mode():
             if not self._undos:
                 raise BadConfig("undo: there is no edit to take back; edit the text first")
-            last = self._undos[-1]
-            self._show(self._rows.spliced(last.start, last.stop, last.removed))
-            self.text = last.text
+            last_undo = self._undos[-1]
+            self._show_rows(
+                self._rows.replace_tokens(last_undo.start, last_undo.stop, last_undo.removed)
+            )
+            self.text = last_undo.text
             self._undos.pop()
 
     def complete(self, **options: Any) -> Output:
-        """What the model writes behind the text.
+        """Generates what the model writes behind the text.
 
         Options are those of `LM.generate`, except `method`, which the editor has, and `kv`.
         """
-        output: Output = self.lm.generate(**self._request(options))
+        output: Output = self.lm.generate(**self._call_options(options))
         return output
 
     def stream(self, **options: Any) -> Generator[Piece, None, None]:
         """`complete` in pieces, as `LM.stream` gives them."""
-        return self.lm.stream(**self._request(options))
+        return self.lm.stream(**self._call_options(options))
 
     # --- rows
 
-    def _replace(self, text: str, ids: Sequence[int]) -> Edit:
+    def _replace_tokens(self, text: str, token_ids: Sequence[int]) -> Edit:
         """Makes these the tokens, and keeps the rows of the first and the last that stay.
 
         Of tokens that could be either, the first keep theirs: those rows are exact.
         """
-        old = self._rows.tokens
-        start = common_length(old, ids)
-        kept = common_length(old[start:][::-1], ids[start:][::-1])
-        stop, end = len(old) - kept, len(ids) - kept
-        fresh = self._rows.part(start, start)
+        old_tokens = self._rows.tokens
+        start = common_length(old_tokens, token_ids)
+        kept_count = common_length(old_tokens[start:][::-1], token_ids[start:][::-1])
+        stop, end = len(old_tokens) - kept_count, len(token_ids) - kept_count
+        fresh_rows = self._rows.copy_part(start, start)
         if end > start:
             prefix = part_of(self.segment, 0, start) if start else None
-            fresh = Edited.computed(self._computed(ids[:end], prefix))
-        undo = _Undo(self.text, start, end, self._rows.part(start, stop))
-        self._show(self._rows.spliced(start, stop, fresh))
+            fresh_rows = Edited.from_segment(self._compute_rows(token_ids[:end], prefix))
+        undo = _Undo(self.text, start, end, self._rows.copy_part(start, stop))
+        self._show_rows(self._rows.replace_tokens(start, stop, fresh_rows))
         self.text = text
         self._undos.append(undo)
-        return Edit(start, stop, end - start, kept)
+        return Edit(start, stop, end - start, kept_count)
 
-    def _computed(self, tokens: Sequence[int], prefix: Segment | None) -> Segment:
+    def _compute_rows(self, tokens: Sequence[int], prefix: Segment | None) -> Segment:
         """The rows of these tokens behind those of `prefix`."""
         target = self.lm.models["target"]
         cache = target.cache()
         if self._taps:
             cache.states = TappedStates(self._taps)
         if prefix is not None and target.reads_segments:
-            cache.adopt(prefix)
+            cache.adopt_segment(prefix)
         elif prefix is not None:
-            cache.take([prefix])
+            cache.copy_segments([prefix])
         start = cache.length
         ask = Ask(TokenTree(tokens[-1]), rows=())
-        whole = False
-        while not whole:
-            job, whole = cache.prepare(ask, tokens, CHUNK)
+        is_complete = False
+        while not is_complete:
+            job, is_complete = cache.prepare(ask, tokens, CHUNK)
             target.forward([job])
         # A cache keeps all but the newest token, so another one stands behind them.
-        computed = cache.share([*tokens, 0])
+        computed = cache.share_rows([*tokens, 0])
         cache.drop()
         return part_of(computed, start, len(tokens))
 
-    def _show(self, rows: Edited) -> None:
-        """These are the rows from now on."""
-        segment = rows.segment(self._move)
+    def _show_rows(self, rows: Edited) -> None:
+        """Makes these the rows from now on."""
+        segment = rows.to_segment(self._move)
         self._rows, self.segment = rows, segment
 
     # --- what it needs
 
-    def _ids(self, text: str) -> list[int]:
+    def _text_ids(self, text: str) -> list[int]:
         if not isinstance(text, str):
             raise BadConfig.field("text", text, "a text")
-        ids = self.lm.encode(text)
+        token_ids = self.lm.encode(text)
         target = self.lm.models["target"]
-        if len(ids) >= target.context:
+        if len(token_ids) >= target.context:
             raise PromptTooLong(
-                f"the text has {len(ids)} tokens and {target.name} holds {target.context}; "
+                f"the text has {len(token_ids)} tokens and {target.name} holds {target.context}; "
                 "shorten it"
             )
-        return ids
+        return token_ids
 
-    def _moving(self) -> Move:
+    def _key_move(self) -> Move:
         """How the target's keys are moved. Raises Unsupported."""
         target: Any = self.lm.models["target"]
-        moving = getattr(target, "moving", None)
+        moving = getattr(target, "find_move", None)
         cache = target.cache()
         if moving is None or not cache.sharable or None in cache.layout:
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 "editor", target.name, "rotary positions and rows of every layer", "use generate"
             )
         if cache.layout != tuple(target.layout):
             need = "ordinary cache rows"
-            raise Unsupported.missing("editor", target.name, need, "leave exact_bits out")
+            raise Unsupported.missing_capability(
+                "editor", target.name, need, "leave exact_bits out"
+            )
         move: Move = moving("editor")
         return move
 
-    def _kept_taps(self, ids: Sequence[int]) -> tuple[int, ...]:
+    def _kept_taps(self, token_ids: Sequence[int]) -> tuple[int, ...]:
         """The hidden states of the text that the method reads."""
         strategy = self.lm.resolve(self.method)[1]
-        request = Request(ids, strategy)
+        request = Request(token_ids, strategy)
         engine = self.lm.engine
         return Context(engine, request, models_for(engine, request)).kept_taps
 
-    def _request(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _call_options(self, options: dict[str, Any]) -> dict[str, Any]:
         """The arguments of a call of the LM."""
         if "method" in options:
             raise BadConfig("method: an editor completes by its own; give it to `lm.editor`")
         segment = self.segment
-        known = len(segment.tokens) - 1
-        prefix = part_of(segment, 0, known) if known else None
+        known_length = len(segment.tokens) - 1
+        prefix = part_of(segment, 0, known_length) if known_length else None
         tokens = list(segment.tokens)
         return {**options, "prompt": tokens, "method": self.method, "prefix": prefix}

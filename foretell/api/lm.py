@@ -1,4 +1,4 @@
-"""What a user calls: `LM` with `generate` and `stream`.
+"""The entry point of users: `LM` with `generate` and `stream`.
 
 `api.prompts` makes requests, `engine.driver` runs them, and `api.outputs` makes the answers.
 """
@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from foretell.api import profiles
-from foretell.api.contexts import Contexts, apart, read_by
-from foretell.api.defaults import simplest, usual
+from foretell.api.contexts import Contexts, read_by, tokenize_contexts
+from foretell.api.defaults import default_method, simplest_method
 from foretell.api.diagnosis import in_brief
 from foretell.api.editor import Editor
-from foretell.api.outputs import Output, Piece, Stream, outputs, refused, whole
+from foretell.api.outputs import Output, Piece, Stream, list_outputs, raise_failed, refused_pieces
 from foretell.api.prompts import (
     Text,
     check_names,
     per_prompt,
-    placed,
+    place_prompt,
     split_prompts,
     split_terms,
 )
 from foretell.cache.prefix_tree import PrefixTree
-from foretell.constraints.asking import asking, bare
+from foretell.constraints.asking import ask_ahead, inner_method
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.model import Model
@@ -39,19 +39,19 @@ from foretell.core.stats import Stats
 from foretell.core.tracing import Steps, TraceStep
 from foretell.diffusion.loop import CANVAS
 from foretell.engine import saved_stores as stores
-from foretell.engine.checks import check_prefix, drawn, models_for
-from foretell.engine.cost_profile import ROWS, identity, profile
+from foretell.engine.checks import check_prefix, models_for, with_temperature
+from foretell.engine.cost_profile import ROWS, model_identity, profile_model
 from foretell.engine.driver import Driver
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
-from foretell.engine.memory_budget import least
+from foretell.engine.memory_budget import min_budget
 from foretell.engine.prefix_cache import Reuse
 from foretell.engine.scheduler import FairPlan
-from foretell.engine.status import troubles
+from foretell.engine.status import find_troubles
 from foretell.errors import BadConfig, ForetellError, ForetellWarning
 from foretell.ops.threads import threads_here
 from foretell.progress import COLUMNS, Bar
-from foretell.spec import AUTO, resolve, with_reward
+from foretell.spec import AUTO, resolve_method, with_reward
 from foretell.speculation.costs import SIZES
 from foretell.speculation.strategy import Speculative, Strategy
 
@@ -64,18 +64,15 @@ __all__ = ["LM", "Output", "Piece", "Stats"]
 
 @dataclass
 class _Batch:
-    """What one call asks for: of each prompt its requests (its n samples), or why it has none."""
+    """Requests of one call: of each prompt its n samples, or why it has none."""
 
     prompts: list[list[Request] | ForetellError]
-    many: bool  # whether a list of prompts was given
+    is_list: bool  # whether a list of prompts was given
 
     @property
     def requests(self) -> list[Request]:
-        flat = []
-        for requests in self.prompts:
-            if not isinstance(requests, ForetellError):
-                flat += requests
-        return flat
+        usable = [requests for requests in self.prompts if isinstance(requests, list)]
+        return [request for requests in usable for request in requests]
 
 
 class LM:
@@ -132,122 +129,121 @@ class LM:
         `prefix` (rows of the prompt's first tokens, as an Editor makes them).
         A failed one of a list has its `error` set; a single one raises it.
         """
-        batch = self._batch(prompt, method, sampling)
-        lives: list[Live] = []
+        batch = self._make_batch(prompt, method, sampling)
+        live_requests: list[Live] = []
         sources: dict[int, list[str]] = {}
         if batch.requests:
-            with self.driver.following(batch.requests, every_step=False) as (lives, events):
+            with self.driver.following(batch.requests, every_step=False) as (live_requests, events):
                 for received in events:
                     for event in received:
                         sources.setdefault(event.request, []).extend(event.sources)
-        return self._answers(batch, lives, sources)
+        return self._make_answers(batch, live_requests, sources)
 
     def trace(self, prompt: Any, method: Method = "auto", **sampling: Any) -> list[TraceStep]:
-        """What happened in every step of one generation: see tracing.TraceStep."""
-        batch = self._batch(prompt, method, sampling)
-        if batch.many or len(batch.requests) > 1:
+        """Returns what happened in every step of one generation: see tracing.TraceStep."""
+        batch = self._make_batch(prompt, method, sampling)
+        if batch.is_list or len(batch.requests) > 1:
             raise BadConfig(
                 "trace shows one sample of one prompt: give one prompt, and leave n out"
             )
         steps: list[TraceStep] = []
         batch.requests[0].trace = steps.append
-        with self.driver.following(batch.requests, every_step=False) as (lives, events):
+        with self.driver.following(batch.requests, every_step=False) as (live_requests, events):
             for _ in events:
                 pass
-        self._answers(batch, lives, {lives[0].index: []})
+        self._make_answers(batch, live_requests, {live_requests[0].index: []})
         return steps
 
     async def agenerate(
         self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any
     ) -> Any:
-        """`generate` for an event loop, which goes on meanwhile. Cancelling the task ends the
-        requests.
-        """
+        """`generate` for an event loop. Cancelling the task ends the requests."""
         batch, threads = await self._batch_async(prompt, method, sampling)
-        lives: list[Live] = []
+        live_requests: list[Live] = []
         sources: dict[int, list[str]] = {}
         if batch.requests:
             following = self.driver.following_async(batch.requests, False, threads)
-            async with following as (lives, events):
+            async with following as (live_requests, events):
                 async for received in events:
                     for event in received:
                         sources.setdefault(event.request, []).extend(event.sources)
-        return self._answers(batch, lives, sources)
+        return self._make_answers(batch, live_requests, sources)
 
     def stream(
         self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any
     ) -> Generator[Piece, None, None]:
-        """The same as `generate`, in Pieces as tokens become final. Closing it ends the requests.
+        """Generates in Pieces, as tokens become final. Closing it ends the requests.
 
         Arguments are checked at once; the requests begin with the first piece asked for, and go on
         however fast the pieces are read. With `trace=True` each has the step that it came from.
         """
-        return self._stream(self._streamable(self._batch(prompt, method, sampling)))
+        batch = self._make_batch(prompt, method, sampling)
+        return self._stream_pieces(self._check_streamable(batch))
 
     async def astream(
         self, prompt: Any, method: Method | Sequence[Method] = "auto", **sampling: Any
     ) -> AsyncGenerator[Piece, None]:
-        """`stream` for an event loop: `async for piece in lm.astream(...)`. Closing it, or
-        cancelling its task, ends the requests.
-        """
+        """`stream` for an event loop. Closing it, or cancelling its task, ends the requests."""
         batch, threads = await self._batch_async(prompt, method, sampling)
-        for piece in refused(self._streamable(batch).prompts):
+        for piece in refused_pieces(self._check_streamable(batch).prompts):
             yield piece
         if not batch.requests:
             return
-        async with self.driver.following_async(batch.requests, True, threads) as (lives, events):
-            streams = self._streams(batch, lives)
+        following = self.driver.following_async(batch.requests, True, threads)
+        async with following as (live_requests, events):
+            streams = self._make_streams(batch, live_requests)
             async for received in events:
                 for event in received:
-                    yield self._piece(streams[event.request], event, batch.many)
+                    yield self._make_piece(streams[event.request], event, batch.is_list)
 
-    def _stream(self, batch: _Batch) -> Generator[Piece, None, None]:
-        yield from refused(batch.prompts)
+    def _stream_pieces(self, batch: _Batch) -> Generator[Piece, None, None]:
+        yield from refused_pieces(batch.prompts)
         if not batch.requests:
             return
-        with self.driver.following(batch.requests) as (lives, events):
-            streams = self._streams(batch, lives)
+        with self.driver.following(batch.requests) as (live_requests, events):
+            streams = self._make_streams(batch, live_requests)
             for received in events:
                 for event in received:
-                    yield self._piece(streams[event.request], event, batch.many)
+                    yield self._make_piece(streams[event.request], event, batch.is_list)
 
     @staticmethod
-    def _streamable(batch: _Batch) -> _Batch:
+    def _check_streamable(batch: _Batch) -> _Batch:
         for requests in batch.prompts:
             if isinstance(requests, list) and len(requests) > 1:
                 raise BadConfig("n: streaming gives one sample a prompt; use generate for more")
         return batch
 
-    def _streams(self, batch: _Batch, lives: Sequence[Live]) -> dict[int, Stream]:
+    def _make_streams(self, batch: _Batch, live_requests: Sequence[Live]) -> dict[int, Stream]:
         usable = [i for i, requests in enumerate(batch.prompts) if isinstance(requests, list)]
-        pairs = zip(usable, lives, strict=True)
+        pairs = zip(usable, live_requests, strict=True)
         return {live.index: Stream(live, prompt, self.decode) for prompt, live in pairs}
 
     @staticmethod
-    def _piece(stream: Stream, event: Any, many: bool) -> Piece:
+    def _make_piece(stream: Stream, event: Any, is_list: bool) -> Piece:
         piece = stream.piece(event)
-        if piece.error is not None and not many:
+        if piece.error is not None and not is_list:
             raise piece.error
         return piece
 
-    def _answers(
-        self, batch: _Batch, lives: Sequence[Live], sources: Mapping[int, list[str]]
+    def _make_answers(
+        self, batch: _Batch, live_requests: Sequence[Live], sources: Mapping[int, list[str]]
     ) -> Any:
         answers: list[Output] = []
-        remaining = list(lives)
+        remaining = list(live_requests)
         for requests in batch.prompts:
             if isinstance(requests, ForetellError):
                 answers.append(Output("", [], "error", Stats(), error=requests))
                 continue
             samples: list[Output] = []
             for _ in requests:
-                live = remaining.pop(0)
-                samples += outputs(live, sources.get(live.index, []), self.decode)
+                live_request = remaining.pop(0)
+                token_sources = sources.get(live_request.index, [])
+                samples += list_outputs(live_request, token_sources, self.decode)
             samples[0].samples = samples
             answers.append(samples[0])
-        if batch.many:
+        if batch.is_list:
             return answers
-        return whole(answers[0])
+        return raise_failed(answers[0])
 
     def fill(self, parts: Sequence[str | int], method: Method = "auto", **sampling: Any) -> Output:
         """Fills the gaps of a text with a model that fills canvases. `parts`: texts, and numbers of
@@ -268,45 +264,45 @@ class LM:
         self, prompt: Any, method: Any, sampling: dict[str, Any]
     ) -> tuple[_Batch, int]:
         """The batch, made on another thread, and the threads to compute with."""
-        if self.driver.held:
+        if self.driver.is_held:
             raise BadConfig("no event loop can run on a thread that has the model to itself")
         threads = threads_here()
-        make = partial(self._batch, prompt, method, sampling)
+        make = partial(self._make_batch, prompt, method, sampling)
         return await asyncio.get_running_loop().run_in_executor(None, make), threads
 
-    def _batch(self, prompt: Any, method: Any, sampling: dict[str, Any]) -> _Batch:
+    def _make_batch(self, prompt: Any, method: Any, sampling: dict[str, Any]) -> _Batch:
         """Checks everything before anything runs. A wrong argument raises; of many prompts one that
         cannot be used, or that its method refuses, becomes its error, unless none can be used.
         """
         threads_here()
         check_names(sampling)
-        prompts, many = split_prompts(prompt)
+        prompts, is_list = split_prompts(prompt)
         count = len(prompts)
-        methods = per_prompt("method", method, count, many)
-        columns = {name: per_prompt(name, value, count, many) for name, value in sampling.items()}
+        methods = per_prompt("method", method, count, is_list)
+        columns = {key: per_prompt(key, value, count, is_list) for key, value in sampling.items()}
         batch: list[list[Request] | ForetellError] = []
-        for i, one in enumerate(prompts):
+        for i, item in enumerate(prompts):
             options = {name: values[i] for name, values in columns.items()}
-            batch.append(self._requests(one, methods[i], options))
+            batch.append(self._make_requests(item, methods[i], options))
         with self.driver.exclusive():
             for i, requests in enumerate(batch):
                 if isinstance(requests, list):
-                    batch[i] = self._checked(requests)
+                    batch[i] = self._check_requests(requests)
         usable = [requests for requests in batch if isinstance(requests, list)]
         for requests in batch:
             if isinstance(requests, ForetellError) and not usable:
                 raise requests
-        strategies = [bare(requests[0].strategy) for requests in usable]
+        strategies = [inner_method(requests[0].strategy) for requests in usable]
         if any(isinstance(s, Speculative) and not s.nodes for s in strategies):
             self._measure_once()
-        return _Batch(batch, many)
+        return _Batch(batch, is_list)
 
-    def _requests(
+    def _make_requests(
         self, prompt: Any, method: Any, options: Mapping[str, Any]
     ) -> list[Request] | ForetellError:
         """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
         try:
-            ids, options = read_by(prompt, options, self._text)
+            token_ids, options = read_by(prompt, options, self._text)
         except ForetellError as error:
             return error
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
@@ -314,34 +310,36 @@ class LM:
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
         name, strategy = self.resolve(method, reward)
-        options = drawn(name, strategy, options)
+        options = with_temperature(name, strategy, options)
         sampling = self._text.sampling(options, terms["tenant"], terms["deadline"])
-        begin, inputs = placed(self.models["target"], ids, terms.pop("pictures"))
+        begin, inputs = place_prompt(self.models["target"], token_ids, terms.pop("pictures"))
         if canvas is not None:
             inputs = {**inputs, CANVAS: canvas}
         text = self.decode if self.tokenizer is not None else None
         requests = []
         for k in range(sampling.n):
-            one = self._text.sample(sampling, k, begin, self.models["target"])
-            led = asking(strategy, one)
-            requests.append(Request(begin, led, one, name, text, inputs=inputs, **terms))
-            requests[-1].trace = Steps() if traced else None
+            choices = self._text.sample(sampling, k, begin, self.models["target"])
+            asking_strategy = ask_ahead(strategy, choices)
+            request = Request(begin, asking_strategy, choices, name, text, inputs=inputs, **terms)
+            request.trace = Steps() if traced else None
+            requests.append(request)
         return requests
 
-    def _checked(self, requests: list[Request]) -> list[Request] | ForetellError:
-        """The same, or why the prompt cannot be used. Raises where its arguments cannot be."""
-        engine, first = self.engine, requests[0]
+    def _check_requests(self, requests: list[Request]) -> list[Request] | ForetellError:
+        """Returns them, or why the prompt cannot be used. Raises where its arguments cannot be."""
+        engine, first_request = self.engine, requests[0]
         try:
-            plain = Request(first.prompt, resolve(simplest(engine.models["target"]))[1])
-            plain.inputs, plain.policy = first.inputs, first.policy
+            plain_method = resolve_method(simplest_method(engine.models["target"]))[1]
+            plain = Request(first_request.prompt, plain_method)
+            plain.inputs, plain.policy = first_request.inputs, first_request.policy
             models_for(engine, plain)
         except ForetellError as error:
             return error
-        models = models_for(engine, first)
-        check_prefix(first, models)
-        ctx = Context(engine, first, models)
+        models = models_for(engine, first_request)
+        check_prefix(first_request, models)
+        ctx = Context(engine, first_request, models)
         try:
-            first.strategy.run(ctx).close()  # what it refuses before its first forward
+            first_request.strategy.run(ctx).close()  # what it refuses before its first forward
         except ForetellError as error:
             return error
         return requests
@@ -350,23 +348,22 @@ class LM:
 
     @property
     def default(self) -> str:
-        """What `auto` stands for without a profile: see `defaults.usual`."""
+        """The method that `auto` stands for without a profile: see `defaults.default_method`."""
         self._measure_once()
         return self._default
 
     @property
     def auto(self) -> str:
-        """What `auto` stands for: the method that `foretell tune` chose for this model here, else
-        `default`.
+        """The method that `auto` stands for: the one that `foretell tune` chose, else `default`.
 
         A profile that is damaged, or was made elsewhere, is left aside with a warning.
         """
         if "canvas" in self.models["target"].caps:
-            return simplest(self.models["target"])
+            return simplest_method(self.models["target"])
         threads = threads_here()
         if self._auto is None or self._auto[0] != threads:
             with self.driver.exclusive():
-                profile, trouble = profiles.kept(self.models, self.path)
+                profile, trouble = profiles.load_profile(self.models, self.path)
                 if trouble:
                     warnings.warn(trouble, ForetellWarning, 2)
                 self._auto = threads, profile["chosen"] if profile else self.default
@@ -382,7 +379,9 @@ class LM:
         """
         method = self.auto if isinstance(method, str) and method == "auto" else method
         encode = self._text.encode_text
-        return resolve(method, encode) if reward is None else with_reward(method, reward, encode)
+        if reward is None:
+            return resolve_method(method, encode)
+        return with_reward(method, reward, encode)
 
     def bring(self, method: Method = "auto") -> None:
         """Loads what a method brings, a head for example; else its first request waits for it."""
@@ -397,8 +396,7 @@ class LM:
                     self.measure()
 
     def measure(self, fresh: bool = False) -> dict[str, Any]:
-        """What this model's forwards cost here, which decides how much is drafted; returns it for
-        people to read, in seconds.
+        """Measures this model's forwards, which decides how much is drafted; returns the seconds.
 
         Read from the user's cache folder, or measured (a few seconds) and kept there; `fresh`
         measures in any case. Running requests wait for it.
@@ -407,20 +405,21 @@ class LM:
         with Bar(*COLUMNS, console=Console(stderr=True), transient=True) as progress:
             bar = progress.add_task(f"measuring {target.name}", visible=False, total=None)
 
-            def tell(done: int, total: int) -> None:
-                progress.update(bar, completed=done, total=total, visible=True)
+            def tell(done_count: int, total: int) -> None:
+                progress.update(bar, completed=done_count, total=total, visible=True)
 
             with self.driver.exclusive():
-                costs, file = profile(target, fresh, tell)
+                costs, file = profile_model(target, fresh, tell)
                 self.engine.take_costs(target, costs)
                 # Decided once: what steps turn out to take later must not change it.
-                self._default = usual(target, self.models.get("draft"), costs.single())
+                draft = self.models.get("draft")
+                self._default = default_method(target, draft, costs.one_token_seconds())
                 self.measured = True
                 seconds = {}
                 for rows in ROWS:
                     curve = costs.curve(SIZES[-1], rows)
                     seconds[rows] = {size: float(curve[size - 1]) for size in SIZES}
-        return {"about": identity(target), "file": str(file), "seconds": seconds}
+        return {"about": model_identity(target), "file": str(file), "seconds": seconds}
 
     # --- many requests
 
@@ -454,14 +453,15 @@ class LM:
             engine.plan = FairPlan(between_tokens=between_tokens)
             engine.reuse = Reuse(engine, PrefixTree(prefixes)) if prefixes else None
             engine.admission.budget = budget
-            needed = least(engine)
-            if budget is not None and budget < needed:
+            needed_bytes = min_budget(engine)
+            if budget is not None and budget < needed_bytes:
                 engine.admission.budget = None
-                raise BadConfig.field("budget", budget, f"at least {needed} bytes for a plain step")
+                allowed = f"at least {needed_bytes} bytes for a plain step"
+                raise BadConfig.field("budget", budget, allowed)
 
     def check_integrity(self) -> list[str]:
-        """What is wrong with the rows that are kept while there is no request; empty: nothing."""
-        return self.driver.run(lambda: troubles(self.engine))
+        """Faults in the rows that are kept while there is no request; empty: there are none."""
+        return self.driver.run(lambda: find_troubles(self.engine))
 
     # --- what drafters learnt
 
@@ -469,13 +469,11 @@ class LM:
         """Writes what drafters have learnt into a folder; returns the files. Raises BadFile where
         they cannot be written, and then leaves none behind.
         """
-        return self.driver.run(lambda: stores.save(self.engine, Path(folder)))
+        return self.driver.run(lambda: stores.save_stores(self.engine, Path(folder)))
 
     def load_stores(self, folder: str | Path) -> list[Path]:
-        """Takes in what `save_stores` wrote. Raises BadFile for a damaged or foreign file and then
-        takes in nothing.
-        """
-        return self.driver.run(lambda: stores.load(self.engine, Path(folder)))
+        """Takes in what `save_stores` wrote, or nothing and raises BadFile for a bad file."""
+        return self.driver.run(lambda: stores.load_stores(self.engine, Path(folder)))
 
     # --- texts
 
@@ -493,8 +491,8 @@ class LM:
 
     def compile(self, form: Mapping[str, Any], tenant: str, until: float) -> None:
         """Compiles a form (json_schema, regex or grammar) for requests to come."""
-        self._text.grammars.compile(form, tenant, until)
+        self._text.grammars.compile_form(form, tenant, until)
 
     def read_apart(self, prompt: Contexts, kv: Any = None) -> tuple[list[int], Any]:
-        """Token ids of Contexts, and the cache policy that reads them: see `apart`."""
-        return apart(prompt, kv, self._text)
+        """Token ids of Contexts, and the cache policy that reads them: see `tokenize_contexts`."""
+        return tokenize_contexts(prompt, kv, self._text)

@@ -1,4 +1,4 @@
-"""What a user gets: whole answers, and the pieces of a streamed one."""
+"""Answers that a user gets: whole answers, and the pieces of a streamed one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Decode = Callable[[Sequence[int]], str]
 
 @dataclass
 class Output:
-    """One answer. If its request failed, `error` is set, and the text is what there was by then."""
+    """An answer. If its request failed, `error` is set, and the text is what there was by then."""
 
     text: str
     tokens: list[int]
@@ -64,8 +64,8 @@ class Piece:
     others: list[Output] = field(default_factory=list)
 
 
-def whole(output: Output) -> Output:
-    """The same. Raises the error of the first sample that failed, which holds what there is."""
+def raise_failed(output: Output) -> Output:
+    """Returns the output, or raises its first failed sample's error, which holds what there is."""
     for sample in output.samples:
         if sample.error is not None:
             sample.error.output = output
@@ -73,99 +73,105 @@ def whole(output: Output) -> Output:
     return output
 
 
-def refused(prompts: Sequence[object]) -> list[Piece]:
+def refused_pieces(prompts: Sequence[object]) -> list[Piece]:
     """The only pieces of those prompts that cannot be used: of each its error."""
     pieces = []
-    for i, found in enumerate(prompts):
-        if isinstance(found, ForetellError):
-            pieces.append(Piece("", [], [], i, "error", error=found))
+    for i, prompt_error in enumerate(prompts):
+        if isinstance(prompt_error, ForetellError):
+            pieces.append(Piece("", [], [], i, "error", error=prompt_error))
     return pieces
 
 
 class Stream:
     """Turns the events of one request into pieces."""
 
-    def __init__(self, live: Live, prompt: int, decode: Decode):
-        self.live = live
+    def __init__(self, live_request: Live, prompt: int, decode: Decode):
+        self.live = live_request
         self.prompt = prompt
         self.decode = decode
-        self.detokenizer = live.ctx.sampler.detokenizer(decode)
+        self.detokenizer = live_request.ctx.sampler.detokenizer(decode)
         self.told = 0  # tokens that pieces have carried
 
     def piece(self, event: Event) -> Piece:
         parts = []
         for token in event.tokens:
-            parts.append(self.detokenizer.push(spoken(self.live, [token])))
+            parts.append(self.detokenizer.push(text_tokens(self.live, [token])))
         piece = Piece("".join(parts), event.tokens, event.sources, self.prompt, parts=parts)
-        piece.logprobs = _logprobs(self.live, event.tokens, self.told)
-        piece.step = self._step(len(event.tokens))
+        piece.logprobs = _output_logprobs(self.live, event.tokens, self.told)
+        piece.step = self._find_step(len(event.tokens))
         piece.placed, piece.length = list(event.placed), event.length
         self.told += len(event.tokens)
         if event.done is not None:  # from here on the engine leaves the request alone
             piece.text += self.detokenizer.push([], final=True)
             piece.finish_reason = event.done
-            piece.error = failure(self.live)
+            piece.error = request_failure(self.live)
             piece.stats = self.live.ctx.stats
-            piece.others = outputs(self.live, [], self.decode)[1:] if piece.error is None else []
+            piece.others = (
+                list_outputs(self.live, [], self.decode)[1:] if piece.error is None else []
+            )
         return piece
 
-    def _step(self, tokens: int) -> TraceStep | None:
+    def _find_step(self, tokens: int) -> TraceStep | None:
         """The step that so many new tokens came from, if the request is traced."""
         request = self.live.ctx.request
         if not isinstance(request.trace, Steps):
             return None
-        found = None
+        last_step = None
         end = len(request.prompt) + self.told + tokens
         while request.trace and request.trace[0].position < end:
-            found = request.trace.popleft()
-        return found
+            last_step = request.trace.popleft()
+        return last_step
 
 
-def failure(live: Live) -> ForetellError | None:
+def request_failure(live_request: Live) -> ForetellError | None:
     """Why a finished request failed. What is no error of ours (an interruption) is raised."""
-    if live.error is None or isinstance(live.error, ForetellError):
-        return live.error
-    raise live.error
+    if live_request.error is None or isinstance(live_request.error, ForetellError):
+        return live_request.error
+    raise live_request.error
 
 
-def outputs(live: Live, sources: list[str], decode: Decode) -> list[Output]:
+def list_outputs(live_request: Live, sources: list[str], decode: Decode) -> list[Output]:
     """A finished request's result, and after it what else its method found."""
-    ctx = live.ctx
+    ctx = live_request.ctx
     result = Output(
-        _text(live, ctx.output, decode),
+        _decode_text(live_request, ctx.output, decode),
         ctx.output,
-        live.reason or "error",
+        live_request.reason or "error",
         ctx.stats,
         sources,
-        _logprobs(live, ctx.output),
-        error=failure(live),
+        _output_logprobs(live_request, ctx.output),
+        error=request_failure(live_request),
     )
-    found = [result]
-    if live.answers:
-        result.score = live.answers[0][1]
-    for tokens, score, reason in live.answers[1:]:
-        text = _text(live, tokens, decode)
-        drafted = ["target"] * len(tokens)
-        found.append(Output(text, tokens, reason, ctx.stats, drafted, score=score))
-    return found
+    found_outputs = [result]
+    if live_request.answers:
+        result.score = live_request.answers[0][1]
+    for tokens, score, reason in live_request.answers[1:]:
+        text = _decode_text(live_request, tokens, decode)
+        token_sources = ["target"] * len(tokens)
+        found_outputs.append(Output(text, tokens, reason, ctx.stats, token_sources, score=score))
+    return found_outputs
 
 
-def spoken(live: Live, tokens: Sequence[int]) -> list[int]:
+def text_tokens(live_request: Live, tokens: Sequence[int]) -> list[int]:
     """The tokens that are text, without those that end it."""
-    return [token for token in tokens if token not in live.ctx.sampler.stops]
+    return [token for token in tokens if token not in live_request.ctx.sampler.stops]
 
 
-def _text(live: Live, tokens: Sequence[int], decode: Decode) -> str:
-    return live.ctx.sampler.detokenizer(decode).push(spoken(live, tokens), final=True)
+def _decode_text(live_request: Live, tokens: Sequence[int], decode: Decode) -> str:
+    return live_request.ctx.sampler.detokenizer(decode).push(
+        text_tokens(live_request, tokens), final=True
+    )
 
 
-def _logprobs(live: Live, tokens: Sequence[int], start: int = 0) -> list[dict[str, Any]] | None:
-    """Of these tokens of the result, the first of which has `start` others before it."""
-    if live.ctx.request.sampling.logprobs is None:
+def _output_logprobs(
+    live_request: Live, tokens: Sequence[int], start: int = 0
+) -> list[dict[str, Any]] | None:
+    """Log-probabilities of tokens of the result, the first with `start` others before it."""
+    if live_request.ctx.request.sampling.logprobs is None:
         return None
     entries = []
-    numbers = live.logprobs[start : start + len(tokens)]
-    for token, (value, best) in zip(tokens, numbers, strict=True):
-        top = [{"token": other, "logprob": number} for other, number in best]
+    numbers = live_request.logprobs[start : start + len(tokens)]
+    for token, (value, best_tokens) in zip(tokens, numbers, strict=True):
+        top = [{"token": other_token, "logprob": number} for other_token, number in best_tokens]
         entries.append({"token": token, "logprob": value, "top": top})
     return entries

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from foretell.cards import card, guarantee
+from foretell.cards import card, weakest_guarantee
 from foretell.core.model import Model
-from foretell.engine.cost_profile import folder, traits
+from foretell.engine.cost_profile import folder, model_traits
 from foretell.errors import ForetellError
 from foretell.registry import kind_of
-from foretell.spec import given, pieces, resolve
+from foretell.spec import iterate_fields, resolve_method, split_methods
 from foretell.speculation.strategy import Speculative
 
 SCHEMA = "foretell.tune/2"
@@ -53,101 +53,115 @@ def weights_digest(model: Model | None) -> str:
     return digest.hexdigest()[:16]
 
 
-def conditions(models: Mapping[str, Model]) -> dict[str, str]:
-    """What a profile of these models holds for, by name."""
+def current_conditions(models: Mapping[str, Model]) -> dict[str, str]:
+    """Conditions that a profile of these models holds for, by name."""
     target = models["target"]
     return {
         "weights": weights_digest(target),
         "draft model": weights_digest(models.get("draft")),
-        **traits(target),
+        **model_traits(target),
     }
 
 
-def path_of(models: Mapping[str, Model], source: Path | None, about: Mapping[str, str]) -> Path:
-    """Where the profile with these conditions lies. `source`: the model's folder, if it has one.
+def path_of(
+    models: Mapping[str, Model], source: Path | None, profile_conditions: Mapping[str, str]
+) -> Path:
+    """Path of the profile with these conditions. `source`: the model's folder, if it has one.
 
     The names of all profiles of one model begin alike.
     """
-    second = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    return folder() / "tuned" / f"{_beginning(models['target'].name, source)}-{second}.json"
+    conditions_digest = hashlib.sha256(
+        json.dumps(profile_conditions, sort_keys=True).encode()
+    ).hexdigest()[:16]
+    return (
+        folder()
+        / "tuned"
+        / f"{_name_beginning(models['target'].name, source)}-{conditions_digest}.json"
+    )
 
 
-def _beginning(name: str, source: Path | None) -> str:
+def _name_beginning(name: str, source: Path | None) -> str:
     model = name if source is None else str(source.resolve())
     return hashlib.sha256(model.encode()).hexdigest()[:16]
 
 
-def forget(name: str, source: Path | None) -> int:
+def forget_profiles(name: str, source: Path | None) -> int:
     """Deletes every profile of the model of this name, or of this folder; returns how many. Raises
     OSError.
     """
-    files = sorted((folder() / "tuned").glob(f"{_beginning(name, source)}-*.json"))
+    files = sorted((folder() / "tuned").glob(f"{_name_beginning(name, source)}-*.json"))
     for file in files:
         file.unlink()
     return len(files)
 
 
-def kept(models: Mapping[str, Model], source: Path | None) -> tuple[dict[str, Any] | None, str]:
+def load_profile(
+    models: Mapping[str, Model], source: Path | None
+) -> tuple[dict[str, Any] | None, str]:
     """The profile of these models here, or None; beside it one line that says why one that exists
     is not used, or "".
     """
-    about = conditions(models)
-    path = path_of(models, source, about)
+    conditions_here = current_conditions(models)
+    path = path_of(models, source, conditions_here)
     try:
-        profile = read(path)
+        profile = read_profile(path)
     except ValueError as error:
         return None, f"{path}: the profile {error} and is not used; {CURE}"
     except OSError:
-        return None, _other_conditions(models["target"].name, path, about)
-    if profile["about"] != about:
-        where = "is of another model or machine than its name says"
-        return None, f"{path}: the profile {where} and is not used; {CURE}"
+        return None, _other_conditions(models["target"].name, path, conditions_here)
+    if profile["about"] != conditions_here:
+        fault = "is of another model or machine than its name says"
+        return None, f"{path}: the profile {fault} and is not used; {CURE}"
     return profile, ""
 
 
-def _other_conditions(name: str, path: Path, about: Mapping[str, str]) -> str:
-    """What has changed since the latest profile of this model, run in this way, was made; "" if
+def _other_conditions(name: str, path: Path, conditions_here: Mapping[str, str]) -> str:
+    """Tells what changed since the latest profile of this model, run in this way, was made; "" if
     there is none.
     """
     latest = 0.0
-    known: Mapping[str, str] = {}
-    same = {key: value for key, value in about.items() if key not in AGEING}
-    for other in path.parent.glob(f"{path.name.partition('-')[0]}-*.json"):
+    latest_conditions: Mapping[str, str] = {}
+    stable_traits = {key: value for key, value in conditions_here.items() if key not in AGEING}
+    for other_file in path.parent.glob(f"{path.name.partition('-')[0]}-*.json"):
         try:
-            changed = other.stat().st_mtime
-            there = read(other)["about"]
+            changed_time = other_file.stat().st_mtime
+            conditions_there = read_profile(other_file)["about"]
         except (OSError, ValueError):
             continue
-        if changed > latest and same.items() <= there.items():
-            latest, known = changed, there
-    if not known:
+        if changed_time > latest and stable_traits.items() <= conditions_there.items():
+            latest, latest_conditions = changed_time, conditions_there
+    if not latest_conditions:
         return ""
     differences = []
     for key in AGEING:
-        if known.get(key) != about[key]:
-            told = key if key == "weights" else f"{known.get(key)} there, {about[key]} here"
-            differences.append(told)
-    listed = "; ".join(differences)
-    return f"the profile of {name} is out of date ({listed}) and is not used; {CURE}"
+        if latest_conditions.get(key) != conditions_here[key]:
+            difference = (
+                key
+                if key == "weights"
+                else f"{latest_conditions.get(key)} there, {conditions_here[key]} here"
+            )
+            differences.append(difference)
+    listing = "; ".join(differences)
+    return f"the profile of {name} is out of date ({listing}) and is not used; {CURE}"
 
 
 # --- what is trusted
 
 
-def objection(spec: str) -> str | None:
+def find_objection(spec: str) -> str | None:
     """Why `auto` may not stand for this method; None if it may.
 
     It may for methods that are exact, open no file, and may draft nothing where that is quicker,
     at every temperature.
     """
     try:
-        for piece in pieces(spec):
+        for piece in split_methods(spec):
             kind_of(piece.partition(":")[0])
-        for method, option, value in given(spec):
+        for method, option, value in iterate_fields(spec):
             if reason := _option_objection(method, option, value):
                 return reason
-        name, strategy = resolve(spec)
-        if guarantee(name) != "exact":
+        name, strategy = resolve_method(spec)
+        if weakest_guarantee(name) != "exact":
             return "it is not exact"
     except ForetellError as error:
         return " ".join(str(error).split())
@@ -160,7 +174,7 @@ def objection(spec: str) -> str | None:
 
 
 def _option_objection(method: str, option: str, value: str) -> str | None:
-    """What is wrong with an option of a method, which has not been used yet."""
+    """Fault of a method's option, which has not been used yet; None: it has none."""
     if option == "rule":
         return "it has a rule of its own"
     default = card(method, kind_of(method)).defaults.get(option)
@@ -169,10 +183,10 @@ def _option_objection(method: str, option: str, value: str) -> str | None:
     return None
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_profile(path: Path) -> dict[str, Any]:
     """The profile in a file. Raises OSError, or ValueError, which says what is wrong with it."""
     try:
-        profile = json.loads(path.read_text("utf-8"), parse_constant=_refuse)
+        profile = json.loads(path.read_text("utf-8"), parse_constant=_refuse_constant)
     except (ValueError, RecursionError):
         raise ValueError("is damaged") from None
     if not isinstance(profile, dict) or profile.get("schema") != SCHEMA:
@@ -180,12 +194,12 @@ def read(path: Path) -> dict[str, Any]:
     for key, fits in FIELDS.items():
         if key not in profile or not fits(profile[key]):
             raise ValueError(f"is damaged ({key!r} is missing or wrong)")
-    if reason := objection(profile["chosen"]):
+    if reason := find_objection(profile["chosen"]):
         raise ValueError(f"names a method that `auto` may not stand for ({reason})")
     return profile
 
 
-def _refuse(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(constant)  # JSON has no NaN and no Infinity
 
 

@@ -1,4 +1,4 @@
-"""What a user writes to what the engine takes: prompts to token ids, arguments to `Sampling`.
+"""From a user's words to the engine's: prompts to token ids, arguments to `Sampling`.
 
 The tokenizer is used here alone; the engine knows tokens only.
 """
@@ -35,10 +35,10 @@ from foretell.errors import (
     PromptTooLong,
     UnknownMethod,
     Unsupported,
-    first_line,
+    first_message_line,
 )
-from foretell.ops.memory import trim
-from foretell.spec import Encode, constraint_of, kv_of, source_of, warpers_of
+from foretell.ops.memory import trim_memory
+from foretell.spec import Encode, build_cache_policy, build_constraint, build_warpers, rows_source
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -73,8 +73,8 @@ def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
     """The prompts, and whether a list of them was given. An array of one row is one prompt."""
     if hasattr(prompt, "tolist") and not isinstance(prompt, memoryview):
         prompt = prompt.tolist()
-        many = isinstance(prompt, list) and any(isinstance(row, list) for row in prompt)
-        return (prompt, True) if many else ([prompt], False)
+        has_rows = isinstance(prompt, list) and any(isinstance(row, list) for row in prompt)
+        return (prompt, True) if has_rows else ([prompt], False)
     if not isinstance(prompt, list | tuple):
         return [prompt], False
     if not prompt:
@@ -85,7 +85,9 @@ def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
     return [prompt], False
 
 
-def placed(target: Model, ids: list[int], pictures: Any = None) -> tuple[list[int], dict[str, Any]]:
+def place_prompt(
+    target: Model, ids: list[int], pictures: Any = None
+) -> tuple[list[int], dict[str, Any]]:
     """A user's prompt as the `prompt` and the `inputs` of a request.
 
     To a model that reads a source the prompt is the source, and the text begins with its start.
@@ -97,9 +99,9 @@ def placed(target: Model, ids: list[int], pictures: Any = None) -> tuple[list[in
     return list(reader.start), {**inputs, "source": tuple(ids)}
 
 
-def per_prompt(name: str, value: Any, count: int, many: bool) -> list[Any]:
-    """One value of an argument for each prompt. Raises BadConfig where their numbers differ."""
-    splits = many and isinstance(value, list)
+def per_prompt(name: str, value: Any, count: int, is_list: bool) -> list[Any]:
+    """Values of an argument, one for each prompt. Raises BadConfig where their numbers differ."""
+    splits = is_list and isinstance(value, list)
     if splits and name in NESTED:
         splits = _has_one_entry_a_prompt(name, value)
     if not splits:
@@ -128,13 +130,13 @@ def check_names(arguments: Iterable[str]) -> None:
     """Raises UnknownMethod for a name that is no argument of `generate`."""
     for name in arguments:
         if name not in FIELDS | TERMS:
-            raise UnknownMethod.near("argument", name, FIELDS | TERMS | {"method"})
+            raise UnknownMethod.suggest_names("argument", name, FIELDS | TERMS | {"method"})
 
 
 def split_terms(
     options: Mapping[str, Any], encode: Encode, target: Model
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a request says of its own treatment, as fields of Request, and the other arguments."""
+    """Splits off a request's terms, as fields of Request; returns them and the other arguments."""
     tenant = options.get("tenant", "")
     priority = options.get("priority", 0)
     timeout = options.get("timeout")
@@ -147,8 +149,8 @@ def split_terms(
         raise BadConfig.field("trace", trace, "True or False")
     deadline = math.inf
     if timeout is not None:
-        known = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if not known or not timeout > 0:
+        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
+        if not is_number or not timeout > 0:
             raise BadConfig.field("timeout", timeout, "seconds above 0, or None")
         deadline = time.perf_counter() + timeout
     terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
@@ -156,21 +158,21 @@ def split_terms(
     terms["reward"] = options.get("reward")
     terms["budget"] = spending_of(options.get("budget"))
     rows = options.get("rows")
-    terms["source"] = None if rows is None else source_of(rows, encode)
+    terms["source"] = None if rows is None else rows_source(rows, encode)
     kv = options.get("kv")
-    terms["policy"] = None if kv is None else kv_of(kv).named(target)
+    terms["policy"] = None if kv is None else build_cache_policy(kv).build_named(target)
     terms["prefix"] = options.get("prefix")
     terms["canvas"] = options.get("canvas")
     if terms["canvas"] is not None and "canvas" not in target.caps:
         need = "a model that fills canvases"
-        raise Unsupported.missing("fill", target.name, need, "use generate")
+        raise Unsupported.missing_capability("fill", target.name, need, "use generate")
     if terms["canvas"] is not None:
         mask_id = getattr(target, "mask_id", None)
         terms["canvas"] = canvas_of(terms["canvas"], target.vocab, mask_id)
     if not isinstance(terms["prefix"], Segment | None):
         raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
-    own = {name: value for name, value in options.items() if name not in TERMS}
-    return terms, {"max_new_tokens": answer_tokens(target), **own}
+    sampling_options = {name: value for name, value in options.items() if name not in TERMS}
+    return terms, {"max_new_tokens": answer_tokens(target), **sampling_options}
 
 
 class Text:
@@ -191,13 +193,13 @@ class Text:
         self._told = False
 
     @property
-    def chats(self) -> bool:
+    def has_chats(self) -> bool:
         """Whether there is a chat template: the model answers turns of chats."""
         return self.tokenizer is not None and bool(self.tokenizer.chat_template)
 
     def warn_of(self, prompt: Any) -> None:
         """Warns, once, of a bare text for a model that answers chats, which often ends at once."""
-        if self._told or not isinstance(prompt, str) or not self.chats:
+        if self._told or not isinstance(prompt, str) or not self.has_chats:
             return
         self._told = True
         warnings.warn(
@@ -220,24 +222,24 @@ class Text:
             )
         whole_text("prompt", text)  # tokenizers do not say what is wrong with half a character
         try:
-            with self._alone():
+            with self._hold_tokenizer():
                 encoded = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         except Exception as error:  # a text that is no Unicode, say
-            reason = first_line(error)
+            reason = first_message_line(error)
             raise BadConfig(f"the tokenizer cannot read this prompt ({reason})") from error
-        ids = [int(token) for token in encoded]
+        token_ids = [int(token) for token in encoded]
         if len(text) > LONG:
-            trim()  # its tokens took some thousand bytes each
-        if ids:
-            return ids
-        first = self.tokenizer.bos_token_id
-        if first is None:
+            trim_memory()  # its tokens took some thousand bytes each
+        if token_ids:
+            return token_ids
+        start_token = self.tokenizer.bos_token_id
+        if start_token is None:
             raise BadConfig(
                 "the prompt is empty and the tokenizer has no BOS token: give some text"
             )
-        return [int(first)]
+        return [int(start_token)]
 
-    def _alone(self) -> AbstractContextManager[Any]:
+    def _hold_tokenizer(self) -> AbstractContextManager[Any]:
         """Inside, no other thread uses the tokenizer, if it is one that cannot be shared."""
         if not getattr(self.tokenizer, "is_fast", False):
             return self._encoding
@@ -253,14 +255,15 @@ class Text:
         """How few tokens a text can have."""
         return Fewest(self.tokenizer)
 
-    def check_length(self, text: str, most: int) -> None:
-        """Raises PromptTooLong, without tokenizing it, where a text has more than `most` tokens in
-        any case.
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Raises PromptTooLong, without tokenizing it, for a text of more than `max_tokens` tokens
+        in any case.
         """
-        least = self.fewest.tokens(text)
-        if least > most:
+        min_tokens = self.fewest.tokens(text)
+        if min_tokens > max_tokens:
             raise PromptTooLong(
-                f"it has at least {least} tokens, and there is room for {most}; shorten it"
+                f"it has at least {min_tokens} tokens, and there is room for {max_tokens}; "
+                "shorten it"
             )
 
     def encode_text(self, text: str) -> list[int]:
@@ -295,45 +298,48 @@ class Text:
             if most is not None:
                 self._check_chat(items, most)
             return self._chat_ids(items)
-        ids = []
+        token_ids = []
         for item in items:
             token = token_id(item)
             if token is None:
                 raise BadConfig(PROMPT)
-            ids.append(token)
-        return ids
+            token_ids.append(token)
+        return token_ids
 
     def with_gaps(self, parts: Iterable[Any]) -> tuple[list[int], list[int]]:
         """A text with gaps: texts, and numbers of missing tokens. Returns the tokens of its first
         text, and those behind it, MASKED where they are missing. Raises BadConfig or BadModel.
         """
-        given = [parts] if isinstance(parts, str) else list(parts)
+        text_parts = [parts] if isinstance(parts, str) else list(parts)
         prompt: list[int] = []
-        behind: list[int] = []
-        for part in given:
-            missing = 0 if isinstance(part, str) else token_id(part) or 0
-            if not isinstance(part, str) and missing < 1:
-                known = "texts, and numbers of missing tokens (1 or more) between them"
-                raise BadConfig.field("fill", part, known)
-            if missing and not prompt:
+        suffix_ids: list[int] = []
+        for part in text_parts:
+            missing_count = 0 if isinstance(part, str) else token_id(part) or 0
+            if not isinstance(part, str) and missing_count < 1:
+                expected = "texts, and numbers of missing tokens (1 or more) between them"
+                raise BadConfig.field("fill", part, expected)
+            if missing_count and not prompt:
                 raise BadConfig("fill: begins with a gap; begin with some text")
-            if missing:
-                behind += [MASKED] * missing
+            if missing_count:
+                suffix_ids += [MASKED] * missing_count
             elif prompt:
-                behind += self.encode_text(part)
+                suffix_ids += self.encode_text(part)
             else:
                 prompt = self.encode(part)
-        if MASKED not in behind:
+        if MASKED not in suffix_ids:
             raise BadConfig("fill: has no gap; put the number of missing tokens between two texts")
-        return prompt, behind
+        return prompt, suffix_ids
 
     def chat_around(self, messages: list[dict[str, Any]], mark: str) -> tuple[str, str]:
         """The text of a chat before and behind the place where its last message begins. `mark`:
         what no message has. Raises BadConfig.
         """
-        last = messages[-1]
-        marked = [*messages[:-1], {**last, "content": f"{mark}{last.get('content', '')}"}]
-        parts = str(self._chat(marked, tokenize=False)).split(mark)
+        last_message = messages[-1]
+        marked_messages = [
+            *messages[:-1],
+            {**last_message, "content": f"{mark}{last_message.get('content', '')}"},
+        ]
+        parts = str(self._apply_template(marked_messages, tokenize=False)).split(mark)
         if len(parts) != 2:
             raise BadConfig(
                 "contexts: the model's chat template does not say the last message once, where it "
@@ -341,19 +347,21 @@ class Text:
             )
         return parts[0], parts[1]
 
-    def _check_chat(self, messages: Sequence[Mapping[str, Any]], most: int) -> None:
+    def _check_chat(self, messages: Sequence[Mapping[str, Any]], max_tokens: int) -> None:
         """A template may leave out what messages say, so that its text decides."""
-        said = [content for one in messages if isinstance(content := one.get("content"), str)]
-        if sum(map(self.fewest.tokens, said)) > most:
-            self.check_length(str(self._chat(messages, tokenize=False)), most)
+        contents = [
+            content for message in messages if isinstance(content := message.get("content"), str)
+        ]
+        if sum(map(self.fewest.tokens, contents)) > max_tokens:
+            self.check_length(str(self._apply_template(messages, tokenize=False)), max_tokens)
 
     def _chat_ids(self, messages: list[Mapping[str, Any]]) -> list[int]:
-        encoded = self._chat(messages, return_dict=True)
+        encoded = self._apply_template(messages, return_dict=True)
         return [int(token) for token in encoded["input_ids"]]
 
-    def _chat(self, messages: Sequence[Mapping[str, Any]], **form: Any) -> Any:
-        """What the chat template makes of messages. Raises BadConfig."""
-        if self.tokenizer is None or not self.chats:
+    def _apply_template(self, messages: Sequence[Mapping[str, Any]], **form: Any) -> Any:
+        """Applies the chat template to messages. Raises BadConfig."""
+        if self.tokenizer is None or not self.has_chats:
             raise BadConfig(
                 "chat messages need a model whose tokenizer has a chat template; "
                 "give a text instead"
@@ -362,13 +370,16 @@ class Text:
             if not {"role", "content"} <= set(message):
                 names = sorted(map(str, message))
                 raise BadConfig(f"a chat message needs `role` and `content`, not {names}")
-            for said in message.values():
-                bare = isinstance(said, str)
+            for message_value in message.values():
+                is_text = isinstance(message_value, str)
                 whole_text(
-                    "messages", said if bare else json.dumps(said, ensure_ascii=False, default=str)
+                    "messages",
+                    message_value
+                    if is_text
+                    else json.dumps(message_value, ensure_ascii=False, default=str),
                 )
         try:
-            with self._alone():
+            with self._hold_tokenizer():
                 return self.tokenizer.apply_chat_template(
                     messages,  # type: ignore[arg-type]
                     add_generation_prompt=True,
@@ -377,7 +388,7 @@ class Text:
         except BadConfig:
             raise
         except Exception as error:  # a template is a program, and may refuse with any error
-            reason = first_line(error)
+            reason = first_message_line(error)
             raise BadConfig(
                 f"the model's chat template refuses these messages ({reason}); "
                 "change them, or give a text"
@@ -392,11 +403,11 @@ class Text:
         options: dict[str, Any] = {}
         for name, value in arguments.items():
             if name == "logit_bias":
-                options[name] = _bias({} if value is None else value)
+                options[name] = _read_bias({} if value is None else value)
             elif name == "warp":
-                options[name] = () if value is None else warpers_of(value, self.encode_text)
+                options[name] = () if value is None else build_warpers(value, self.encode_text)
             elif name == "constraint" and isinstance(value, str):
-                options[name] = constraint_of(value, self.encode_text)
+                options[name] = build_constraint(value, self.encode_text)
             elif name in NESTED:
                 options[name] = _as_tuple(name, value)
             else:
@@ -406,8 +417,8 @@ class Text:
                 "logits_processors", options["logits_processors"], "a list of callables"
             )
         if "stop_token_ids" in options:
-            ids = options["stop_token_ids"]
-            options["stop_token_ids"] = tuple(_as_python(token) for token in ids)
+            stop_ids = options["stop_token_ids"]
+            options["stop_token_ids"] = tuple(_as_python(token) for token in stop_ids)
         if "bad_words" in options:
             options["bad_words"] = self._bad_words(options["bad_words"])
         sampling = Sampling(**options)
@@ -416,40 +427,42 @@ class Text:
             raise BadConfig(f"{next(iter(form))} and constraint: a text has one form; give one")
         tracks = callable(getattr(constraint, "track", None))
         if constraint is not None and not tracks and not isinstance(constraint, TextConstraint):
-            allowed = "a spec like 'monitor:root=FOLDER', or an object with a method track()"
-            raise BadConfig.field("constraint", constraint, allowed)
+            expected = "a spec like 'monitor:root=FOLDER', or an object with a method track()"
+            raise BadConfig.field("constraint", constraint, expected)
         if form:
-            made = self.grammars.compile(form, tenant, deadline)
-            sampling = dataclasses.replace(sampling, constraint=made)
+            compiled_form = self.grammars.compile_form(form, tenant, deadline)
+            sampling = dataclasses.replace(sampling, constraint=compiled_form)
         return sampling
 
     def sample(self, sampling: Sampling, k: int, prompt: Sequence[int], target: Model) -> Sampling:
-        """That of the k-th sample behind a prompt, whose constraint knows the prompt.
+        """Sampling of the k-th sample behind a prompt, whose constraint knows the prompt.
 
         Raises BadConfig or Unsupported.
         """
         seed = None if sampling.seed is None else sampling.seed + k
-        one = dataclasses.replace(sampling, seed=seed, n=1)
-        given = sampling.constraint
-        if not isinstance(given, TextConstraint):
-            return one
-        words = words_of(target, type(given).__name__.lower())
-        made = given.on(Prompted(tuple(prompt), words, target.vocab, self.kept))
-        return dataclasses.replace(one, constraint=made)
+        sample_sampling = dataclasses.replace(sampling, seed=seed, n=1)
+        text_constraint = sampling.constraint
+        if not isinstance(text_constraint, TextConstraint):
+            return sample_sampling
+        words = words_of(target, type(text_constraint).__name__.lower())
+        made_constraint = text_constraint.on(
+            Prompted(tuple(prompt), words, target.vocab, self.kept)
+        )
+        return dataclasses.replace(sample_sampling, constraint=made_constraint)
 
     def _bad_words(self, banned: Iterable[Any]) -> tuple[Any, ...]:
-        made: list[Any] = []
+        made_words: list[Any] = []
         for entry in banned:
             if isinstance(entry, str) and entry:
                 text = whole_text("bad_words", entry).encode()
                 if len(text) > LONGEST:
                     raise BadConfig(f"bad_words: {entry[:20]!r}... has more than {LONGEST} bytes")
-                made.append(Unsaid(text, words_of(self, "bad_words")))
+                made_words.append(Unsaid(text, words_of(self, "bad_words")))
             elif isinstance(entry, list | tuple) or entry == "":
-                made.append([_as_python(token) for token in entry])
+                made_words.append([_as_python(token) for token in entry])
             else:
                 raise BadConfig.field("bad_words", entry, "a text or a list of token ids")
-        return tuple(made)
+        return tuple(made_words)
 
 
 def _as_python(value: Any) -> Any:
@@ -469,7 +482,7 @@ def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     return tuple(value)
 
 
-def _bias(value: Any) -> dict[int, float]:
+def _read_bias(value: Any) -> dict[int, float]:
     try:
         bias = {int(token): float(number) for token, number in value.items()}
     except (AttributeError, TypeError, ValueError):

@@ -23,53 +23,53 @@ VALID = bytes(byte for byte in range(256) if byte not in (0xC0, 0xC1) and byte <
 
 
 class Fewest:
-    """Of one tokenizer. Raises nothing for one that cannot be read: nothing is known of it."""
+    """Least counts of one tokenizer. Knows nothing, and raises nothing, where it is unreadable."""
 
     def __init__(self, tokenizer: Any):
         self.longest = 0  # bytes of a text that a token can stand for; 0: any number
         self.dropped = b""
         if getattr(tokenizer, "is_fast", False):
-            self._read(json.loads(tokenizer.backend_tokenizer.to_str()))
+            self._read_tokenizer(json.loads(tokenizer.backend_tokenizer.to_str()))
 
     def tokens(self, text: str) -> int:
         """A number of tokens that the text has in any case."""
         if not self.longest:
             return 0
-        kept = len(text.encode("utf-8", "replace").translate(None, self.dropped))
-        return -(-kept // self.longest)
+        byte_count = len(text.encode("utf-8", "replace").translate(None, self.dropped))
+        return -(-byte_count // self.longest)
 
-    def _read(self, told: Mapping[str, Any]) -> None:
-        normalizers = _parts(told.get("normalizer"), "normalizers")
-        cutters = _parts(told.get("pre_tokenizer"), "pretokenizers")
-        added = told.get("added_tokens") or []
-        texts = [*_vocabulary(told["model"])]
-        by_bytes = any(one["type"] == "ByteLevel" for one in (*normalizers, *cutters))
-        dropped = _dropped(told["model"], set(texts), by_bytes)
-        changed = any(one["type"] in CHANGING for one in normalizers)
+    def _read_tokenizer(self, description: Mapping[str, Any]) -> None:
+        normalizers = _list_parts(description.get("normalizer"), "normalizers")
+        cutters = _list_parts(description.get("pre_tokenizer"), "pretokenizers")
+        added_tokens = description.get("added_tokens") or []
+        texts = [*_list_vocabulary(description["model"])]
+        by_bytes = any(component["type"] == "ByteLevel" for component in (*normalizers, *cutters))
+        dropped = _dropped_bytes(description["model"], set(texts), by_bytes)
+        changed = any(component["type"] in CHANGING for component in normalizers)
         if (
             dropped is None
             or (changed and dropped)
-            or not all(map(_grows, normalizers))
-            or not all(map(_keeps, cutters))
-            or any(one.get("lstrip") or one.get("rstrip") for one in added)
+            or not all(map(_never_shortens, normalizers))
+            or not all(map(_keeps_text, cutters))
+            or any(component.get("lstrip") or component.get("rstrip") for component in added_tokens)
         ):
             return
         sizes = [len(text) if by_bytes else len(text.encode()) for text in texts]
-        sizes += [len(one["content"].encode()) for one in added]
+        sizes += [len(component["content"].encode()) for component in added_tokens]
         self.longest = max(4, *sizes) * (CHANGED if changed else 1)  # 4: a character, if unknown
         self.dropped = dropped
 
 
-def _parts(part: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+def _list_parts(part: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
     """A part of the tokenizer, or those in its sequence."""
     if part is None:
         return []
     if part["type"] == "Sequence":
-        return [inner for one in part[name] for inner in _parts(one, name)]
+        return [inner_part for member in part[name] for inner_part in _list_parts(member, name)]
     return [part]
 
 
-def _grows(normalizer: Mapping[str, Any]) -> bool:
+def _never_shortens(normalizer: Mapping[str, Any]) -> bool:
     """Whether it makes no text shorter, or is a normal form."""
     if normalizer["type"] == "Replace":
         pattern = normalizer["pattern"].get("String")
@@ -77,27 +77,27 @@ def _grows(normalizer: Mapping[str, Any]) -> bool:
     return normalizer["type"] in ADDING | CHANGING
 
 
-def _keeps(cutter: Mapping[str, Any]) -> bool:
+def _keeps_text(cutter: Mapping[str, Any]) -> bool:
     if cutter["type"] in CUTTING:
         return bool(cutter["behavior"] != "Removed")
     return cutter["type"] in KEEPING
 
 
-def _vocabulary(model: Mapping[str, Any]) -> Sequence[str]:
+def _list_vocabulary(model: Mapping[str, Any]) -> Sequence[str]:
     vocabulary = model["vocab"]
     return list(vocabulary) if isinstance(vocabulary, Mapping) else [text for text, _ in vocabulary]
 
 
-def _dropped(model: Mapping[str, Any], known: set[str], by_bytes: bool) -> bytes | None:
+def _dropped_bytes(model: Mapping[str, Any], known_texts: set[str], by_bytes: bool) -> bytes | None:
     """Bytes that no token stands for, and that are dropped; None: anything may be dropped or joined
     in one unknown token.
     """
     if model.get("type") not in ("BPE", "Unigram"):
         return None
     if by_bytes and model["type"] == "BPE" and model.get("unk_token") is None:
-        written = {byte: character for character, byte in byte_table().items()}
-        return bytes(byte for byte in VALID if written[byte] not in known)
-    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in known for byte in range(256)):
+        characters = {byte: character for character, byte in byte_table().items()}
+        return bytes(byte for byte in VALID if characters[byte] not in known_texts)
+    if model.get("byte_fallback") and all(f"<0x{byte:02X}>" in known_texts for byte in range(256)):
         return b""
-    alone = model["type"] == "BPE" and model.get("unk_token") is not None
-    return b"" if alone and not model.get("fuse_unk") else None
+    drops_alone = model["type"] == "BPE" and model.get("unk_token") is not None
+    return b"" if drops_alone and not model.get("fuse_unk") else None

@@ -25,21 +25,21 @@ class Unsaid:
     text: bytes
     pieces: Pieces
 
-    def silence(self, prompt: int) -> Silence:
+    def make_processor(self, prompt: int) -> Silence:
         """The processor of a branch whose output begins behind so many tokens."""
         return Silence(self, prompt)
 
-    def completing(self, written: bytes, vocab: int) -> list[int]:
+    def completing_tokens(self, written_bytes: bytes, vocab: int) -> list[int]:
         """The tokens behind which the text would stand, if that is the end of what is before."""
-        spelled = _spelled(self.pieces, vocab)
-        found = spelled.having(self.text)
-        begun = written.find(self.text[:1])
+        spelled = _spell_tokens(self.pieces, vocab)
+        completing_ids = spelled.tokens_having(self.text)
+        begun = written_bytes.find(self.text[:1])
         while begun >= 0:
-            length = len(written) - begun
-            if length < len(self.text) and self.text.startswith(written[begun:]):
-                found += spelled.having(BETWEEN + self.text[length:])
-            begun = written.find(self.text[:1], begun + 1)
-        return found
+            length = len(written_bytes) - begun
+            if length < len(self.text) and self.text.startswith(written_bytes[begun:]):
+                completing_ids += spelled.tokens_having(BETWEEN + self.text[length:])
+            begun = written_bytes.find(self.text[:1], begun + 1)
+        return completing_ids
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class Silence:
     prompt: int
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        written = b""
-        place = ids.shape[1] - 1  # of the tokens that are read, from the last one back
-        while place >= self.prompt and len(written) < len(self.unsaid.text) - 1:
-            written = (self.unsaid.pieces.piece(int(ids[0, place])) or b"") + written
-            place -= 1
-        tokens = self.unsaid.completing(written, scores.shape[1])
+        written_bytes = b""
+        position = ids.shape[1] - 1  # of the tokens that are read, from the last one back
+        while position >= self.prompt and len(written_bytes) < len(self.unsaid.text) - 1:
+            written_bytes = (self.unsaid.pieces.piece(int(ids[0, position])) or b"") + written_bytes
+            position -= 1
+        tokens = self.unsaid.completing_tokens(written_bytes, scores.shape[1])
         return scores.index_fill(1, ids.new_tensor(tokens), -math.inf)
 
 
@@ -69,22 +69,22 @@ class Spelled:
         self.row = b"".join([*parts, BETWEEN])
         self.starts = [0, *accumulate(map(len, parts))]
 
-    def having(self, text: bytes) -> list[int]:
+    def tokens_having(self, text: bytes) -> list[int]:
         """The tokens with a text in them; with one that begins with BETWEEN, those that begin with
         the rest.
         """
-        found, place = [], self.row.find(text)
+        having_ids, place = [], self.row.find(text)
         while place >= 0:
-            found.append(bisect_right(self.starts, place) - 1)
+            having_ids.append(bisect_right(self.starts, place) - 1)
             place = self.row.find(text, place + 1)
-        return found
+        return having_ids
 
 
-_known: WeakKeyDictionary[Any, Spelled] = WeakKeyDictionary()
+_spelled_by_pieces: WeakKeyDictionary[Any, Spelled] = WeakKeyDictionary()
 
 
-def _spelled(pieces: Pieces, vocab: int) -> Spelled:
-    found = _known.get(pieces)
-    if found is None or len(found.starts) != vocab + 1:
-        found = _known[pieces] = Spelled(pieces, vocab)
-    return found
+def _spell_tokens(pieces: Pieces, vocab: int) -> Spelled:
+    spelled_tokens = _spelled_by_pieces.get(pieces)
+    if spelled_tokens is None or len(spelled_tokens.starts) != vocab + 1:
+        spelled_tokens = _spelled_by_pieces[pieces] = Spelled(pieces, vocab)
+    return spelled_tokens

@@ -14,17 +14,17 @@ from foretell.audit.checks import (
     check_greedy,
     check_seeds,
 )
-from foretell.audit.copies import as_served, in_float32
+from foretell.audit.copies import float32_copy, served_copy
 from foretell.audit.law import check_ends, check_law
-from foretell.audit.report import NO_CLAIM, Check, MethodReport, Report, summary
+from foretell.audit.report import NO_CLAIM, Check, MethodReport, Report, summary_line
 from foretell.audit.runs import Runs, dtype_name, has_exact_bits
 from foretell.audit.samples import check_samples
 from foretell.bench.prompts import Prompt
 from foretell.bench.sets import prompt_ids
-from foretell.cards import guarantee
+from foretell.cards import weakest_guarantee
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.engine.cost_profile import numbers
+from foretell.engine.cost_profile import number_format
 from foretell.errors import BadConfig
 from foretell.models.decoder.decoder import Decoder
 from foretell.speculation.strategy import Speculative, Strategy
@@ -72,78 +72,84 @@ def audit(
     for _, name, strategy in strategies:
         _check_requests(lm, name, strategy, encoded)
     target = lm.models["target"]
-    copies = [as_served(lm)]
+    audited_copies = [served_copy(lm)]
     if target.dtype != torch.float32 and isinstance(target, Decoder):
-        copies.insert(0, in_float32(lm))
-    runs = Runs(lm, encoded, copies, max_new_tokens, samples)
-    shared = [check_exact_bits(target)] if has_exact_bits(target) else []
-    each = len(copies) + len(SAMPLED) + 1
-    total = each * len(strategies)
+        audited_copies.insert(0, float32_copy(lm))
+    runs = Runs(lm, encoded, audited_copies, max_new_tokens, samples)
+    shared_checks = [check_exact_bits(target)] if has_exact_bits(target) else []
+    checks_per_method = len(audited_copies) + len(SAMPLED) + 1
+    total = checks_per_method * len(strategies)
     reports = []
-    for i, (spec, name, strategy) in enumerate(strategies):
+    for method_index, (spec, name, strategy) in enumerate(strategies):
         checks: list[Check] = []
         for check in _checks(runs, name, strategy):
             checks.append(check)
-            tell(f"{spec}: {check.name}", min(total - 1, i * each + len(checks)), total)
-        reports.append(MethodReport(spec, _guarantee(name, strategy), [*shared, *checks]))
-    origin = "built-in" if prompts is None else "given"
-    count = f"{len(encoded)} {origin} prompt{'s' if len(encoded) > 1 else ''}"
+            tell(
+                f"{spec}: {check.name}",
+                min(total - 1, method_index * checks_per_method + len(checks)),
+                total,
+            )
+        reports.append(MethodReport(spec, _guarantee(name, strategy), [*shared_checks, *checks]))
+    prompt_origin = "built-in" if prompts is None else "given"
+    prompt_summary = f"{len(encoded)} {prompt_origin} prompt{'s' if len(encoded) > 1 else ''}"
     report = Report(
         model or target.name,
         dtype_name(target.dtype),
-        numbers(target),
+        number_format(target),
         str(target.device),
-        {dtype_name(copy.dtype): copy.executor for copy in copies},
-        f"{count}, {max_new_tokens} tokens each",
+        {dtype_name(copy.dtype): copy.executor for copy in audited_copies},
+        f"{prompt_summary}, {max_new_tokens} tokens each",
         reports,
     )
     for method in reports:
-        method.line = summary(report, method)
+        method.line = summary_line(report, method)
     return report
 
 
 def _checks(runs: Runs, name: str, strategy: Strategy) -> Iterator[Check]:
     rule = strategy.rule if isinstance(strategy, Speculative) else None
-    claims_greedy = guarantee(name) in ("exact", "greedy") and (rule is None or rule.greedy)
-    exact = _guarantee(name, strategy) == "exact"
-    greedy = [Sampling(max_new_tokens=runs.length)] * len(runs.prompts)
+    claims_greedy = weakest_guarantee(name) in ("exact", "greedy") and (rule is None or rule.greedy)
+    is_exact = _guarantee(name, strategy) == "exact"
+    greedy_samplings = [Sampling(max_new_tokens=runs.length)] * len(runs.prompts)
     generated = []
-    for i, copy in enumerate(runs.copies):
-        engine, lives = runs.run(copy.models, name, strategy, greedy, runs.prompts)
+    for copy_index, copy in enumerate(runs.copies):
+        engine, lives = runs.run_requests(
+            copy.models, name, strategy, greedy_samplings, runs.prompts
+        )
         generated.append(Generated(copy, engine, lives))
-        expected = runs.plain(i, 0.0)
-        yield check_greedy(generated[-1], strategy, runs.prompts, expected, claims_greedy)
-    yield from _sampled_checks(runs, name, strategy, exact)
+        plain_outputs = runs.plain_tokens(copy_index, 0.0)
+        yield check_greedy(generated[-1], strategy, runs.prompts, plain_outputs, claims_greedy)
+    yield from _sampled_checks(runs, name, strategy, is_exact)
     yield check_cache(generated, strategy)
 
 
-def _sampled_checks(runs: Runs, name: str, strategy: Strategy, exact: bool) -> Iterator[Check]:
-    """Those at a temperature, which a method that is not exact may refuse."""
+def _sampled_checks(runs: Runs, name: str, strategy: Strategy, is_exact: bool) -> Iterator[Check]:
+    """Yields the checks at a temperature, which a method that is not exact may refuse."""
     sampling = Sampling(max_new_tokens=runs.length, temperature=1.0)
     samplings = [sampling] * len(runs.prompts)
     models = runs.copies[0].models
     try:
-        _, lives = runs.run(models, name, strategy, samplings, runs.prompts)
+        _, lives = runs.run_requests(models, name, strategy, samplings, runs.prompts)
     except BadConfig as refusal:
-        if exact:
+        if is_exact:
             raise
         for check in SAMPLED:
             yield Check(check, NO_CLAIM, str(refusal))
         return
     rule = strategy.rule if isinstance(strategy, Speculative) else None
-    draws = isinstance(strategy, Speculative) and strategy.drafter.draws
-    follows_target = not draws if rule is None else type(rule).__name__ == "Walk"
-    yield check_seeds(runs, strategy, lives, exact and follows_target, draws)
-    yield check_samples(runs, name, strategy, exact)
-    yield check_law(strategy, exact)
-    yield check_ends(strategy, exact)
+    draws_drafts = isinstance(strategy, Speculative) and strategy.drafter.draws
+    follows_target = not draws_drafts if rule is None else type(rule).__name__ == "Walk"
+    yield check_seeds(runs, strategy, lives, is_exact and follows_target, draws_drafts)
+    yield check_samples(runs, name, strategy, is_exact)
+    yield check_law(strategy, is_exact)
+    yield check_ends(strategy, is_exact)
 
 
 def _guarantee(name: str, strategy: Strategy) -> str:
-    """The card's, unless a lossy rule was chosen."""
+    """The guarantee of the method's card, unless a lossy rule was chosen."""
     rule = strategy.rule if isinstance(strategy, Speculative) else None
     if rule is None or rule.exact:
-        return guarantee(name)
+        return weakest_guarantee(name)
     return f"lossy: rule {type(rule).__name__.lower()}"
 
 

@@ -46,78 +46,82 @@ class Check:
 
 
 @torch.inference_mode()
-def compare(model: Model, steps: int, seed: int = 0, longest: int = 160) -> tuple[int, str]:
-    """How many of these random steps give plain steps' logits to the last bit, and in words the
-    first difference, "" if there is none. `longest`: tokens of a text.
+def compare_steps(
+    model: Model, steps: int, seed: int = 0, max_length: int = 160
+) -> tuple[int, str]:
+    """Counts the random steps that give plain steps' logits to the last bit; also says the first
+    difference in words, "" if there is none. `max_length`: tokens of a text.
     """
-    rng = random.Random(seed)
-    longest = min(longest, model.context - MARGIN)
-    same = 0
-    first = ""
+    random_source = random.Random(seed)
+    max_length = min(max_length, model.context - MARGIN)
+    identical_count = 0
+    first_difference = ""
     texts: list[Text] = []
     for step in range(steps):
         if step % STEPS_PER_TEXT == 0:
-            texts = [_random_text(model, rng, longest) for _ in range(2)]
-        batch = rng.sample(texts, rng.randint(1, 2))
-        checks = [_random_check(model, rng, text) for text in batch]
+            texts = [_random_text(model, random_source, max_length) for _ in range(2)]
+        chosen_texts = random_source.sample(texts, random_source.randint(1, 2))
+        checks = [_random_check(model, random_source, text) for text in chosen_texts]
         replies = model.forward([check.job for check in checks])
         differences = []
         for check, reply in zip(checks, replies, strict=True):
-            rows = dict(zip(reply.nodes, reply.logits, strict=True))
-            differences += _differences(model, rng, check, rows)
-        same += not differences
-        if differences and not first:
-            first = f"step {step}, {differences[0]}"
-    return same, first
+            rows_by_node = dict(zip(reply.nodes, reply.logits, strict=True))
+            differences += _differences(model, random_source, check, rows_by_node)
+        identical_count += not differences
+        if differences and not first_difference:
+            first_difference = f"step {step}, {differences[0]}"
+    return identical_count, first_difference
 
 
-def _prepared(
+def _prepare_job(
     model: Model, cache: Cache, tree: TokenTree, tokens: Sequence[int], chunk: int
 ) -> Job:
-    """The job that answers for `tree`, once the chunks before it are through."""
-    job, done = cache.prepare(Ask(tree), tokens, chunk)
-    while not done:
+    """Prepares the job that answers for `tree`, once the chunks before it are through."""
+    job, is_done = cache.prepare(Ask(tree), tokens, chunk)
+    while not is_done:
         model.forward([job])
-        job, done = cache.prepare(Ask(tree), tokens, chunk)
+        job, is_done = cache.prepare(Ask(tree), tokens, chunk)
     return job
 
 
 def _plain_row(model: Model, cache: Cache, tokens: Sequence[int]) -> torch.Tensor:
-    """Logits (V,) after `tokens`, one token a forward."""
-    job = _prepared(model, cache, TokenTree(tokens[-1]), tokens, 1)
-    return model.forward([job])[0].logits[0]
+    """Computes logits (V,) after `tokens`, one token a forward."""
+    step_job = _prepare_job(model, cache, TokenTree(tokens[-1]), tokens, 1)
+    return model.forward([step_job])[0].logits[0]
 
 
-def _random_text(model: Model, rng: random.Random, longest: int) -> Text:
-    length = rng.randint(longest // 2, longest)
-    tokens = [rng.randrange(model.vocab) for _ in range(length)]
+def _random_text(model: Model, random_source: random.Random, max_length: int) -> Text:
+    length = random_source.randint(max_length // 2, max_length)
+    tokens = [random_source.randrange(model.vocab) for _ in range(length)]
     cache = model.cache()
-    rows = [_plain_row(model, cache, tokens[: end + 1]) for end in range(length)]
-    return Text(tokens, rows, model.cache())
+    plain_rows = [
+        _plain_row(model, cache, tokens[: token_index + 1]) for token_index in range(length)
+    ]
+    return Text(tokens, plain_rows, model.cache())
 
 
-def _random_check(model: Model, rng: random.Random, text: Text) -> Check:
-    chunk = rng.choice(CHUNKS)
-    cut = rng.randint(2, len(text.tokens) - 10)
+def _random_check(model: Model, random_source: random.Random, text: Text) -> Check:
+    chunk = random_source.choice(CHUNKS)
+    prefix_length = random_source.randint(2, len(text.tokens) - 10)
     # A cache that has taken in less goes on from there; one that has more starts afresh.
-    if text.cache.length >= cut or rng.random() > 0.7:
+    if text.cache.length >= prefix_length or random_source.random() > 0.7:
         text.cache = model.cache()
-    if rng.random() < 0.3:
+    if random_source.random() < 0.3:
         text.cache = text.cache.fork()
-    tree = TokenTree(text.tokens[cut - 1])
-    path = [0]
-    for token in text.tokens[cut : cut + rng.randint(0, 8)]:
-        for _ in range(rng.randint(0, 3)):  # branches before and between
-            tree.add(rng.randrange(len(tree)), rng.randrange(model.vocab))
-        path.append(tree.add(path[-1], token))
-    job = _prepared(model, text.cache, tree, text.tokens[:cut], chunk)
-    return Check(text, cut, tree, path, job)
+    tree = TokenTree(text.tokens[prefix_length - 1])
+    continuation_path = [0]
+    for token in text.tokens[prefix_length : prefix_length + random_source.randint(0, 8)]:
+        for _ in range(random_source.randint(0, 3)):  # branches before and between
+            tree.add(random_source.randrange(len(tree)), random_source.randrange(model.vocab))
+        continuation_path.append(tree.add(continuation_path[-1], token))
+    job = _prepare_job(model, text.cache, tree, text.tokens[:prefix_length], chunk)
+    return Check(text, prefix_length, tree, continuation_path, job)
 
 
 def _differences(
-    model: Model, rng: random.Random, check: Check, rows: dict[int, torch.Tensor]
+    model: Model, random_source: random.Random, check: Check, rows: dict[int, torch.Tensor]
 ) -> list[str]:
-    """In words, each of the tree's `rows` (by node) that is not a plain step's.
+    """Says in words where each of the tree's `rows` (by node) is not a plain step's.
 
     Nodes that the cache had already are not computed again and have no row.
     """
@@ -127,18 +131,18 @@ def _differences(
         for depth, node in enumerate(check.path)
         if node in rows
     }
-    other = rng.choice([*rows])
+    random_node = random_source.choice([*rows])
     cache = model.cache()
-    model.forward([_prepared(model, cache, TokenTree(tokens[-1]), tokens, 512)])
-    after = _plain_row(model, cache, [*tokens, *check.tree.tokens_to(other)])
-    pairs = [*expected.items(), (other, after)]
+    model.forward([_prepare_job(model, cache, TokenTree(tokens[-1]), tokens, 512)])
+    node_row = _plain_row(model, cache, [*tokens, *check.tree.tokens_to(random_node)])
+    node_rows = [*expected.items(), (random_node, node_row)]
     differences = []
-    for node, plain in pairs:
+    for node, plain_row in node_rows:
         row = rows[node]
-        if not torch.equal(row, plain):
+        if not torch.equal(row, plain_row):
             differences.append(
                 f"node {node} of {len(check.tree)} behind {check.cut} tokens: "
-                f"{int((row != plain).sum())} of {len(plain)} logits differ, by at most "
-                f"{float((row - plain).abs().max()):.2g}"
+                f"{int((row != plain_row).sum())} of {len(plain_row)} logits differ, by at most "
+                f"{float((row - plain_row).abs().max()):.2g}"
             )
     return differences

@@ -14,7 +14,7 @@ from foretell.loading.wrap import wrap
 from foretell.models import executors as registry
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.exact import ExactDecoder
-from foretell.models.decoder.packed import widen
+from foretell.models.decoder.packed import widen_layers
 from foretell.models.executor import Executor
 
 
@@ -32,12 +32,12 @@ def hand_over(model: Decoder, served: Executor) -> None:
 
     Raises LookupError, with the reason, where one of them refuses the model.
     """
-    for name in registry.lineage(served):
-        model.use(partial(registry.load(name).make, fallback=model.executor))
+    for name in registry.fallback_order(served):
+        model.use(partial(registry.load_runtime(name).make_executor, fallback=model.executor))
 
 
 def executor_names(model: Model) -> str:
-    """What computes a model's steps, in words: `onnxruntime, else openvino, else torch`."""
+    """Names what computes a model's steps: `onnxruntime, else openvino, else torch`."""
     names = []
     executor: Executor | None = getattr(model, "executor", None)
     while executor is not None:
@@ -48,27 +48,29 @@ def executor_names(model: Model) -> str:
     return ", else ".join(names) or model.name
 
 
-def as_served(lm: LM) -> Copy:
-    """The models themselves."""
+def served_copy(lm: LM) -> Copy:
+    """Returns the models themselves."""
     target = lm.models["target"]
     return Copy(target.dtype, lm.models, executor_names(target))
 
 
-def in_float32(lm: LM) -> Copy:
-    """The same models with their weights widened, which changes none of them, on the same
-    executors. Where one refuses, what computes instead is said in `executor`, with the reason.
+def float32_copy(lm: LM) -> Copy:
+    """Copies the models with their weights widened, which changes none of them, on the same
+    executors. Where one refuses, `executor` says what computes instead, with the reason.
 
-    What is no Decoder, such as a model that another runtime computes, stays as it is.
+    A model that is no Decoder, such as one that another runtime computes, stays as it is.
     """
     models: dict[str, Model] = {}
     for name, model in lm.models.items():
         models[name] = model
         if isinstance(model, Decoder):
-            wide = copy.deepcopy(model.hf)
-            widen(wide)
+            wide_model = copy.deepcopy(model.hf)
+            widen_layers(wide_model)
             # Where equal bits are an executor's, it brings them along, or refuses.
-            exact = isinstance(model, ExactDecoder)
-            models[name] = wrap(wide, name=model.name, exact_bits=exact).models["target"]
+            has_exact_bits = isinstance(model, ExactDecoder)
+            models[name] = wrap(wide_model, name=model.name, exact_bits=has_exact_bits).models[
+                "target"
+            ]
             models[name].tokenizer = model.tokenizer
     refusals = []
     for name, model in models.items():

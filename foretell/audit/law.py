@@ -66,9 +66,9 @@ class EnumeratedLaw:
     error: float = 0.0
     stats: list[Stats] = field(default_factory=list)
 
-    def add(self, other: EnumeratedLaw) -> None:
-        self.error = max(self.error, other.error)
-        self.stats += other.stats
+    def add(self, other_law: EnumeratedLaw) -> None:
+        self.error = max(self.error, other_law.error)
+        self.stats += other_law.stats
 
 
 def enumerate_law(
@@ -80,8 +80,10 @@ def enumerate_law(
     method's shared stores have learnt from two texts before. Raises what the method raises.
     """
     models: dict[str, Model] = {"target": Toy(VOCABULARY, 3, copy=0.5)}
-    for i, name in enumerate(strategy.models):
-        models[name] = Toy(VOCABULARY, 3, noise=0.6 + 0.2 * i, copy=0.5, name=f"toy-{name}")
+    for model_index, name in enumerate(strategy.models):
+        models[name] = Toy(
+            VOCABULARY, 3, noise=0.6 + 0.2 * model_index, copy=0.5, name=f"toy-{name}"
+        )
     if isinstance(strategy, Speculative) and not strategy.models:
         # A size chosen by measured time would differ between the outcomes.
         strategy = replace(strategy, nodes=strategy.nodes or NODES)
@@ -101,36 +103,39 @@ def enumerate_law(
         stats.append(live.ctx.stats)
         return tuple(live.ctx.output)
 
-    law: Counter[tuple[int, ...]] = Counter()
-    for weight, output in Enumerator.walk(generate):
-        law[output] += weight  # type: ignore[assignment]
+    output_probabilities: Counter[tuple[int, ...]] = Counter()
+    for weight, output in Enumerator.walk_outcomes(generate):
+        output_probabilities[output] += weight  # type: ignore[assignment]
     expected = plain_law(models["target"], sampling, prompt)
-    error = max(abs(law[output] - expected.get(output, 0.0)) for output in {*law, *expected})
+    error = max(
+        abs(output_probabilities[output] - expected.get(output, 0.0))
+        for output in {*output_probabilities, *expected}
+    )
     return EnumeratedLaw(error, stats)
 
 
 def plain_law(
     model: Model, sampling: Sampling, prompt: Sequence[int]
 ) -> dict[tuple[int, ...], float]:
-    """The probability of every whole output, by the chain rule over the model's rows."""
+    """The probability of every finished output, by the chain rule over the model's rows."""
     sampler = Sampler(sampling, prompt, (), model.vocab)
-    whole: dict[tuple[int, ...], float] = {}
+    finished_outputs: dict[tuple[int, ...], float] = {}
     unfinished: list[tuple[tuple[int, ...], float]] = [((), 1.0)]
     while unfinished:
         output, weight = unfinished.pop()
-        ended = bool(output) and output[-1] in sampler.stops
-        if ended or len(output) == sampling.max_new_tokens:
-            whole[output] = weight
+        has_ended = bool(output) and output[-1] in sampler.stops
+        if has_ended or len(output) == sampling.max_new_tokens:
+            finished_outputs[output] = weight
             continue
-        law = sampler.law(model.score([*prompt, *output])[0], output)
-        for token, probability in enumerate(law.tolist()):
+        next_probs = sampler.law(model.score([*prompt, *output])[0], output)
+        for token, probability in enumerate(next_probs.tolist()):
             if probability > 0:
                 unfinished.append(((*output, token), weight * probability))
-    return whole
+    return finished_outputs
 
 
 def _learnt_stores(models: dict[str, Model], strategy: Strategy) -> Stores:
-    """What the engine's shared stores hold after two texts."""
+    """Returns the engine's shared stores, with what they learnt from two texts."""
     engine = Engine(models)
     for seed in range(2):
         sampling = Sampling(max_new_tokens=12, temperature=1.0, seed=seed)
@@ -144,7 +149,7 @@ def _learnt_stores(models: dict[str, Model], strategy: Strategy) -> Stores:
 
 
 def with_toy_options(strategy: Strategy, folder: Path) -> Strategy:
-    """The strategy with the same options in the toy vocabulary.
+    """Returns the strategy with its options in the toy vocabulary.
 
     Token ids are taken modulo its size, and a datastore is replaced by a small one in `folder`.
     Raises Unsupported for any other file.
@@ -169,19 +174,23 @@ def _with_toy_options(config: Any, folder: Path) -> Any:
 
 
 def _toy_datastore(option: str, value: str, folder: Path) -> str:
-    """A datastore of the toy prompt with some of its continuations, in place of a real one."""
+    """Builds a datastore of the toy prompt with some of its continuations, in place of a real
+    one.
+    """
     try:
-        datastore.load(value)
+        datastore.load_datastore(value)
     except BadFile as error:
         raise Unsupported(f"{option}={value} is a file of the real model") from error
     documents = []
-    for first in range(VOCABULARY):
-        for second in range(VOCABULARY):
-            for third in range(VOCABULARY):
-                if (first + second + third) % 2:  # so that some continuations are more frequent
-                    documents.append([*PROMPT, first, second, third])
+    for first_token in range(VOCABULARY):
+        for second_token in range(VOCABULARY):
+            for third_token in range(VOCABULARY):
+                if (
+                    first_token + second_token + third_token
+                ) % 2:  # so that some continuations are more frequent
+                    documents.append([*PROMPT, first_token, second_token, third_token])
     path = folder / f"{option}.safetensors"
-    datastore.build(path, documents)
+    datastore.build_datastore(path, documents)
     return str(path)
 
 
@@ -189,59 +198,65 @@ def _toy_datastore(option: str, value: str, folder: Path) -> str:
 
 
 def check_law(strategy: Strategy, exact: bool) -> Check:
-    """The law under several samplings, of two tokens and, if that is quick, of three."""
-    return _on_toy("law", strategy, exact, _under_samplings)
+    """Checks the law under several samplings, of two tokens and, if that is quick, of three."""
+    return _check_on_toy("law", strategy, exact, _law_under_samplings)
 
 
 def check_ends(strategy: Strategy, exact: bool) -> Check:
-    """The law of two and three tokens where each token in turn ends a text, and asking what follows
-    an end fails whatever the guarantee: the request would die where plain decoding works.
+    """Checks the law of two and three tokens where each token in turn ends a text; asking what
+    follows an end fails whatever the guarantee: the request would die where plain decoding works.
     """
-    return _on_toy("ends", strategy, exact, _with_ends)
+    return _check_on_toy("ends", strategy, exact, _law_with_ends)
 
 
-def _under_samplings(strategy: Strategy, prompt: Sequence[int]) -> EnumeratedLaw:
-    law = EnumeratedLaw()
+def _law_under_samplings(strategy: Strategy, prompt: Sequence[int]) -> EnumeratedLaw:
+    combined_law = EnumeratedLaw()
     for sampling in SAMPLINGS:
-        shorter = enumerate_law(strategy, sampling, 2, prompt)
-        law.add(shorter)
-        if len(shorter.stats) <= WIDE:
-            law.add(enumerate_law(strategy, sampling, 3, prompt))
-    return law
+        short_law = enumerate_law(strategy, sampling, 2, prompt)
+        combined_law.add(short_law)
+        if len(short_law.stats) <= WIDE:
+            combined_law.add(enumerate_law(strategy, sampling, 3, prompt))
+    return combined_law
 
 
-def _with_ends(strategy: Strategy, prompt: Sequence[int]) -> EnumeratedLaw:
-    law = EnumeratedLaw()
-    for end in range(VOCABULARY):
-        processor = RefusesBehindEnd(len(prompt), end)
-        sampling = Sampling(temperature=1.0, stop_token_ids=(end,), logits_processors=(processor,))
-        shorter = enumerate_law(strategy, sampling, 2, prompt)
-        law.add(shorter)
-        if len(shorter.stats) <= WIDE or end == 0:
-            law.add(enumerate_law(strategy, sampling, 3, prompt))
-    return law
+def _law_with_ends(strategy: Strategy, prompt: Sequence[int]) -> EnumeratedLaw:
+    combined_law = EnumeratedLaw()
+    for end_token in range(VOCABULARY):
+        processor = RefusesBehindEnd(len(prompt), end_token)
+        sampling = Sampling(
+            temperature=1.0, stop_token_ids=(end_token,), logits_processors=(processor,)
+        )
+        short_law = enumerate_law(strategy, sampling, 2, prompt)
+        combined_law.add(short_law)
+        if len(short_law.stats) <= WIDE or end_token == 0:
+            combined_law.add(enumerate_law(strategy, sampling, 3, prompt))
+    return combined_law
 
 
-def _on_toy(name: str, strategy: Strategy, exact: bool, experiment: Any) -> Check:
+def _check_on_toy(name: str, strategy: Strategy, is_exact: bool, experiment: Any) -> Check:
     """Runs the experiment; says why where it cannot be run."""
     try:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
             toy_strategy = with_toy_options(strategy, Path(folder))
-            law: EnumeratedLaw = experiment(toy_strategy, PROMPT)
-            if not Drafts.of(strategy, law.stats).tested:
-                law = experiment(toy_strategy, LONG_PROMPT)
-            drafts = Drafts.of(strategy, law.stats, "choose options with which it drafts")
+            toy_law: EnumeratedLaw = experiment(toy_strategy, PROMPT)
+            if not Drafts.count_drafts(strategy, toy_law.stats).was_tested:
+                toy_law = experiment(toy_strategy, LONG_PROMPT)
+            drafts = Drafts.count_drafts(
+                strategy, toy_law.stats, "choose options with which it drafts"
+            )
     except (BadConfig, BadFile, Unsupported, NotEnumerable) as reason:
         return Check(name, NO_CLAIM, f"not enumerated: {reason}")
     except AskedBehindEnd as error:
         return Check(name, FAILED, str(error))
     except Exception as error:  # a method that breaks where plain decoding works has failed
         detail = f"failed on the toy model: {type(error).__name__}: {error}"
-        return Check(name, FAILED if exact else NO_CLAIM, detail)
+        return Check(name, FAILED if is_exact else NO_CLAIM, detail)
     numbers = {
-        "error": law.error,
-        "outcomes": len(law.stats),
+        "error": toy_law.error,
+        "outcomes": len(toy_law.stats),
         "settings": len(SAMPLINGS) if name == "law" else VOCABULARY,
     }
-    detail = f"error {law.error:.0e} over {len(law.stats)} outcomes of the toy model, {drafts}"
-    return Check(name, drafts.verdict(exact, law.error <= LARGEST_ERROR), detail, numbers)
+    detail = (
+        f"error {toy_law.error:.0e} over {len(toy_law.stats)} outcomes of the toy model, {drafts}"
+    )
+    return Check(name, drafts.verdict(is_exact, toy_law.error <= LARGEST_ERROR), detail, numbers)

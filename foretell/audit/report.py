@@ -21,7 +21,7 @@ SCHEMA = "foretell.audit/2"
 
 @dataclass
 class Check:
-    """One experiment. `detail` says what was found, or why nothing could be."""
+    """The result of one experiment. `detail` says what was found, or why nothing could be."""
 
     name: str
     verdict: str  # HELD, FAILED, UNTESTED or NO_CLAIM
@@ -39,18 +39,18 @@ class MethodReport:
     line: str = ""
 
     @property
-    def held(self) -> bool:
+    def all_held(self) -> bool:
         """Whether every claim was put to the test and none failed."""
-        return not self.named(FAILED) and not self.named(UNTESTED)
+        return not self.checks_with(FAILED) and not self.checks_with(UNTESTED)
 
-    def named(self, verdict: str) -> list[str]:
+    def checks_with(self, verdict: str) -> list[str]:
         """The names of the checks with this verdict."""
         return [check.name for check in self.checks if check.verdict == verdict]
 
 
 @dataclass
 class Report:
-    """What `audit` found."""
+    """The result of an audit."""
 
     model: str
     dtype: str  # of activations, as torch names it
@@ -61,12 +61,12 @@ class Report:
     methods: list[MethodReport]
 
     @property
-    def held(self) -> bool:
+    def all_held(self) -> bool:
         """Whether every claim of every method was put to the test and none failed."""
-        return all(method.held for method in self.methods)
+        return all(method.all_held for method in self.methods)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, schema foretell.audit/2."""
+        """Returns the report JSON-ready, schema foretell.audit/2."""
         return {
             "schema": SCHEMA,
             "version": foretell.__version__,
@@ -76,65 +76,67 @@ class Report:
             "torch": torch.__version__,
             "executors": self.executors,
             "prompts": self.prompts,
-            "held": self.held,
-            "methods": [{**asdict(method), "held": method.held} for method in self.methods],
+            "held": self.all_held,
+            "methods": [{**asdict(method), "held": method.all_held} for method in self.methods],
         }
 
     def text(self) -> str:
-        """For people: one line for each check, and at the end one line for each method to paste."""
-        lines = [f"{self.model}, {self.matrices} on {self.device}; {self.prompts}"]
+        """Writes the report for people: one line for each check, and at the end one line for each
+        method to paste.
+        """
+        report_lines = [f"{self.model}, {self.matrices} on {self.device}; {self.prompts}"]
         for dtype, executor in self.executors.items():
-            lines.append(f"steps in {dtype} are computed by {executor}")
-        lines.append("")
+            report_lines.append(f"steps in {dtype} are computed by {executor}")
+        report_lines.append("")
         for method in self.methods:
-            lines.append(f"{method.method} ({method.guarantee})")
+            report_lines.append(f"{method.method} ({method.guarantee})")
             for check in method.checks:
                 verdict = check.verdict
                 if verdict in (FAILED, UNTESTED):
                     verdict = verdict.upper()
-                lines.append(f"  {verdict:8}  {check.name}: {check.detail}")
-            lines.append("")
-        return "\n".join([*lines, *(method.line for method in self.methods)])
+                report_lines.append(f"  {verdict:8}  {check.name}: {check.detail}")
+            report_lines.append("")
+        return "\n".join([*report_lines, *(method.line for method in self.methods)])
 
 
-def summary(report: Report, method: MethodReport) -> str:
-    """The line to paste: every figure with what it was taken on."""
+def summary_line(report: Report, method: MethodReport) -> str:
+    """Writes the line to paste: every figure with what it was taken on."""
     checks = {check.name: check for check in method.checks}
     greedy = checks[f"greedy {report.dtype}"].numbers
-    parts = [f"greedy {greedy['identical']}/{greedy['of']} identical"]
+    summary_parts = [f"greedy {greedy['identical']}/{greedy['of']} identical"]
     if greedy["ties"]:
-        parts[0] += f" and {greedy['ties']} at a tie"
-    parts[0] += f" ({report.prompts}, {report.dtype}, {report.executors[report.dtype]})"
+        summary_parts[0] += f" and {greedy['ties']} at a tie"
+    summary_parts[0] += f" ({report.prompts}, {report.dtype}, {report.executors[report.dtype]})"
     if "exact bits" in checks:
-        parts.append(
+        summary_parts.append(
             "exact bits {identical}/{of} random steps".format(**checks["exact bits"].numbers)
         )
     law = checks["law"].numbers
-    parts.append(
+    summary_parts.append(
         "law {error:.0e} (toy model, {settings} samplings, {outcomes} outcomes)".format(**law)
         if law
         else "law not enumerated"
     )
     samples = checks["samples"].numbers
-    parts.append(
+    summary_parts.append(
         "samples p={p:.2g} ({of} of {prompts} prompts, {dtype}, {power_text})".format(**samples)
         if samples
         else "samples not compared"
     )
     cache = checks["cache"]
-    state = {HELD: "ok", NO_CLAIM: "ok", UNTESTED: "untested", FAILED: "WRONG"}[cache.verdict]
-    parts.append(f"cache {state} ({', '.join(cache.numbers)})")
+    cache_state = {HELD: "ok", NO_CLAIM: "ok", UNTESTED: "untested", FAILED: "WRONG"}[cache.verdict]
+    summary_parts.append(f"cache {cache_state} ({', '.join(cache.numbers)})")
     for verdict in (FAILED, UNTESTED):
-        if names := method.named(verdict):
-            parts.append(f"{verdict.upper()}: {', '.join(names)}")
+        if names := method.checks_with(verdict):
+            summary_parts.append(f"{verdict.upper()}: {', '.join(names)}")
     guarantee = method.guarantee.partition(":")[0]
-    about = f"foretell {foretell.__version__} audit: {report.model} {report.matrices}"
-    return f"{about} {method.method} {guarantee}: {'; '.join(parts)}"
+    audit_title = f"foretell {foretell.__version__} audit: {report.model} {report.matrices}"
+    return f"{audit_title} {method.method} {guarantee}: {'; '.join(summary_parts)}"
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """How much was drafted in an experiment, without which it would prove nothing."""
+    """The amount that was drafted in an experiment, without which it would prove nothing."""
 
     expected: bool  # whether the method drafts at all
     drafted: int
@@ -142,13 +144,13 @@ class Drafts:
     cure: str = "give prompts in which it drafts"  # where nothing was drafted
 
     @classmethod
-    def of(cls, strategy: Strategy, stats: Sequence[Stats], cure: str = cure) -> Drafts:
-        drafted = sum(one.drafted for one in stats)
-        accepted = sum(one.accepted for one in stats)
-        return cls(isinstance(strategy, Speculative), drafted, accepted, cure)
+    def count_drafts(cls, strategy: Strategy, stats: Sequence[Stats], cure: str = cure) -> Drafts:
+        drafted_count = sum(request_stats.drafted for request_stats in stats)
+        accepted_count = sum(request_stats.accepted for request_stats in stats)
+        return cls(isinstance(strategy, Speculative), drafted_count, accepted_count, cure)
 
     @property
-    def tested(self) -> bool:
+    def was_tested(self) -> bool:
         return self.drafted > 0 or not self.expected
 
     def __str__(self) -> str:
@@ -159,9 +161,9 @@ class Drafts:
         return "this method drafts nothing"
 
     def verdict(self, claimed: bool, passed: bool) -> str:
-        """Of an experiment with these drafts."""
+        """Returns the verdict of an experiment with these drafts."""
         if not claimed:
             return NO_CLAIM
         if not passed:
             return FAILED
-        return HELD if self.tested else UNTESTED
+        return HELD if self.was_tested else UNTESTED

@@ -16,7 +16,7 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Strategy
 
 
@@ -25,18 +25,18 @@ class KeepingEngine(Engine):
 
     def __init__(self, models: dict[str, Model], eos: Sequence[int]):
         super().__init__(models, eos)
-        self.kept: dict[int, Cache] = {}
+        self.kept_caches: dict[int, Cache] = {}
 
     def end(self, live: Live) -> None:
         cache = live.caches.get(("target", live.result))
         if cache is not None:
-            self.kept[live.index] = cache.fork()
+            self.kept_caches[live.index] = cache.fork()
         super().end(live)
 
 
 @dataclass
 class Runs:
-    """What the checks of all methods share."""
+    """The models, prompts and outputs that the checks of all methods share."""
 
     lm: LM
     prompts: list[list[int]]
@@ -45,7 +45,7 @@ class Runs:
     samples: int  # sampled texts of each prompt
     plain_outputs: dict[tuple[int, float], list[list[int]]] = field(default_factory=dict)
 
-    def run(
+    def run_requests(
         self,
         models: dict[str, Model],
         name: str,
@@ -57,22 +57,22 @@ class Runs:
         engine = KeepingEngine(models, self.lm.engine.eos)
         return engine, run_batch(engine, name, strategy, samplings, prompts)
 
-    def plain(self, index: int, temperature: float) -> list[list[int]]:
+    def plain_tokens(self, index: int, temperature: float) -> list[list[int]]:
         """Plain decoding's tokens for each prompt with seed 0, of the models copies[index].
 
         One prompt at a time: the reference is what forwards of a single row give.
         """
-        key = (index, temperature)
-        if key not in self.plain_outputs:
+        output_key = (index, temperature)
+        if output_key not in self.plain_outputs:
             sampling = Sampling(max_new_tokens=self.length, temperature=temperature)
             models = self.copies[index].models
-            strategy = resolve("plain")[1]
+            strategy = resolve_method("plain")[1]
             outputs = []
             for prompt in self.prompts:
-                _, lives = self.run(models, "plain", strategy, [sampling], [prompt])
+                _, lives = self.run_requests(models, "plain", strategy, [sampling], [prompt])
                 outputs.append(lives[0].ctx.output)
-            self.plain_outputs[key] = outputs
-        return self.plain_outputs[key]
+            self.plain_outputs[output_key] = outputs
+        return self.plain_outputs[output_key]
 
 
 def run_batch(

@@ -30,66 +30,72 @@ class PromptPositions:
 
     prefixes: list[tuple[int, ...]]
     positions: list[Position]  # parents are counted within this prompt
-    cell_of: list[np.ndarray]  # (V,) each token's cell
+    token_cells: list[np.ndarray]  # (V,) each token's cell
 
-    def count(self, outputs: list[list[int]]) -> list[np.ndarray]:
-        """How often each cell was sampled at each position, (1, cells)."""
-        index = {prefix: i for i, prefix in enumerate(self.prefixes)}
+    def count_cells(self, outputs: list[list[int]]) -> list[np.ndarray]:
+        """Counts how often each cell was sampled at each position, (1, cells)."""
+        position_by_prefix = {
+            prefix: position_index for position_index, prefix in enumerate(self.prefixes)
+        }
         counts = [np.zeros((1, len(position.law)), np.int64) for position in self.positions]
         for output in outputs:
             for depth, token in enumerate(output[:DEPTH]):
-                i = index.get(tuple(output[:depth]))
-                if i is None:
+                position_index = position_by_prefix.get(tuple(output[:depth]))
+                if position_index is None:
                     break
-                counts[i][0, self.cell_of[i][token]] += 1
+                counts[position_index][0, self.token_cells[position_index][token]] += 1
         return counts
 
 
-def plan(model: Model, prompt: list[int], sampler: Sampler, samples: int) -> PromptPositions:
+def plan_positions(
+    model: Model, prompt: list[int], sampler: Sampler, samples: int
+) -> PromptPositions:
     """Chooses, by the model's own law and before any sample, where tokens are compared.
 
     The positions that most samples are expected at come first.
     """
-    planned = PromptPositions([], [], [])
+    prompt_positions = PromptPositions([], [], [])
     candidates: list[tuple[float, tuple[int, ...], int, int]] = [(float(samples), (), -1, -1)]
-    while candidates and len(planned.positions) < POSITIONS:
+    while candidates and len(prompt_positions.positions) < POSITIONS:
         candidates.sort(key=lambda candidate: -candidate[0])
-        expected, prefix, parent, cell = candidates.pop(0)
+        expected_samples, prefix, parent, cell = candidates.pop(0)
         row = model.score([*prompt, *prefix])[0]
-        law = sampler.law(row, prefix).double().cpu().numpy()
-        cells = statistics.merge(law, expected)
-        cell_of = np.empty(len(law), np.int64)
-        for i, tokens in enumerate(cells):
-            cell_of[tokens] = i
-        masses = np.array([law[tokens].sum() for tokens in cells])
-        index = len(planned.positions)
-        planned.prefixes.append(prefix)
-        planned.cell_of.append(cell_of)
-        planned.positions.append(
-            Position(masses / masses.sum(), 0 if prefix else samples, parent, cell)
+        next_probs = sampler.law(row, prefix).double().cpu().numpy()
+        cells = statistics.merge_cells(next_probs, expected_samples)
+        token_cells = np.empty(len(next_probs), np.int64)
+        for cell_index, tokens in enumerate(cells):
+            token_cells[tokens] = cell_index
+        cell_masses = np.array([next_probs[tokens].sum() for tokens in cells])
+        position_index = len(prompt_positions.positions)
+        prompt_positions.prefixes.append(prefix)
+        prompt_positions.token_cells.append(token_cells)
+        prompt_positions.positions.append(
+            Position(cell_masses / cell_masses.sum(), 0 if prefix else samples, parent, cell)
         )
         if len(prefix) + 1 == DEPTH:
             continue
-        for i, tokens in enumerate(cells):
-            arrivals = expected * masses[i]
+        for cell_index, tokens in enumerate(cells):
+            arrivals = expected_samples * cell_masses[cell_index]
             if len(tokens) == 1 and tokens[0] not in sampler.stops and arrivals >= ARRIVALS:
-                candidates.append((arrivals, (*prefix, tokens[0]), index, i))
-    return planned
+                candidates.append((arrivals, (*prefix, tokens[0]), position_index, cell_index))
+    return prompt_positions
 
 
-def joined(parts: list[PromptPositions]) -> list[Position]:
-    """The positions of all prompts in one list."""
+def join_positions(parts: list[PromptPositions]) -> list[Position]:
+    """Joins the positions of all prompts in one list."""
     positions: list[Position] = []
-    for part in parts:
-        start = len(positions)
-        for position in part.positions:
-            parent = position.parent + start if position.parent >= 0 else -1
+    for prompt_positions in parts:
+        part_start = len(positions)
+        for position in prompt_positions.positions:
+            parent = position.parent + part_start if position.parent >= 0 else -1
             positions.append(Position(position.law, position.samples, parent, position.cell))
     return positions
 
 
-def seeds(prompt: int, samples: int) -> range:
-    """Of the samples of one prompt: no two of an audit are equal, nor 0, which other checks use."""
+def sample_seeds(prompt: int, samples: int) -> range:
+    """The seeds of the samples of one prompt: no two of an audit are equal, nor 0, which other
+    checks use.
+    """
     return range(1 + prompt * samples, 1 + (prompt + 1) * samples)
 
 
@@ -98,48 +104,53 @@ def check_samples(runs: Runs, name: str, strategy: Strategy, exact: bool) -> Che
     target = runs.lm.models["target"]
     prompts = runs.prompts[:PROMPTS]
     sampling = Sampling(temperature=1.0)
-    parts = []
+    prompt_positions = []
     for prompt in prompts:
         sampler = Sampler(sampling, prompt, runs.lm.engine.eos, target.vocab)
-        parts.append(plan(target, prompt, sampler, runs.samples))
+        prompt_positions.append(plan_positions(target, prompt, sampler, runs.samples))
     engine = KeepingEngine(runs.lm.models, runs.lm.engine.eos)
     counts: list[np.ndarray] = []
     stats = []
-    for i, prompt in enumerate(prompts):
+    for prompt_index, prompt in enumerate(prompts):
         outputs: list[list[int]] = []
-        every = list(seeds(i, runs.samples))
-        for start in range(0, len(every), BATCH):
+        all_seeds = list(sample_seeds(prompt_index, runs.samples))
+        for start in range(0, len(all_seeds), BATCH):
             # One token more than is compared, so that the last one can still be drafted.
             samplings = [
                 Sampling(max_new_tokens=DEPTH + 1, temperature=1.0, seed=seed)
-                for seed in every[start : start + BATCH]
+                for seed in all_seeds[start : start + BATCH]
             ]
             lives = run_batch(engine, name, strategy, samplings, [prompt] * len(samplings))
-            engine.kept.clear()
+            engine.kept_caches.clear()
             outputs += [live.ctx.output for live in lives]
             stats += [live.ctx.stats for live in lives]
-        counts += parts[i].count(outputs)
-    drafts = Drafts.of(strategy, stats)
-    positions = joined(parts)
-    uncertain = sum(statistics.uncertain(position.law, VARIATION) for position in positions)
-    if not uncertain:
+        counts += prompt_positions[prompt_index].count_cells(outputs)
+    drafts = Drafts.count_drafts(strategy, stats)
+    positions = join_positions(prompt_positions)
+    uncertain_count = sum(
+        statistics.is_uncertain(position.law, VARIATION) for position in positions
+    )
+    if not uncertain_count:
         detail = (
             "the model is certain of every next token; give prompts that can go on in several ways"
         )
         return Check("samples", UNTESTED if exact else NO_CLAIM, detail)
-    null = statistics.null_distances(positions)
-    p = float(statistics.p_values(null, statistics.distance(positions, counts))[0])
-    power = statistics.power(positions, null, VARIATION, LEVEL)
+    null_distances = statistics.null_distances(positions)
+    p_value = float(
+        statistics.p_values(null_distances, statistics.count_distance(positions, counts))[0]
+    )
+    power = statistics.simulate_power(positions, null_distances, VARIATION, LEVEL)
     power_text = (
         f"would find a total variation of {VARIATION} over its cells in {power:.0%} of runs"
     )
     tokens = sum(int(count.sum()) for count in counts)
     detail = (
-        f"p={p:.2g}, {runs.samples} samples behind each of {len(prompts)} prompts, {tokens} tokens "
-        f"at {len(positions)} positions ({uncertain} uncertain ones), {power_text}, {drafts}"
+        f"p={p_value:.2g}, {runs.samples} samples behind each of {len(prompts)} prompts, "
+        f"{tokens} tokens at {len(positions)} positions "
+        f"({uncertain_count} uncertain ones), {power_text}, {drafts}"
     )
     numbers = {
-        "p": p,
+        "p": p_value,
         "power": power,
         "variation": VARIATION,
         "level": LEVEL,
@@ -149,6 +160,6 @@ def check_samples(runs: Runs, name: str, strategy: Strategy, exact: bool) -> Che
         "prompts": len(prompts),
         "tokens": tokens,
         "positions": len(positions),
-        "uncertain_positions": uncertain,
+        "uncertain_positions": uncertain_count,
     }
-    return Check("samples", drafts.verdict(exact, p >= LEVEL), detail, numbers)
+    return Check("samples", drafts.verdict(exact, p_value >= LEVEL), detail, numbers)

@@ -43,104 +43,112 @@ class Position:
     cell: int = -1  # of the parent: the token that leads here, alone in its cell
 
 
-def merge(probabilities: np.ndarray, expected: float) -> list[list[int]]:
-    """Tokens, most probable first, in cells that expect enough of `expected` samples.
+def merge_cells(probabilities: np.ndarray, expected: float) -> list[list[int]]:
+    """Merges tokens, most probable first, into cells that expect enough of `expected` samples.
 
-    `probabilities` (V,). The last cell has whatever is left. One cell: there is nothing to compare.
+    `probabilities` (V,). The last cell has whatever is left. A single cell: there is nothing to
+    compare.
     """
     cells: list[list[int]] = []
     cell: list[int] = []
-    mass = 0.0
+    cell_mass = 0.0
     for token in np.argsort(-probabilities, kind="stable").tolist():
         cell.append(token)
-        mass += probabilities[token]
-        if mass * expected >= LEAST and mass >= SMALLEST:
+        cell_mass += probabilities[token]
+        if cell_mass * expected >= LEAST and cell_mass >= SMALLEST:
             cells.append(cell)
             cell = []
-            mass = 0.0
-    if mass > 0 or not cells:
+            cell_mass = 0.0
+    if cell_mass > 0 or not cells:
         cells.append(cell)
     else:
         cells[-1].extend(cell)
     return cells
 
 
-def uncertain(law: np.ndarray, variation: float) -> bool:
+def is_uncertain(law: np.ndarray, variation: float) -> bool:
     """Whether the most probable cell leaves so much to the others."""
     return bool(1 - law.max() >= variation - 1e-9)
 
 
-def simulate(
+def simulate_counts(
     positions: Sequence[Position],
     laws: Sequence[np.ndarray],
     rounds: int,
-    rng: np.random.Generator,
+    random_source: np.random.Generator,
 ) -> Simulated:
-    """Counts of `rounds` experiments in which the next tokens have these laws."""
+    """Simulates the counts of `rounds` experiments in which the next tokens have these laws."""
     counts: Simulated = []
     for position, law in zip(positions, laws, strict=True):
         if position.parent < 0:
-            arrived = np.full(rounds, position.samples)
+            arrived_samples = np.full(rounds, position.samples)
         else:
-            arrived = counts[position.parent][:, position.cell]
-        counts.append(rng.multinomial(arrived, law))
+            arrived_samples = counts[position.parent][:, position.cell]
+        counts.append(random_source.multinomial(arrived_samples, law))
     return counts
 
 
-def distance(positions: Sequence[Position], counts: Sequence[np.ndarray]) -> np.ndarray:
+def count_distance(positions: Sequence[Position], counts: Sequence[np.ndarray]) -> np.ndarray:
     """The Freeman-Tukey statistic (rounds,) of counts (rounds, cells) at each position."""
-    total = np.zeros(len(counts[0]))
+    total_distance = np.zeros(len(counts[0]))
     for position, observed in zip(positions, counts, strict=True):
-        expected = observed.sum(1, keepdims=True) * position.law
-        total += 4 * ((np.sqrt(observed) - np.sqrt(expected)) ** 2).sum(1)
-    return total
+        expected_counts = observed.sum(1, keepdims=True) * position.law
+        total_distance += 4 * ((np.sqrt(observed) - np.sqrt(expected_counts)) ** 2).sum(1)
+    return total_distance
 
 
 def null_distances(
     positions: Sequence[Position], rounds: int = SIMULATIONS, seed: int = 0
 ) -> np.ndarray:
     """Sorted distances (rounds,) of experiments in which the laws are right."""
-    rng = np.random.default_rng(seed)
-    laws = [position.law for position in positions]
-    return np.sort(distance(positions, simulate(positions, laws, rounds, rng)))
+    random_source = np.random.default_rng(seed)
+    position_laws = [position.law for position in positions]
+    return np.sort(
+        count_distance(positions, simulate_counts(positions, position_laws, rounds, random_source))
+    )
 
 
-def p_values(null: np.ndarray, distances: np.ndarray) -> np.ndarray:
-    """The share of `null` (sorted) that is at least as large, the observed one counted too."""
+def p_values(sorted_null: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """The share of `sorted_null` that is at least as large, the observed one counted too."""
     slack = 1 - 1e-12  # two sums of the same numbers may differ by rounding
-    larger = len(null) - np.searchsorted(null, distances * slack, side="left")
-    return np.asarray((1 + larger) / (1 + len(null)))
+    larger_count = len(sorted_null) - np.searchsorted(sorted_null, distances * slack, side="left")
+    return np.asarray((1 + larger_count) / (1 + len(sorted_null)))
 
 
-def shifted(law: np.ndarray, variation: float) -> np.ndarray:
-    """A law (cells,) at this total variation (at most 0.5) from `law`, among the hardest to notice.
+def shift_law(law: np.ndarray, variation: float) -> np.ndarray:
+    """Returns a law (cells,) at this total variation (at most 0.5) from `law`, among the hardest to
+    notice.
 
     Probability moves into cells that have at most half of it, in proportion within both sets. A law
     that is not so uncertain is left as it is.
     """
-    if not uncertain(law, variation):
+    if not is_uncertain(law, variation):
         return law
-    raised = np.zeros(len(law), dtype=bool)
-    share = 0.0
+    raised_cells = np.zeros(len(law), dtype=bool)
+    raised_share = 0.0
     for cell in np.argsort(-law, kind="stable").tolist():
-        if share + law[cell] <= 0.5:
-            raised[cell] = True
-            share += law[cell]
-    return np.where(raised, law * (1 + variation / share), law * (1 - variation / (1 - share)))
+        if raised_share + law[cell] <= 0.5:
+            raised_cells[cell] = True
+            raised_share += law[cell]
+    return np.where(
+        raised_cells,
+        law * (1 + variation / raised_share),
+        law * (1 - variation / (1 - raised_share)),
+    )
 
 
-def power(
+def simulate_power(
     positions: Sequence[Position],
-    null: np.ndarray,
+    sorted_null: np.ndarray,
     variation: float,
     level: float,
-    change: Callable[[np.ndarray, float], np.ndarray] = shifted,
+    change_law: Callable[[np.ndarray, float], np.ndarray] = shift_law,
     seed: int = 1,
 ) -> float:
     """The share of experiments with a p-value below `level` if uncertain laws are off by
     `variation`.
     """
-    rng = np.random.default_rng(seed)
-    laws = [change(position.law, variation) for position in positions]
-    counts = simulate(positions, laws, POWER_SIMULATIONS, rng)
-    return float((p_values(null, distance(positions, counts)) < level).mean())
+    random_source = np.random.default_rng(seed)
+    changed_laws = [change_law(position.law, variation) for position in positions]
+    counts = simulate_counts(positions, changed_laws, POWER_SIMULATIONS, random_source)
+    return float((p_values(sorted_null, count_distance(positions, counts)) < level).mean())

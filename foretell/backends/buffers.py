@@ -18,24 +18,26 @@ class OutputBuffers:
     New memory for each forward would take time: its pages must be mapped first.
     """
 
-    def __init__(self, wrap: Callable[[np.ndarray], Any]):
-        """`wrap(memory)`: the object through which a runtime writes to a block."""
-        self.wrap = wrap
+    def __init__(self, wrap_memory: Callable[[np.ndarray], Any]):
+        """`wrap_memory(memory)`: the object through which a runtime writes to a block."""
+        self.wrap = wrap_memory
         # Memory, what the runtime knows it by, and the array that was given out last.
         self.blocks: list[tuple[np.ndarray, Any, weakref.ref[np.ndarray]]] = []
 
-    def take(self, rows: int, width: int) -> tuple[np.ndarray, Any]:
-        """A block and its wrapper. The block is in use as long as any tensor made of it lives."""
-        unused = (
-            i
-            for i, (memory, _, user) in enumerate(self.blocks)
-            if user() is None and memory.shape == (rows, width)
+    def take_block(self, row_count: int, width: int) -> tuple[np.ndarray, Any]:
+        """Takes a block and its wrapper. The block is in use as long as any tensor made of it
+        lives.
+        """
+        unused_blocks = (
+            index
+            for index, (memory, _, user) in enumerate(self.blocks)
+            if user() is None and memory.shape == (row_count, width)
         )
-        place = next(unused, None)
-        if place is not None:
-            memory, wrapped, _ = self.blocks.pop(place)
+        block_index = next(unused_blocks, None)
+        if block_index is not None:
+            memory, wrapped, _ = self.blocks.pop(block_index)
         else:
-            memory = np.empty((rows, width), np.float32)
+            memory = np.empty((row_count, width), np.float32)
             wrapped = self.wrap(memory)
         view = memory.view()
         if memory.nbytes <= KEPT_BYTES:

@@ -28,7 +28,7 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import STEP, Computed
 from foretell.core.types import Ask
-from foretell.models.decoder.loop import Loop, attending
+from foretell.models.decoder.loop import Loop, use_attention
 from foretell.models.executor import Executor
 from foretell.ops.attention import Bias, attend
 from foretell.ops.threads import torch_threads
@@ -47,20 +47,20 @@ WARM_RUNS = 3
 TOKEN, POSITION, PLACE, ALWAYS, FIRST_SEEN = range(5)
 
 
-def suits(hf: Any, named: bool = False) -> bool:
-    """Any model may be tried."""
+def suits_model(hf_model: Any, by_name: bool = False) -> bool:
+    """Returns True: any model may be tried."""
     return True
 
 
-def make(
+def make_executor(
     loop: Loop,
     layout: Layout,
     dtype: torch.dtype,
-    vocab: int,
+    vocab_size: int,
     fallback: Executor | None = None,
 ) -> Executor:
-    """The executor of a model. What it leaves is torch's, whatever the fallback."""
-    return GraphsExecutor(loop, layout, dtype, vocab)
+    """Makes the executor of a model. What it leaves is torch's, whatever the fallback."""
+    return GraphsExecutor(loop, layout, dtype, vocab_size)
 
 
 class Recorder(Protocol):
@@ -88,12 +88,12 @@ class CudaGraphs:
     def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
         with torch.cuda.device(self.device):
             graph = torch.cuda.CUDAGraph()
-            usual = torch.cuda.current_stream()
-            self.stream.wait_stream(usual)
+            current_stream = torch.cuda.current_stream()
+            self.stream.wait_stream(current_stream)
             with torch.cuda.stream(self.stream):
                 for _ in range(WARM_RUNS):
                     run()
-            usual.wait_stream(self.stream)
+            current_stream.wait_stream(self.stream)
             # Other threads may use the device meanwhile.
             with torch.cuda.graph(
                 graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"
@@ -110,30 +110,35 @@ class FixedMemory:
     """
 
     def __init__(
-        self, layout: Layout, dtype: torch.dtype, device: torch.device, capacity: int, kept: bool
+        self,
+        layout: Layout,
+        dtype: torch.dtype,
+        device: torch.device,
+        capacity: int,
+        is_reused: bool,
     ):
         # It outlives a request, and may be written inside of inference mode and outside.
         with torch.inference_mode(False):
             self.rows = Cache(layout, dtype, device, capacity + SPARE)
         self.capacity = capacity
-        self.kept = kept
+        self.kept = is_reused
         self.steps: dict[int, FixedStep] = {}
 
     def clear(self) -> None:
         """Zeroes the rows of an earlier request: what is masked is still multiplied, and NaN times
         0 is NaN.
         """
-        for part in (*self.rows.keys, *self.rows.values):
-            part.zero_()
+        for memory_rows in (*self.rows.keys, *self.rows.values):
+            memory_rows.zero_()
 
 
 class Lease:
     """Holds a memory for a cache and its forks. When the last of them lets go, it is free again."""
 
-    def __init__(self, memory: FixedMemory, free: list[FixedMemory]):
+    def __init__(self, memory: FixedMemory, free_memories: list[FixedMemory]):
         self.memory = memory
         if memory.kept:
-            weakref.finalize(self, free.append, memory).atexit = False
+            weakref.finalize(self, free_memories.append, memory).atexit = False
 
 
 class FixedCache(Cache):
@@ -148,12 +153,12 @@ class FixedCache(Cache):
 
     def _allocate(self) -> None:
         # The lease before this one is let go only now, when there is another.
-        self.lease: Lease | None = self.owner.lease(self.capacity)
+        self.lease: Lease | None = self.owner.lease_memory(self.capacity)
         rows = self.lease.memory.rows
         self.keys, self.values = rows.keys, rows.values
         self.k, self.v = rows.k, rows.v
 
-    def longer(self, rows: int) -> int:
+    def next_length(self, rows: int) -> int:
         """Few sizes, so that memories of others who left are found again, with their graphs."""
         return self.capacity << ((rows - 1) // self.capacity).bit_length()
 
@@ -164,42 +169,44 @@ class FixedCache(Cache):
         self.k, self.v = [], []
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
-        job, whole = super().prepare(ask, tokens, chunk)
+        job, is_complete = super().prepare(ask, tokens, chunk)
         # Recorded now and not in the forward, whose seconds are taken for its cost.
         self.owner.warm(job, job.taps)
-        return job, whole
+        return job, is_complete
 
 
 class TracedJob(Job):
     """Stands for a job inside a step: what a job knows, as tensors on the device."""
 
-    def __init__(self, rows: Cache, table: torch.Tensor, positions: torch.Tensor):
-        self.memory = rows
+    def __init__(self, row_cache: Cache, table: torch.Tensor, positions: torch.Tensor):
+        self.memory = row_cache
         self.positions_of_nodes = positions
-        nodes, last = table[:-1], table[-1]
-        base = last[0]
-        self.places = nodes[:, PLACE]
-        place = torch.arange(rows.capacity, device=table.device)
+        node_table, last_row = table[:-1], table[-1]
+        base_row = last_row[0]
+        self.places = node_table[:, PLACE]
+        row_indices = torch.arange(row_cache.capacity, device=table.device)
         # Rows before the base are seen by all nodes, of the SPAN from there on the table says which
         # sees which, and later ones are seen by none. So each row has a column of the table.
-        columns = (place - base + 1).clamp_(0, SPAN + 1) + ALWAYS
-        in_table = (nodes != 0).index_select(1, columns)
+        columns = (row_indices - base_row + 1).clamp_(0, SPAN + 1) + ALWAYS
+        table_marks = (node_table != 0).index_select(1, columns)
         # Each node sees itself, padding too: a softmax over nothing is NaN.
-        self.visible = in_table | (place == self.places[:, None])
-        self.positions_of_rows = torch.where(place < base, place, last.index_select(0, columns))
+        self.visible = table_marks | (row_indices == self.places[:, None])
+        self.positions_of_rows = torch.where(
+            row_indices < base_row, row_indices, last_row.index_select(0, columns)
+        )
         self.masks = {}
 
     def mask(self, window: int | None, dtype: torch.dtype, times: int = 1) -> torch.Tensor:
         if (window, times) not in self.masks:
-            seen = self.visible
+            visible = self.visible
             if window is not None:
                 distance = self.positions_of_nodes[:, None] - self.positions_of_rows
-                seen = seen & (distance < window)
-            mask = torch.where(seen, 0.0, -torch.inf).to(dtype)
+                visible = visible & (distance < window)
+            mask = torch.where(visible, 0.0, -torch.inf).to(dtype)
             self.masks[window, times] = mask.repeat(times, 1)
-        cached = self.masks[window, times]
-        assert cached is not None
-        return cached
+        cached_mask = self.masks[window, times]
+        assert cached_mask is not None
+        return cached_mask
 
     def attend(
         self,
@@ -213,19 +220,19 @@ class TracedJob(Job):
         sinks: torch.Tensor | None = None,
         bias: Bias | None = None,
     ) -> torch.Tensor:
-        """As Job.attend, over the whole memory."""
+        """Attends over the whole memory, as Job.attend does over a cache's rows."""
         if bias is not None:
             raise LookupError("its attention has a bias")
-        times = len(q) // len(k) if softcap is None and sinks is None else 1
+        repeats = len(q) // len(k) if softcap is None and sinks is None else 1
         keys, values = self.memory.k[layer], self.memory.v[layer]
         keys.index_copy_(1, self.places, k.to(keys.dtype))
         values.index_copy_(1, self.places, v.to(values.dtype))
-        return attend(q, keys, values, self.mask(window, q.dtype, times), scale, softcap, sinks)
+        return attend(q, keys, values, self.mask(window, q.dtype, repeats), scale, softcap, sinks)
 
 
 class FixedStep:
-    """The forward of `size` nodes in one memory: `fill` it with a job, `run` it, read `hidden`
-    (size, E) and `tapped[i]` (size, E).
+    """The forward of `size` nodes in one memory: `fill_table` it with a job, `run` it, read
+    `hidden` (size, E) and `tapped[i]` (size, E).
 
     It reads one table of whole numbers, (size + 1, FIRST_SEEN + SPAN + 1). A row is a node's: its
     token, its position, the row of the memory that it goes to, 1 (for the rows that all see), for
@@ -240,9 +247,11 @@ class FixedStep:
         self.memory = memory
         self.size = size
         self.taps = frozenset(taps)
-        needed = min(memory.capacity, owner.loop.context)
+        position_count = min(memory.capacity, owner.loop.context)
         # Held here, since the loop may replace its tables by longer ones.
-        self.rotations = {kind: owner.rotation(needed, *kind) for kind in owner.rotation_kinds}
+        self.rotations = {
+            kind: owner.rotation_table(position_count, *kind) for kind in owner.rotation_kinds
+        }
         # Positions below this have a rotation.
         self.end = min(len(part[0]) for table in self.rotations.values() for part in table)
         self.host = np.zeros((size + 1, FIRST_SEEN + SPAN + 1), np.int64)
@@ -252,67 +261,67 @@ class FixedStep:
             self.table = torch.from_numpy(self.host).to(owner.device, copy=True)
         self.hidden = torch.empty(0)
         self.tapped: dict[int, torch.Tensor] = {}
-        # Runs before the first `fill` write no cache's rows: all nodes go to the row below them.
-        self.run = self.compute if owner.record is None else owner.record(self.compute)
+        # Runs before the first `fill_table` write no cache's rows: all nodes go to the row below.
+        self.run = self.compute_nodes if owner.record is None else owner.record(self.compute_nodes)
 
-    def compute(self) -> None:
-        """The forward of the nodes in the table."""
+    def compute_nodes(self) -> None:
+        """Computes the forward of the nodes in the table."""
         loop = self.owner.loop
-        nodes = self.table[:-1]
-        ids = nodes[:, TOKEN]
-        positions = nodes[:, POSITION].contiguous()
+        node_table = self.table[:-1]
+        token_ids = node_table[:, TOKEN]
+        positions = node_table[:, POSITION].contiguous()
         rotations = {}
-        for kind, table in self.rotations.items():
-            rotations[kind] = tuple(part[:, positions] for part in table)
-        token = STEP.set([TracedJob(self.memory.rows, self.table, positions)])
-        entering = {}
+        for rotation_kind, table in self.rotations.items():
+            rotations[rotation_kind] = tuple(part[:, positions] for part in table)
+        context_token = STEP.set([TracedJob(self.memory.rows, self.table, positions)])
+        entering_states = {}
         try:
-            with attending(loop.config):
-                h = loop.embedded(ids[None])
-                for i, block in enumerate(loop.blocks):
-                    entering[i] = h[0]
-                    kind = (loop.kinds[i],) if loop.kinds else ()
-                    h = block(h, rotations[kind], positions[None])
+            with use_attention(loop.config):
+                states = loop.embedded(token_ids[None])
+                for layer, block in enumerate(loop.blocks):
+                    entering_states[layer] = states[0]
+                    rotation_kind = (loop.kinds[layer],) if loop.kinds else ()
+                    states = block(states, rotations[rotation_kind], positions[None])
         finally:
-            STEP.reset(token)
-        self.hidden = entering[len(loop.blocks)] = h[0]
+            STEP.reset(context_token)
+        self.hidden = entering_states[len(loop.blocks)] = states[0]
         # What is held here no other recording overwrites.
-        self.tapped = {tap: entering[tap] for tap in self.taps}
+        self.tapped = {tap: entering_states[tap] for tap in self.taps}
 
-    def fits(self, job: Job) -> bool:
+    def fits_job(self, job: Job) -> bool:
         """Whether the table can describe this job."""
-        told_apart = job.seen is None or len(job.scratch_positions) <= SPAN
-        return told_apart and max(job.scratch_positions) < self.end
+        is_distinct = job.seen is None or len(job.scratch_positions) <= SPAN
+        return is_distinct and max(job.scratch_positions) < self.end
 
-    def fill(self, job: Job) -> None:
+    def fill_table(self, job: Job) -> None:
         """Writes a job of at most `size` nodes to the table."""
         host = self.host
-        new = len(job.tokens)
+        new_count = len(job.tokens)
         if job.seen is None:
             # A chain sees all rows before it, and their positions are their places.
-            base = job.start
-            seen = np.tri(new)
+            base_row = job.start
+            visible = np.tri(new_count)
         else:
-            base = job.cache.base
-            seen = job.seen.numpy()
-        scratch = slice(FIRST_SEEN, FIRST_SEEN + seen.shape[1])
-        host[:new, TOKEN] = job.tokens
-        host[:new, POSITION] = job.positions
-        host[:new, PLACE] = range(job.start, job.start + new)
-        host[:new, scratch] = seen
-        host[:new, scratch.stop :] = 0
+            base_row = job.cache.base
+            visible = job.seen.numpy()
+        scratch_columns = slice(FIRST_SEEN, FIRST_SEEN + visible.shape[1])
+        host[:new_count, TOKEN] = job.tokens
+        host[:new_count, POSITION] = job.positions
+        host[:new_count, PLACE] = range(job.start, job.start + new_count)
+        host[:new_count, scratch_columns] = visible
+        host[:new_count, scratch_columns.stop :] = 0
         # Padding repeats the last node, so that its numbers are ordinary ones, and writes to a row
         # that no cache has.
-        host[new:-1] = host[new - 1]
-        host[new:-1, PLACE] = self.memory.capacity
+        host[new_count:-1] = host[new_count - 1]
+        host[new_count:-1, PLACE] = self.memory.capacity
         host[-1] = 0
-        host[-1, 0] = base
-        host[-1, scratch] = job.scratch_positions[-seen.shape[1] :]
-        numbers = torch.from_numpy(host)
+        host[-1, 0] = base_row
+        host[-1, scratch_columns] = job.scratch_positions[-visible.shape[1] :]
+        table_values = torch.from_numpy(host)
         if self.table.device.type == "cuda":
             # A pinned copy: the transfer does not block, and the copy lives until it is through.
-            numbers = numbers.pin_memory()
-        self.table.copy_(numbers, non_blocking=True)
+            table_values = table_values.pin_memory()
+        self.table.copy_(table_values, non_blocking=True)
 
 
 class GraphsExecutor(Executor):
@@ -333,13 +342,13 @@ class GraphsExecutor(Executor):
         loop: Loop,
         layout: Layout,
         dtype: torch.dtype,
-        vocab: int,
+        vocab_size: int,
         record: Callable[[torch.device], Recorder] | None = CudaGraphs,
     ):
         self.loop = loop
         self.layout = layout
         self.dtype = dtype
-        self.vocab = vocab
+        self.vocab = vocab_size
         self.device: torch.device = loop.embed.weight.device
         self.record = None if record is None else record(self.device)
         self.size = 0
@@ -352,12 +361,12 @@ class GraphsExecutor(Executor):
         self.kept_memories = weakref.WeakSet[FixedMemory]()
         self.windowed = any(window is not None for window in loop.windows)
         for kind in self.rotation_kinds:
-            self.rotation(1, *kind)
+            self.rotation_table(1, *kind)
 
-    def rotation(self, needed: int, *kind: str) -> tuple[torch.Tensor, ...]:
+    def rotation_table(self, position_count: int, *kind: str) -> tuple[torch.Tensor, ...]:
         """Cosines and sines of at least so many positions. Raises LookupError."""
         example = torch.empty(0, dtype=self.dtype, device=self.device)
-        table = self.loop.table(example, needed, *kind)
+        table = self.loop.table(example, position_count, *kind)
         if table is None:
             raise LookupError("its rotation is no table of cosines and sines")
         return table
@@ -365,75 +374,75 @@ class GraphsExecutor(Executor):
     def cache(self) -> Cache:
         return FixedCache(self, self.start)
 
-    def lease(self, capacity: int) -> Lease:
-        """A memory of this length: the one that was freed last, so that single requests one after
-        another always have the same.
+    def lease_memory(self, capacity: int) -> Lease:
+        """Leases a memory of this length: the one that was freed last, so that single requests one
+        after another always have the same.
         """
-        free = self.free_memories.setdefault(capacity, [])
-        if free:
-            memory = free.pop()
+        free_memories = self.free_memories.setdefault(capacity, [])
+        if free_memories:
+            memory = free_memories.pop()
             memory.clear()
-            return Lease(memory, free)
-        kept = self.kept_counts.get(capacity, 0) < KEPT
-        memory = FixedMemory(self.layout, self.dtype, self.device, capacity, kept)
-        if kept:
+            return Lease(memory, free_memories)
+        is_reused = self.kept_counts.get(capacity, 0) < KEPT
+        memory = FixedMemory(self.layout, self.dtype, self.device, capacity, is_reused)
+        if is_reused:
             self.kept_counts[capacity] = self.kept_counts.get(capacity, 0) + 1
             self.kept_memories.add(memory)
-        return Lease(memory, free)
+        return Lease(memory, free_memories)
 
     def warm(self, job: Job, taps: Sequence[int] = ()) -> None:
-        self.step(job, taps)
+        self.find_step(job, taps)
 
     def release(self) -> None:
         for memory in self.kept_memories:
             memory.steps.clear()
 
     @torch.inference_mode()
-    def step(self, job: Job, taps: Sequence[int] = ()) -> FixedStep | None:
+    def find_step(self, job: Job, taps: Sequence[int] = ()) -> FixedStep | None:
         """The step that can compute this job, recorded if it is the first of its size in this
         memory, or the first with these hidden states; None if there is none.
         """
-        cache, new = job.cache, len(job.tokens)
+        cache, new_count = job.cache, len(job.tokens)
         if not job.plain or not isinstance(cache, FixedCache) or cache.owner is not self:
             return None
-        if cache.lease is None or new > SIZES[-1]:
+        if cache.lease is None or new_count > SIZES[-1]:
             return None
         if self.windowed and job.compacted:  # a step takes the place of a row for its position
             return None
         memory = cache.lease.memory
         if not memory.kept:
             return None
-        size = next(size for size in SIZES if size >= new)
+        size = next(size for size in SIZES if size >= new_count)
         step = memory.steps.get(size)
         if step is None or not step.taps.issuperset(taps):
             self.taps |= set(taps)
             memory.steps.pop(size, None)
             step = memory.steps[size] = FixedStep(self, memory, size, self.taps)
-        return step if step.fits(job) else None
+        return step if step.fits_job(job) else None
 
     @torch.inference_mode()
     def __call__(
         self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
     ) -> Computed | None:
-        step = self.step(jobs[0], taps) if len(jobs) <= self.most_jobs else None
+        step = self.find_step(jobs[0], taps) if len(jobs) <= self.most_jobs else None
         if step is None:
             return None
         job = jobs[0]
         with torch_threads(threads) if self.record is None else nullcontext():
-            step.fill(job)
+            step.fill_table(job)
             step.run()
             self.size = step.size
             # The next run of the step overwrites what it holds.
-            new = len(job.tokens)
-            hidden = {tap: states[:new].clone() for tap, states in step.tapped.items()}
-            return Computed(self._logits(step.hidden, job.rows), hidden)
+            new_count = len(job.tokens)
+            hidden = {tap: states[:new_count].clone() for tap, states in step.tapped.items()}
+            return Computed(self._compute_logits(step.hidden, job.rows), hidden)
 
-    def _logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    def _compute_logits(self, hidden: torch.Tensor, rows: list[int]) -> torch.Tensor:
         """Logits (k, V) of the wanted rows of `hidden` (size, E)."""
         if not rows:
             return torch.zeros(0, self.vocab, device=self.device)
         if rows == list(range(rows[0], rows[0] + len(rows))):
-            wanted = hidden[rows[0] : rows[-1] + 1]
+            row_states = hidden[rows[0] : rows[-1] + 1]
         else:
-            wanted = hidden[rows]
-        return self.loop.logits(wanted).to(torch.promote_types(self.dtype, torch.float32))
+            row_states = hidden[rows]
+        return self.loop.logits(row_states).to(torch.promote_types(self.dtype, torch.float32))

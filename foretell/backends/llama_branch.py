@@ -26,17 +26,17 @@ class SequenceMemory(Protocol):
     device: torch.device
     branches: Any  # those that live
 
-    def cut(self, number: int, start: int) -> None:
+    def cut_rows(self, sequence_id: int, start: int) -> None:
         """Takes an id off the rows from position `start` on."""
 
-    def share(self, source: int, number: int, start: int, end: int) -> None:
+    def share(self, source: int, sequence_id: int, start: int, end: int) -> None:
         """Gives an id to the rows from `start` to `end` that carry the id `source`."""
 
-    def release(self, number: int) -> None:
+    def release(self, sequence_id: int) -> None:
         """Takes an id off all rows; another branch may have it."""
 
     def reserve(self, count: int, busy: set[Cache], owner: Branch) -> list[int]:
-        """So many ids that no row carries."""
+        """Reserves so many ids that no row carries."""
 
 
 class SequenceId:
@@ -70,25 +70,25 @@ class Branch(Cache):
 
     def fork(self) -> Branch:
         """A copy that shares the committed rows, and the scratch rows where they are one chain."""
-        twin = copy.copy(self)
-        twin.sequences = []
-        twin._clear_scratch()
-        twin.synced = 0
-        self.memory.branches.add(twin)
+        forked = copy.copy(self)
+        forked.sequences = []
+        forked._clear_scratch()
+        forked.synced = 0
+        self.memory.branches.add(forked)
         if not self.sequences or self.changing:
-            twin.length = twin.base = 0
-            return twin
-        first = self.sequences[0]
-        copied = SequenceId(self.memory.reserve(1, {self}, self)[0])
-        copied.base = end = self.length
-        if len(first.path) == len(self.tokens) == len(self.parents):
-            twin.tokens, twin.parents = [*self.tokens], [*self.parents]
-            twin.done, twin.trusted, twin.synced = self.done, self.trusted, self.synced
-            copied.path = [*first.path]
-            end += len(first.path)
-        self.memory.share(first.number, copied.number, 0, end)
-        twin.sequences = [copied]
-        return twin
+            forked.length = forked.base = 0
+            return forked
+        first_sequence = self.sequences[0]
+        copied_sequence = SequenceId(self.memory.reserve(1, {self}, self)[0])
+        copied_sequence.base = end_row = self.length
+        if len(first_sequence.path) == len(self.tokens) == len(self.parents):
+            forked.tokens, forked.parents = [*self.tokens], [*self.parents]
+            forked.done, forked.trusted, forked.synced = self.done, self.trusted, self.synced
+            copied_sequence.path = [*first_sequence.path]
+            end_row += len(first_sequence.path)
+        self.memory.share(first_sequence.number, copied_sequence.number, 0, end_row)
+        forked.sequences = [copied_sequence]
+        return forked
 
     def drop(self) -> None:
         sequences, self.sequences = self.sequences, []
@@ -110,104 +110,106 @@ class Branch(Cache):
             self.forget()
         return super().sync(tokens)
 
-    def keep(self, nodes: Sequence[int]) -> int:
+    def keep_nodes(self, nodes: Sequence[int]) -> int:
         self.changing = True
         sequences = self.sequences
         if nodes:
             # The id whose path was accepted becomes the first.
             depth = len(nodes) - 1
-            accepted = next(
-                place
-                for place, sequence in enumerate(sequences)
+            accepted_index = next(
+                index
+                for index, sequence in enumerate(sequences)
                 if len(sequence.path) > depth and sequence.path[depth] == nodes[-1]
             )
-            sequences[0], sequences[accepted] = sequences[accepted], sequences[0]
+            sequences[0], sequences[accepted_index] = sequences[accepted_index], sequences[0]
         for sequence in sequences:
             if not sequence.path:
                 continue
-            kept = _common(sequence.path, nodes)
-            if len(sequence.path) > kept:
-                self.memory.cut(sequence.number, self.length + kept)
-            sequence.base = self.length + kept
+            common_count = _common_length(sequence.path, nodes)
+            if len(sequence.path) > common_count:
+                self.memory.cut_rows(sequence.number, self.length + common_count)
+            sequence.base = self.length + common_count
             sequence.path = []
         self.changing = False
         return len(nodes)
 
-    def missing_ids(self, parents: Sequence[int], shared: int) -> int:
-        """How many ids the new nodes, from `shared` on, need beyond those that are unused."""
+    def missing_ids(self, parents: Sequence[int], first_new: int) -> int:
+        """Counts the ids that the new nodes, from `first_new` on, need beyond those that are
+        unused.
+        """
         if not self.sequences:
-            return 1 + _new_paths(parents, shared, (-1,))
-        ends = []
-        unused = 0
-        for i, sequence in enumerate(self.sequences):
-            path = sequence.path[: bisect_left(sequence.path, shared)]
+            return 1 + _count_new_paths(parents, first_new, (-1,))
+        path_ends = []
+        unused_count = 0
+        for index, sequence in enumerate(self.sequences):
+            path = sequence.path[: bisect_left(sequence.path, first_new)]
             if path:
-                ends.append(path[-1])
-            elif i == 0:
-                ends.append(-1)
+                path_ends.append(path[-1])
+            elif index == 0:
+                path_ends.append(-1)
             else:
-                unused += 1
-        return max(0, _new_paths(parents, shared, ends) - unused)
+                unused_count += 1
+        return max(0, _count_new_paths(parents, first_new, path_ends) - unused_count)
 
-    def place(
-        self, parents: Sequence[int], shared: int, fresh: list[int], chain: bool
+    def assign_ids(
+        self, parents: Sequence[int], first_new: int, new_ids: list[int], is_chain: bool
     ) -> list[list[int]]:
-        """Gives ids to the new nodes, from `shared` on, such that each sees its ancestors alone;
+        """Gives ids to the new nodes, from `first_new` on, such that each sees its ancestors alone;
         returns each node's ids.
 
-        `fresh`: as many ids as `missing_ids` says. `chain`: no node has two children. `changing` is
-        set on return; whoever runs the forward clears it.
+        `new_ids`: as many ids as `missing_ids` says. `is_chain`: no node has two children.
+        `changing` is set on return; whoever runs the forward clears it.
         """
         self.changing = True
-        self.sequences += [SequenceId(number) for number in fresh]
-        first = self.sequences[0]
-        if chain and len(self.sequences) == 1 and len(first.path) == shared:
-            first.path += range(shared, len(parents))
-            return [[first.number] for _ in range(shared, len(parents))]
-        carriers, ends, unused = self._cut_to(shared)
-        ids: list[list[int]] = []
-        for node in range(shared, len(parents)):
+        self.sequences += [SequenceId(number) for number in new_ids]
+        first_sequence = self.sequences[0]
+        if is_chain and len(self.sequences) == 1 and len(first_sequence.path) == first_new:
+            first_sequence.path += range(first_new, len(parents))
+            return [[first_sequence.number] for _ in range(first_new, len(parents))]
+        carriers, path_ends, unused = self._cut_to(first_new)
+        node_ids: list[list[int]] = []
+        for node in range(first_new, len(parents)):
             parent = parents[node]
-            sequence = ends.pop(parent, None)
+            sequence = path_ends.pop(parent, None)
             if sequence is None:
                 sequence = unused.pop()
-                source = carriers.get(parent, first)
-                self._branch_off(sequence, source, parent, shared, ids)
+                source = carriers.get(parent, first_sequence)
+                self._branch_off(sequence, source, parent, first_new, node_ids)
             sequence.path.append(node)
-            ends[node] = carriers[node] = sequence
-            ids.append([sequence.number])
-        return ids
+            path_ends[node] = carriers[node] = sequence
+            node_ids.append([sequence.number])
+        return node_ids
 
     def _cut_to(
-        self, shared: int
+        self, first_new: int
     ) -> tuple[dict[int, SequenceId], dict[int, SequenceId], list[SequenceId]]:
-        """Cuts all paths before node `shared`. Returns by node an id that carries it, by node the
-        id whose path ends there, and the unused ids.
+        """Cuts all paths before node `first_new`. Returns by node an id that carries it, by node
+        the id whose path ends there, and the unused ids.
         """
         carriers: dict[int, SequenceId] = {}
-        ends: dict[int, SequenceId] = {}
+        path_ends: dict[int, SequenceId] = {}
         unused = []
-        for i, sequence in enumerate(self.sequences):
-            if sequence.path and sequence.path[-1] >= shared:
-                kept = bisect_left(sequence.path, shared)
-                self.memory.cut(sequence.number, self.length + kept)
+        for index, sequence in enumerate(self.sequences):
+            if sequence.path and sequence.path[-1] >= first_new:
+                path_length = bisect_left(sequence.path, first_new)
+                self.memory.cut_rows(sequence.number, self.length + path_length)
                 sequence.base = self.length
-                sequence.path = sequence.path[:kept]
-            if sequence.path or i == 0:
-                ends.setdefault(sequence.path[-1] if sequence.path else -1, sequence)
+                sequence.path = sequence.path[:path_length]
+            if sequence.path or index == 0:
+                path_ends.setdefault(sequence.path[-1] if sequence.path else -1, sequence)
                 for node in sequence.path:
                     carriers.setdefault(node, sequence)
             else:
                 unused.append(sequence)
-        return carriers, ends, unused
+        return carriers, path_ends, unused
 
     def _branch_off(
         self,
         sequence: SequenceId,
         source: SequenceId,
         parent: int,
-        shared: int,
-        ids: list[list[int]],
+        first_new: int,
+        node_ids: list[list[int]],
     ) -> None:
         """Gives an unused id the rows of `source` down to `parent`, and adds it to the ids of those
         new nodes among them.
@@ -215,35 +217,35 @@ class Branch(Cache):
         path = []
         if parent >= 0:
             path = source.path[: bisect_left(source.path, parent) + 1]
-        stored = bisect_left(path, shared)  # nodes of it that have rows already
-        end = self.length + stored
-        if sequence.base < end:
-            self.memory.share(source.number, sequence.number, sequence.base, end)
-        for ancestor in path[stored:]:
-            ids[ancestor - shared].append(sequence.number)
+        stored_count = bisect_left(path, first_new)  # nodes of it that have rows already
+        end_row = self.length + stored_count
+        if sequence.base < end_row:
+            self.memory.share(source.number, sequence.number, sequence.base, end_row)
+        for ancestor in path[stored_count:]:
+            node_ids[ancestor - first_new].append(sequence.number)
         sequence.base = self.length
         sequence.path = path
 
 
-def _common(path: Sequence[int], other: Sequence[int]) -> int:
-    """How many of the first nodes are the same."""
-    shorter = min(len(path), len(other))
-    for i in range(shorter):
-        if path[i] != other[i]:
-            return i
-    return shorter
+def _common_length(path: Sequence[int], other_path: Sequence[int]) -> int:
+    """The number of first nodes that are the same."""
+    min_length = min(len(path), len(other_path))
+    for index in range(min_length):
+        if path[index] != other_path[index]:
+            return index
+    return min_length
 
 
-def _new_paths(parents: Sequence[int], shared: int, ends: Iterable[int]) -> int:
-    """How many of the nodes from `shared` on do not continue a path; `ends`: the paths' last nodes
-    so far.
+def _count_new_paths(parents: Sequence[int], first_new: int, path_ends: Iterable[int]) -> int:
+    """Counts the nodes from `first_new` on that do not continue a path; `path_ends`: the paths'
+    last nodes so far.
     """
-    open_ends = set(ends)
-    count = 0
-    for node in range(shared, len(parents)):
+    open_ends = set(path_ends)
+    path_count = 0
+    for node in range(first_new, len(parents)):
         if parents[node] in open_ends:
             open_ends.discard(parents[node])
         else:
-            count += 1
+            path_count += 1
         open_ends.add(node)
-    return count
+    return path_count

@@ -25,8 +25,8 @@ from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.errors import BadModel, PromptTooLong, RequestFailed, Unsupported
-from foretell.models.gguf.limits import check
-from foretell.models.gguf.llama_library import Log, library, open_model
+from foretell.models.gguf.limits import check_file
+from foretell.models.gguf.llama_library import Log, load_library, open_model
 from foretell.models.gguf.vocabulary import Vocabulary
 from foretell.ops.threads import one_at_a_time
 
@@ -67,73 +67,81 @@ class GGUF(Model):
     context_handle: Any = None
     model_handle: Any = None
 
-    def __init__(self, path: Path):
-        check(path)
-        self.lib = lib = library()
-        self.path = path
+    def __init__(self, file_path: Path):
+        check_file(file_path)
+        self.lib = lib = load_library()
+        self.path = file_path
         self.branches = weakref.WeakSet[Branch]()
         self.free_ids: list[int] = []
         self.id_count = 0
-        self.model_handle = open_model(lib, path, vocab_only=False)
+        self.model_handle = open_model(lib, file_path, vocab_only=False)
         self.tokenizer = Vocabulary(lib, self.model_handle)
         self.vocab = len(self.tokenizer)
         self.weight_bytes = int(lib.llama_model_size(self.model_handle))
         description = ctypes.create_string_buffer(256)
         lib.llama_model_desc(self.model_handle, description, len(description))
-        self.name = f"{path.name} ({description.value.decode('utf-8', 'replace')})"
-        self.family = self._header("general.architecture") or "unknown"
-        for kind in ("is_recurrent", "is_hybrid", "has_encoder", "is_diffusion"):
-            if getattr(lib, f"llama_model_{kind}")(self.model_handle):
-                raise self._refuse(
-                    f"a decoder with attention in every layer, which this one is not ({kind})"
+        self.name = f"{file_path.name} ({description.value.decode('utf-8', 'replace')})"
+        self.family = self._header_value("general.architecture") or "unknown"
+        for model_kind in ("is_recurrent", "is_hybrid", "has_encoder", "is_diffusion"):
+            if getattr(lib, f"llama_model_{model_kind}")(self.model_handle):
+                raise self._refusal_error(
+                    f"a decoder with attention in every layer, which this one is not ({model_kind})"
                 )
-        stat = path.stat()
+        file_status = file_path.stat()
         # What tells this model from another.
-        self.mark = f"{path.name} {stat.st_size} {stat.st_mtime_ns}"
+        self.mark = f"{file_path.name} {file_status.st_size} {file_status.st_mtime_ns}"
         self.dtype = FORMATS.get(int(lib.llama_model_ftype(self.model_handle)), torch.float16)
         self._set_limits()
         self.threads = torch.get_num_threads()
-        self._reopen(min(START_ROWS, self.most_rows), START_IDS)
+        self._open_memory(min(START_ROWS, self.most_rows), START_IDS)
         self._allocate_batch()
         if self.family not in PROVEN:
             self.self_test()
 
-    def _refuse(self, capability: str) -> Unsupported:
-        model = f"{self.name}, family {self.family}"
-        return Unsupported.missing("foretell", model, capability, "use llama.cpp itself for it")
+    def _refusal_error(self, capability: str) -> Unsupported:
+        model_title = f"{self.name}, family {self.family}"
+        return Unsupported.missing_capability(
+            "foretell", model_title, capability, "use llama.cpp itself for it"
+        )
 
-    def _header(self, key: str) -> str:
+    def _header_value(self, header_key: str) -> str:
         """A value of the file's header as text; empty where it has none."""
-        out = ctypes.create_string_buffer(512)
-        size = self.lib.llama_model_meta_val_str(self.model_handle, key.encode(), out, len(out))
-        return out.value.decode("utf-8", "replace") if size >= 0 else ""
+        buffer = ctypes.create_string_buffer(512)
+        byte_count = self.lib.llama_model_meta_val_str(
+            self.model_handle, header_key.encode(), buffer, len(buffer)
+        )
+        return buffer.value.decode("utf-8", "replace") if byte_count >= 0 else ""
 
     def _row_bytes(self) -> int:
         """The bytes of one row, keys and values of all layers."""
         lib, model = self.lib, self.model_handle
-        usual = lib.llama_model_n_embd(model) // max(1, lib.llama_model_n_head(model))
-        width = 0
+        default_width = lib.llama_model_n_embd(model) // max(1, lib.llama_model_n_head(model))
+        total_width = 0
         for side in ("key", "value"):
-            width += int(self._header(f"{self.family}.attention.{side}_length") or usual)
-        numbers = lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * width
-        return int(numbers) * (4 if self.dtype == torch.float32 else 2)
+            total_width += int(
+                self._header_value(f"{self.family}.attention.{side}_length") or default_width
+            )
+        number_count = (
+            lib.llama_model_n_layer(model) * lib.llama_model_n_head_kv(model) * total_width
+        )
+        return int(number_count) * (4 if self.dtype == torch.float32 else 2)
 
     def _set_limits(self) -> None:
-        """The longest context, and how many rows there may be."""
-        trained = self.lib.llama_model_n_ctx_train(self.model_handle)
-        room = max(2 * SPARE_ROWS, ROW_MEMORY // max(1, self._row_bytes()))
-        spare = SPARE_ROWS
-        scaling = f"{self.family}.rope.scaling"
-        original = self._header(f"{scaling}.original_context_length")
-        if original and self._header(f"{scaling}.type") not in ("yarn", "linear"):
+        """Sets the longest context, and how many rows there may be."""
+        trained_context = self.lib.llama_model_n_ctx_train(self.model_handle)
+        max_rows = max(2 * SPARE_ROWS, ROW_MEMORY // max(1, self._row_bytes()))
+        spare_rows = SPARE_ROWS
+        key_prefix = f"{self.family}.rope.scaling"
+        original_context = self._header_value(f"{key_prefix}.original_context_length")
+        if original_context and self._header_value(f"{key_prefix}.type") not in ("yarn", "linear"):
             # Beyond it the rotation depends on how many rows there are.
-            room = trained = min(trained, int(original))
-            spare = min(spare, room // 2)
-        self.context = min(trained, room - spare)
-        self.most_rows = min(room, max(self.context + spare, REQUESTS * self.context))
+            max_rows = trained_context = min(trained_context, int(original_context))
+            spare_rows = min(spare_rows, max_rows // 2)
+        self.context = min(trained_context, max_rows - spare_rows)
+        self.most_rows = min(max_rows, max(self.context + spare_rows, REQUESTS * self.context))
 
     def _allocate_batch(self) -> None:
-        """The memory of what a call is given, written through numpy."""
+        """Allocates the memory of what a call is given, written through numpy."""
         self.tokens = np.zeros(CALL_TOKENS, np.int32)
         self.positions = np.zeros(CALL_TOKENS, np.int32)
         self.single_ids = np.zeros(CALL_TOKENS, np.int32)  # where each token has one id
@@ -164,12 +172,12 @@ class GGUF(Model):
 
     # --- ids and rows
 
-    def _reopen(self, rows: int, ids: int) -> None:
-        """A memory of this size with all that the old one holds."""
-        lib, old = self.lib, self.context_handle
+    def _open_memory(self, row_count: int, id_count: int) -> None:
+        """Opens a memory of this size with all that the old one holds."""
+        lib, old_context = self.lib, self.context_handle
         options = lib.llama_context_default_params()
-        options.n_ctx = rows
-        options.n_seq_max = ids
+        options.n_ctx = row_count
+        options.n_seq_max = id_count
         options.kv_unified = True
         options.swa_full = True
         options.n_batch = CALL_TOKENS
@@ -182,56 +190,61 @@ class GGUF(Model):
         options.no_perf = True
         if self.dtype == torch.float32:
             options.type_k = options.type_v = FLOAT32
-        new = lib.llama_init_from_model(self.model_handle, options)
-        if not new:
+        new_context = lib.llama_init_from_model(self.model_handle, options)
+        if not new_context:
             raise BadModel(
-                f"{self.name}: llama.cpp has no room for {rows} rows ({Log.reason()}); "
+                f"{self.name}: llama.cpp has no room for {row_count} rows ({Log.reason()}); "
                 "free memory or take a smaller model"
             )
-        if old:
-            self._move(old, new)
-        self.context_handle = new
-        self.memory_handle = lib.llama_get_memory(new)
-        self.free_ids += range(self.id_count, ids)
-        self.id_count = ids
-        self.row_count = int(lib.llama_n_ctx(new))
+        if old_context:
+            self._move_rows(old_context, new_context)
+        self.context_handle = new_context
+        self.memory_handle = lib.llama_get_memory(new_context)
+        self.free_ids += range(self.id_count, id_count)
+        self.id_count = id_count
+        self.row_count = int(lib.llama_n_ctx(new_context))
         # Tokens of a call: more than llama.cpp agrees to would end the process.
-        self.call_tokens = min(CALL_TOKENS, int(lib.llama_n_batch(new)))
+        self.call_tokens = min(CALL_TOKENS, int(lib.llama_n_batch(new_context)))
 
-    def _move(self, old: Any, new: Any) -> None:
+    def _move_rows(self, old_context: Any, new_context: Any) -> None:
         """Moves all rows from one memory to another, and frees the old one."""
         lib = self.lib
-        size = lib.llama_state_get_size(old)
-        state = (ctypes.c_uint8 * size)()
-        read = lib.llama_state_get_data(old, state, size)
-        if read != size or lib.llama_state_set_data(new, state, size) != size:
-            lib.llama_free(new)
+        state_size = lib.llama_state_get_size(old_context)
+        state = (ctypes.c_uint8 * state_size)()
+        read_size = lib.llama_state_get_data(old_context, state, state_size)
+        if (
+            read_size != state_size
+            or lib.llama_state_set_data(new_context, state, state_size) != state_size
+        ):
+            lib.llama_free(new_context)
             raise BadModel(f"{self.name}: llama.cpp cannot move its rows ({Log.reason()})")
-        lib.llama_free(old)
+        lib.llama_free(old_context)
 
-    def cut(self, number: int, start: int) -> None:
-        self.lib.llama_memory_seq_rm(self.memory_handle, number, start, -1)
+    def cut_rows(self, sequence_id: int, start: int) -> None:
+        self.lib.llama_memory_seq_rm(self.memory_handle, sequence_id, start, -1)
 
-    def share(self, source: int, number: int, start: int, end: int) -> None:
-        self.lib.llama_memory_seq_cp(self.memory_handle, source, number, start, end)
+    def share(self, source: int, sequence_id: int, start: int, end: int) -> None:
+        self.lib.llama_memory_seq_cp(self.memory_handle, source, sequence_id, start, end)
 
-    def release(self, number: int) -> None:
+    def release(self, sequence_id: int) -> None:
         if self.context_handle:
-            self.cut(number, 0)
-            self.free_ids.append(number)
+            self.cut_rows(sequence_id, 0)
+            self.free_ids.append(sequence_id)
 
     def reserve(self, count: int, busy: set[Cache], owner: Branch) -> list[int]:
-        """So many ids that no row carries. `owner` keeps its unused ids. Raises IdsExhausted."""
+        """Reserves so many ids that no row carries. `owner` keeps its unused ids. Raises
+        IdsExhausted.
+        """
         while len(self.free_ids) < count:
             if self.id_count < MOST_IDS:
-                self._reopen(self.row_count, min(MOST_IDS, 2 * self.id_count))
-            elif not (self._take_unused_ids(owner) or self._evict(busy)):
+                self._open_memory(self.row_count, min(MOST_IDS, 2 * self.id_count))
+            elif not (self._take_unused_ids(owner) or self._evict_idle(busy)):
                 raise IdsExhausted
         return [self.free_ids.pop() for _ in range(count)]
 
     def _take_unused_ids(self, owner: Branch) -> bool:
         """Takes back the ids that other branches keep for a next tree; False if there are none."""
-        before = len(self.free_ids)
+        free_before = len(self.free_ids)
         for branch in self.branches:
             if branch is owner or branch.changing:
                 continue
@@ -239,25 +252,29 @@ class GGUF(Model):
                 if not sequence.path:
                     branch.sequences.remove(sequence)
                     self.release(sequence.number)
-        return len(self.free_ids) > before
+        return len(self.free_ids) > free_before
 
-    def _evict(self, busy: set[Cache]) -> bool:
+    def _evict_idle(self, busy: set[Cache]) -> bool:
         """Makes the branch that was idle longest forget its rows; False if none is idle."""
-        idle = [b for b in self.branches if b.sequences and b not in busy]
-        if idle:
-            min(idle, key=lambda branch: branch.last_used).forget()
-        return bool(idle)
+        idle_branches = [
+            idle_branch
+            for idle_branch in self.branches
+            if idle_branch.sequences and idle_branch not in busy
+        ]
+        if idle_branches:
+            min(idle_branches, key=lambda branch: branch.last_used).forget()
+        return bool(idle_branches)
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Branch:
         branch = Branch(self)
-        self.prepared(branch, request, beside)
+        self.prepare_cache(branch, request, beside)
         return branch
 
     # --- the forward
 
     @one_at_a_time
     def forward(self, jobs: Sequence[Job]) -> list[Reply]:
-        """One call for all jobs where memory and ids suffice, else as few as it takes."""
+        """Computes all jobs in one call where memory and ids suffice, else in as few as needed."""
         self.calls += 1
         self.width = sum(len(job.tokens) for job in jobs)
         threads = self.threads_wanted or torch.get_num_threads()
@@ -266,34 +283,34 @@ class GGUF(Model):
             self.lib.llama_set_n_threads(self.context_handle, threads, threads)
         if len(jobs) == 1 and self._fill_single(jobs[0]):
             logits = torch.empty(1, self.vocab)
-            self._decode({jobs[0].cache}, 1)
+            self._decode_batch({jobs[0].cache}, 1)
             self._copy_logits(logits)
-            self._finish(jobs)
-            return [self._reply(jobs[0], logits)]
+            self._finish_jobs(jobs)
+            return [self._build_reply(jobs[0], logits)]
         logits = torch.empty(sum(len(job.rows) for job in jobs), self.vocab)
         busy = {job.cache for job in jobs}
-        left = [*jobs]
-        row = 0
-        while left:
-            group, ids = self._place(left, busy)
-            row = self._run(group, ids, logits, row, busy)
-            self._finish(group)
+        remaining_jobs = [*jobs]
+        first_row = 0
+        while remaining_jobs:
+            group, node_ids = self._place_jobs(remaining_jobs, busy)
+            first_row = self._run_group(group, node_ids, logits, first_row, busy)
+            self._finish_jobs(group)
             busy -= {job.cache for job in group}
-            del left[: len(group)]
+            del remaining_jobs[: len(group)]
         replies = []
-        row = 0
+        first_row = 0
         for job in jobs:
-            end = row + len(job.rows)
-            replies.append(self._reply(job, logits[row:end]))
-            row = end
+            end_row = first_row + len(job.rows)
+            replies.append(self._build_reply(job, logits[first_row:end_row]))
+            first_row = end_row
         return replies
 
-    def _reply(self, job: Job, logits: torch.Tensor) -> Reply:
+    def _build_reply(self, job: Job, logits: torch.Tensor) -> Reply:
         nodes = [row + job.first for row in job.rows]
-        new = list(range(job.first, job.first + len(job.tokens)))
-        return Reply(logits, {}, nodes, new, computed_by=self.computed_by)
+        new_nodes = list(range(job.first, job.first + len(job.tokens)))
+        return Reply(logits, {}, nodes, new_nodes, computed_by=self.computed_by)
 
-    def _finish(self, jobs: Sequence[Job]) -> None:
+    def _finish_jobs(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
             branch: Any = job.cache
             branch.finish()
@@ -301,8 +318,8 @@ class GGUF(Model):
             branch.last_used = self.calls
 
     def _fill_single(self, job: Job) -> bool:
-        """The batch of one token below a branch of one id, all that plain decoding asks; False if
-        this is more.
+        """Writes the batch of one token below a branch of one id, all that plain decoding asks;
+        False if this is more.
         """
         branch: Any = job.cache
         if len(job.tokens) != 1 or not job.rows or len(branch.sequences) != 1:
@@ -321,31 +338,33 @@ class GGUF(Model):
         self.batch.seq_id = self.single_each
         return True
 
-    def _place(self, jobs: Sequence[Job], busy: set[Cache]) -> tuple[list[Job], list[list[int]]]:
+    def _place_jobs(
+        self, jobs: Sequence[Job], busy: set[Cache]
+    ) -> tuple[list[Job], list[list[int]]]:
         """The first of these jobs for which ids suffice, and the ids of each of their tokens."""
         group: list[Job] = []
-        ids: list[list[int]] = []
+        node_ids: list[list[int]] = []
         for job in jobs:
             branch: Any = job.cache
             parents = branch.plan.parents
-            shared = job.start - branch.length
+            first_new = job.start - branch.length
             try:
-                fresh = self.reserve(branch.missing_ids(parents, shared), busy, branch)
+                new_ids = self.reserve(branch.missing_ids(parents, first_new), busy, branch)
             except IdsExhausted:
                 if group:
                     break
-                raise self._refuse(
+                raise self._refusal_error(
                     f"trees of fewer than {MOST_IDS} leaves, which is how many sequences llama.cpp "
                     "tells apart"
                 ) from None
-            ids += branch.place(parents, shared, fresh, job.seen is None)
+            node_ids += branch.assign_ids(parents, first_new, new_ids, job.seen is None)
             group.append(job)
-        return group, ids
+        return group, node_ids
 
-    def _run(
+    def _run_group(
         self,
         group: Sequence[Job],
-        ids: list[list[int]],
+        node_ids: list[list[int]],
         logits: torch.Tensor,
         row: int,
         busy: set[Cache],
@@ -355,96 +374,113 @@ class GGUF(Model):
         """
         tokens: list[int] = []
         positions: list[int] = []
-        wanted: list[int] = []
+        wanted_rows: list[int] = []
         for job in group:
-            wanted += [len(tokens) + r for r in job.rows]
+            wanted_rows += [len(tokens) + row_index for row_index in job.rows]
             tokens += job.tokens
             positions += job.positions
-        out = logits[row : row + len(wanted)]
+        output = logits[row : row + len(wanted_rows)]
         # llama.cpp gives rows in the tokens' order, each once.
-        ordered = wanted
-        if any(a >= b for a, b in itertools.pairwise(wanted)):
-            ordered = sorted(set(wanted))
-            out = torch.empty(len(ordered), self.vocab)
-        start = done = 0
-        while start < len(tokens):
-            next_row = ordered[done + CALL_ROWS : done + CALL_ROWS + 1]  # one too many for a call
-            end = min(start + self.call_tokens, len(tokens), *next_row)
-            count = bisect_left(ordered, end) - done
-            rows = [r - start for r in ordered[done : done + count]]
-            self._fill(tokens[start:end], positions[start:end], ids[start:end], rows)
-            self._decode(busy, len(group))
-            if count:
-                self._copy_logits(out[done : done + count])
-            start = end
-            done += count
-        if ordered is not wanted:
-            logits[row : row + len(wanted)] = out[[bisect_left(ordered, r) for r in wanted]]
-        return row + len(wanted)
+        ordered_rows = wanted_rows
+        if any(a >= b for a, b in itertools.pairwise(wanted_rows)):
+            ordered_rows = sorted(set(wanted_rows))
+            output = torch.empty(len(ordered_rows), self.vocab)
+        first_token = copied_rows = 0
+        while first_token < len(tokens):
+            next_row = ordered_rows[
+                copied_rows + CALL_ROWS : copied_rows + CALL_ROWS + 1
+            ]  # one too many for a call
+            end_token = min(first_token + self.call_tokens, len(tokens), *next_row)
+            call_rows = bisect_left(ordered_rows, end_token) - copied_rows
+            batch_rows = [
+                row_index - first_token
+                for row_index in ordered_rows[copied_rows : copied_rows + call_rows]
+            ]
+            self._fill_batch(
+                tokens[first_token:end_token],
+                positions[first_token:end_token],
+                node_ids[first_token:end_token],
+                batch_rows,
+            )
+            self._decode_batch(busy, len(group))
+            if call_rows:
+                self._copy_logits(output[copied_rows : copied_rows + call_rows])
+            first_token = end_token
+            copied_rows += call_rows
+        if ordered_rows is not wanted_rows:
+            logits[row : row + len(wanted_rows)] = output[
+                [bisect_left(ordered_rows, row_index) for row_index in wanted_rows]
+            ]
+        return row + len(wanted_rows)
 
-    def _copy_logits(self, out: torch.Tensor) -> None:
-        """Copies the last call's rows to `out` (k, V), as many as it has."""
+    def _copy_logits(self, output: torch.Tensor) -> None:
+        """Copies the last call's rows to `output` (k, V), as many as it has."""
         source = self.logits_address(self.context_handle)
-        ctypes.memmove(out.data_ptr(), source, 4 * out.numel())
+        ctypes.memmove(output.data_ptr(), source, 4 * output.numel())
 
-    def _fill(
-        self, tokens: list[int], positions: list[int], ids: list[list[int]], rows: list[int]
+    def _fill_batch(
+        self, tokens: list[int], positions: list[int], node_ids: list[list[int]], rows: list[int]
     ) -> None:
         """Writes the batch of one call; `rows`: tokens whose logits are wanted."""
-        count, batch = len(tokens), self.batch
-        batch.n_tokens = count
-        self.tokens[:count] = tokens
-        self.positions[:count] = positions
-        self.wanted[:count] = 0
+        token_count, batch = len(tokens), self.batch
+        batch.n_tokens = token_count
+        self.tokens[:token_count] = tokens
+        self.positions[:token_count] = positions
+        self.wanted[:token_count] = 0
         self.wanted[rows] = 1
-        flat = list(itertools.chain.from_iterable(ids))
-        if len(flat) == count:
-            self.single_ids[:count] = flat
+        flat_ids = list(itertools.chain.from_iterable(node_ids))
+        if len(flat_ids) == token_count:
+            self.single_ids[:token_count] = flat_ids
             batch.n_seq_id, batch.seq_id = self.one_each, self.single_each
             return
-        all_ids = np.array(flat, np.int32)
-        counts = np.array([len(each) for each in ids], np.int32)
-        begins = counts.cumsum(dtype=np.uint64) - counts.astype(np.uint64)
-        addresses = int(all_ids.ctypes.data) + 4 * begins
+        all_ids = np.array(flat_ids, np.int32)
+        counts = np.array([len(token_ids) for token_ids in node_ids], np.int32)
+        first_ids = counts.cumsum(dtype=np.uint64) - counts.astype(np.uint64)
+        addresses = int(all_ids.ctypes.data) + 4 * first_ids
         self.held_ids = (all_ids, counts, addresses)  # while the batch points to them
         batch.n_seq_id = ctypes.cast(int(counts.ctypes.data), type(batch.n_seq_id))
         batch.seq_id = ctypes.cast(int(addresses.ctypes.data), type(batch.seq_id))
 
-    def _decode(self, busy: set[Cache], requests: int) -> None:
-        """The call; where there is no room for its rows, makes some and tries again."""
+    def _decode_batch(self, busy: set[Cache], request_count: int) -> None:
+        """Makes the call; where there is no room for its rows, makes some and tries again."""
         Log.errors.clear()
-        while code := self.lib.llama_decode(self.context_handle, self.batch):
-            if code != NO_ROOM:
+        while status_code := self.lib.llama_decode(self.context_handle, self.batch):
+            if status_code != NO_ROOM:
                 raise RequestFailed(
                     f"{self.name}: llama.cpp could not compute a forward ({Log.reason()})"
                 )
             if self.row_count < self.most_rows:
-                self._reopen(min(self.most_rows, 2 * self.row_count), self.id_count)
-            elif not self._evict(busy):
+                self._open_memory(min(self.most_rows, 2 * self.row_count), self.id_count)
+            elif not self._evict_idle(busy):
                 raise PromptTooLong(
-                    f"{self.name}: {requests} requests at once need more than the {self.row_count} "
+                    f"{self.name}: {request_count} requests at once need more than the "
+                    f"{self.row_count} "
                     "rows there is memory for; send fewer, or shorter ones"
                 )
 
     @torch.inference_mode()
     def self_test(self) -> None:
-        """A tree below a prompt in pieces must give the rows of its paths. Raises Unsupported."""
-        probe = [(1 + 37 * i) % self.vocab for i in range(7)]
-        tree = TokenTree(probe[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
-        cache, done = self.cache(), False
+        """Tests that a tree below a prompt in pieces gives the rows of its paths. Raises
+        Unsupported.
+        """
+        probe_ids = [(1 + 37 * index) % self.vocab for index in range(7)]
+        tree = TokenTree(probe_ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
+        cache, finished = self.cache(), False
         try:
-            while not done:
-                job, done = cache.prepare(Ask(tree), probe, 3)
+            while not finished:
+                job, finished = cache.prepare(Ask(tree), probe_ids, 3)
                 reply = self.forward([job])[0]
             cache.drop()
-            paths = [self.score([*probe, *tree.tokens_to(node)])[0] for node in range(len(tree))]
+            paths = [
+                self.score([*probe_ids, *tree.tokens_to(node)])[0] for node in range(len(tree))
+            ]
         except RequestFailed as error:
-            raise self._refuse(
+            raise self._refusal_error(
                 f"a tree, and a self-test found that it takes none ({error})"
             ) from error
-        for row, path in zip(reply.logits, paths, strict=True):
-            if not float((row - path).abs().max()) <= 0.05 * float(path.abs().max()):
-                raise self._refuse(
+        for row, path_row in zip(reply.logits, paths, strict=True):
+            if not float((row - path_row).abs().max()) <= 0.05 * float(path_row.abs().max()):
+                raise self._refusal_error(
                     "a tree to give the rows of its paths, and a self-test found that it does not"
                 )
 

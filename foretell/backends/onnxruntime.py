@@ -23,8 +23,8 @@ from foretell.backends.buffers import OutputBuffers
 from foretell.backends.onnxruntime_graph import (
     LARGEST,
     ForwardGraph,
-    export,
-    library,
+    export_graph,
+    load_package,
     output_name,
     row_names,
     tap_name,
@@ -33,12 +33,12 @@ from foretell.cache.buffers import Layout
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import Computed
-from foretell.errors import ForetellWarning, first_line
-from foretell.models.decoder.fused import Fused, fits
+from foretell.errors import ForetellWarning, first_message_line
+from foretell.models.decoder.fused import Fused, fits_layer
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear, weight_bytes
-from foretell.models.executor import Executor, join
-from foretell.native.library import available
+from foretell.models.executor import Executor, join_results
+from foretell.native.library import is_available
 
 DEVICE = "cpu"
 PRIORITY = 2
@@ -48,29 +48,31 @@ TEXT_NODES = 32  # of a text in one forward; longer pieces are quicker elsewhere
 HEAD_MULTIPLE = 16  # of which the width of a head must be a multiple
 
 
-def suits(hf: Any, named: bool = False) -> bool:
-    """Whether a model has weights of 8 or 4 bits and, unless it is `named`, is of a build and a
+def suits_model(hf_model: Any, by_name: bool = False) -> bool:
+    """Whether a model has weights of 8 or 4 bits and, unless it is `by_name`, is of a build and a
     size that this executor takes, with the packages installed and the C library missing.
     """
-    packed = [m for m in hf.modules() if isinstance(m, PackedLinear)]
-    narrow = any(layer.packed.format in WHOLE_NUMBERS for layer in packed)
-    if not narrow or named:
-        return narrow
-    layers = getattr(hf.get_decoder(), "layers", ())
-    installed = all(importlib.util.find_spec(name) for name in ("onnx", "onnxruntime"))
-    fitting = weight_bytes(hf) <= LARGEST and all(map(fits, layers))
-    return installed and fitting and not available()
+    packed_layers = [module for module in hf_model.modules() if isinstance(module, PackedLinear)]
+    has_whole_numbers = any(layer.packed.format in WHOLE_NUMBERS for layer in packed_layers)
+    if not has_whole_numbers or by_name:
+        return has_whole_numbers
+    layers = getattr(hf_model.get_decoder(), "layers", ())
+    is_installed = all(
+        importlib.util.find_spec(package_name) for package_name in ("onnx", "onnxruntime")
+    )
+    fits_executor = weight_bytes(hf_model) <= LARGEST and all(map(fits_layer, layers))
+    return is_installed and fits_executor and not is_available()
 
 
-def make(
+def make_executor(
     loop: Loop,
     layout: Layout,
     dtype: torch.dtype,
-    vocab: int,
+    vocab_size: int,
     fallback: Executor | None = None,
 ) -> Executor:
-    """The executor of a model. Raises LookupError, with the reason, where it cannot be had."""
-    return OnnxRuntimeExecutor(loop, layout, dtype, vocab, fallback)
+    """Makes the executor of a model. Raises LookupError, with the reason, if it cannot be had."""
+    return OnnxRuntimeExecutor(loop, layout, dtype, vocab_size, fallback)
 
 
 class OnnxRuntimeExecutor(Executor):
@@ -89,11 +91,11 @@ class OnnxRuntimeExecutor(Executor):
         loop: Loop,
         layout: Layout,
         dtype: torch.dtype,
-        vocab: int,
+        vocab_size: int,
         fallback: Executor | None = None,
     ):
         try:
-            self.package = library()
+            self.package = load_package()
         except ImportError as error:
             raise LookupError(
                 f"the package {error.name} is missing: pip install 'foretell[cpu]'"
@@ -111,12 +113,14 @@ class OnnxRuntimeExecutor(Executor):
         self.loop = loop
         self.layout = layout
         self.dtype = dtype
-        self.vocab = vocab
+        self.vocab = vocab_size
         self.fallback = fallback
         self.size = 0
         # The runtime counts windows in rows and not in positions, which is the same only where no
         # node has siblings before it and no row was evicted.
-        self.window = min((w for w in loop.windows if w is not None), default=0)
+        self.window = min(
+            (layer_window for layer_window in loop.windows if layer_window is not None), default=0
+        )
         self.width = loop.embedded(torch.zeros(1, 1, dtype=torch.long)).shape[-1]
         self.row_names = row_names(layout)
         # Makes of an array what a session reads and writes in place.
@@ -127,11 +131,11 @@ class OnnxRuntimeExecutor(Executor):
         self.input_memory: dict[tuple[str, tuple[int, ...]], tuple[np.ndarray, Any]] = {}
         self.refused_taps = False  # whether a graph with hidden states could not be built
         try:
-            self._open(torch.get_num_threads(), ())
+            self._open_session(torch.get_num_threads(), ())
         except LookupError:
             raise
         except Exception as error:  # a session may refuse what was exported
-            raise LookupError(f"it fails: {first_line(error)}") from error
+            raise LookupError(f"it fails: {first_message_line(error)}") from error
 
     def cache(self) -> Cache:
         if self.fallback is None:
@@ -139,7 +143,7 @@ class OnnxRuntimeExecutor(Executor):
         return self.fallback.cache()
 
     def release(self) -> None:
-        self._close()
+        self._close_session()
         if self.fallback is not None:
             self.fallback.release()
 
@@ -149,35 +153,48 @@ class OnnxRuntimeExecutor(Executor):
         if not all(job.plain for job in jobs):
             return None
         job = jobs[0]
-        new = len(job.tokens)
-        text = min(new, max(0, 1 - job.first))  # nodes that are no draft
-        long_text = text > TEXT_NODES and self.fallback is not None
-        beyond_window = job.seen is not None and 0 < self.window < job.start + new
-        evicted = job.compacted and (self.window > 0 or not job.start)
-        if len(jobs) > 1 or beyond_window or evicted or (long_text and text == new):
-            return self._leave(jobs, threads, taps)
-        if not self._ready(threads, taps):
-            return self._leave(jobs, threads, taps)
+        new_count = len(job.tokens)
+        text_count = min(new_count, max(0, 1 - job.first))  # nodes that are no draft
+        is_long_text = text_count > TEXT_NODES and self.fallback is not None
+        beyond_window = job.seen is not None and 0 < self.window < job.start + new_count
+        has_evicted = job.compacted and (self.window > 0 or not job.start)
+        if (
+            len(jobs) > 1
+            or beyond_window
+            or has_evicted
+            or (is_long_text and text_count == new_count)
+        ):
+            return self._run_fallback(jobs, threads, taps)
+        if not self._prepare_session(threads, taps):
+            return self._run_fallback(jobs, threads, taps)
         # Below no rows the runtime takes positions to be 0, 1, 2 and so on, which with siblings
         # they are not: then the text goes first.
-        if not long_text and (job.seen is None or job.start > 0):
-            self.size = new
-            return self._run(job)
+        if not is_long_text and (job.seen is None or job.start > 0):
+            self.size = new_count
+            return self._run_session(job)
         # Who computes a token must not depend on whether it was drafted, as the two round
         # differently: the fallback has a long text with and without a draft behind it.
-        first, rest = _split(job, text)
-        above = self._leave([first], threads, taps) if long_text else self._run(first)
-        if above is None:
+        first_part, second_part = _split_job(job, text_count)
+        first_result = (
+            self._run_fallback([first_part], threads, taps)
+            if is_long_text
+            else self._run_session(first_part)
+        )
+        if first_result is None:
             return None
-        both = join([above, self._run(rest)])
-        self.size = new
-        order = [row for row in job.rows if row < text] + [row for row in job.rows if row >= text]
-        if order != job.rows:
-            both.logits = both.logits[[order.index(row) for row in job.rows]]
-        return both
+        combined = join_results([first_result, self._run_session(second_part)])
+        self.size = new_count
+        row_order = [row for row in job.rows if row < text_count] + [
+            row for row in job.rows if row >= text_count
+        ]
+        if row_order != job.rows:
+            combined.logits = combined.logits[[row_order.index(row) for row in job.rows]]
+        return combined
 
-    def _leave(self, jobs: Sequence[Job], threads: int, taps: Sequence[int]) -> Computed | None:
-        """What the fallback answers."""
+    def _run_fallback(
+        self, jobs: Sequence[Job], threads: int, taps: Sequence[int]
+    ) -> Computed | None:
+        """Computes these jobs by the fallback; None: it does not, or there is none."""
         if self.fallback is None:
             self.size = 0
             return None
@@ -185,51 +202,54 @@ class OnnxRuntimeExecutor(Executor):
         self.size = self.fallback.size
         return computed
 
-    def _ready(self, threads: int, taps: Sequence[int]) -> bool:
+    def _prepare_session(self, threads: int, taps: Sequence[int]) -> bool:
         """Makes the session have so many threads and give these hidden states, from now on; False
         if it cannot.
         """
         if not set(taps) <= set(self.graph.taps):
             if self.refused_taps:
                 return False
-            recorded = self.graph.taps
+            recorded_taps = self.graph.taps
             try:
-                self._open(threads, sorted({*recorded, *taps}))
+                self._open_session(threads, sorted({*recorded_taps, *taps}))
             except Exception as error:  # exporting and sessions raise nearly anything
                 self.refused_taps = True
                 warnings.warn(
-                    f"executor 'onnxruntime' cannot give hidden states ({first_line(error)}); "
+                    "executor 'onnxruntime' cannot give hidden states "
+                    f"({first_message_line(error)}); "
                     "others compute the steps of methods that read them",
                     ForetellWarning,
                     stacklevel=2,
                 )
-                self._open(threads, recorded)
+                self._open_session(threads, recorded_taps)
                 return False
         if self.threads != threads:
-            self._open(threads, self.graph.taps)
+            self._open_session(threads, self.graph.taps)
         return True
 
-    def _rotations(self, needed: int) -> list[tuple[np.ndarray, Any]]:
+    def _rotation_values(self, position_count: int) -> list[tuple[np.ndarray, Any]]:
         """Cosines and sines of at least so many positions, each beside what the session reads."""
-        if not self.rotation_tables or len(self.rotation_tables[0][0]) < needed:
+        if not self.rotation_tables or len(self.rotation_tables[0][0]) < position_count:
             table = None
             if not self.loop.kinds:
-                table = self.loop.table(torch.empty(0, dtype=self.dtype), needed)
+                table = self.loop.table(torch.empty(0, dtype=self.dtype), position_count)
             halves = [part[0].chunk(2, -1) for part in table or ()]
-            widths = {width for _, *both in self.layout for width in both}
+            widths = {width for _, *head_widths in self.layout for width in head_widths}
             if (
                 len(halves) != 2
-                or {2 * first.shape[-1] for first, _ in halves} != widths
-                or not all(torch.equal(first, second) for first, second in halves)
+                or {2 * first_half.shape[-1] for first_half, _ in halves} != widths
+                or not all(
+                    torch.equal(first_half, second_half) for first_half, second_half in halves
+                )
             ):
                 raise LookupError(
                     "its rotation is no table of cosines and sines that both halves of a head share"
                 )
-            tables = [first.contiguous().numpy() for first, _ in halves]
+            tables = [first_half.contiguous().numpy() for first_half, _ in halves]
             self.rotation_tables = [(table, self.value(table)) for table in tables]
         return self.rotation_tables
 
-    def _close(self) -> None:
+    def _close_session(self) -> None:
         """Lets go of the session, and with it of its copy of the weights."""
         self.session: Any = None
         self.binding: Any = None
@@ -238,12 +258,12 @@ class OnnxRuntimeExecutor(Executor):
         self.bound_keys: weakref.ref[torch.Tensor] | None = None
         self.threads = 0
 
-    def _open(self, threads: int, taps: Sequence[int]) -> None:
-        """A session with so many threads, which gives these hidden states.
+    def _open_session(self, threads: int, taps: Sequence[int]) -> None:
+        """Opens a session with so many threads, which gives these hidden states.
 
         What is exported for it is not kept: it is as large as the model.
         """
-        self._close()
+        self._close_session()
         self.graph = ForwardGraph(self.loop, taps).eval()
         self.hidden_memory = OutputBuffers(self._values_by_tap)
         options = self.package.SessionOptions()
@@ -252,103 +272,113 @@ class OnnxRuntimeExecutor(Executor):
         options.log_severity_level = 3
         # Threads take small shares of the work, and more as they finish.
         options.add_session_config_entry("session.dynamic_block_base", "4")
-        rotations = [torch.from_numpy(table) for table, _ in self._rotations(3)]
-        exported = export(self.graph, self.layout, rotations)
+        rotations = [torch.from_numpy(table) for table, _ in self._rotation_values(3)]
+        model_bytes = export_graph(self.graph, self.layout, rotations)
         providers = ["CPUExecutionProvider"]
-        self.session = self.package.InferenceSession(exported, options, providers=providers)
+        self.session = self.package.InferenceSession(model_bytes, options, providers=providers)
         self.binding = self.session.io_binding()
         self.threads = threads
 
     def _values_by_tap(self, memory: np.ndarray) -> list[Any]:
-        """(taps * n, E): what the session writes to, for each tap."""
-        return [self.value(part) for part in np.split(memory, len(self.graph.taps))]
+        """Values that the session writes (taps * n, E) to, for each tap."""
+        return [self.value(tap_memory) for tap_memory in np.split(memory, len(self.graph.taps))]
 
-    def _give(self, name: str, value: Any) -> None:
-        """Lets the session read this."""
-        if self.bound.get(name) is not value:
-            self.binding.bind_ortvalue_input(name, value)
-            self.bound[name] = value
+    def _bind_value(self, input_name: str, value: Any) -> None:
+        """Lets the session read this value."""
+        if self.bound.get(input_name) is not value:
+            self.binding.bind_ortvalue_input(input_name, value)
+            self.bound[input_name] = value
 
-    def _input(self, name: str, dtype: Any, *shape: int) -> np.ndarray:
+    def _input_array(self, input_name: str, dtype: Any, *shape: int) -> np.ndarray:
         """Memory that the session reads under this name."""
-        if (name, shape) not in self.input_memory:
+        if (input_name, shape) not in self.input_memory:
             memory = np.zeros(shape, dtype)
-            self.input_memory[name, shape] = (memory, self.value(memory))
-        memory, value = self.input_memory[name, shape]
-        self._give(name, value)
+            self.input_memory[input_name, shape] = (memory, self.value(memory))
+        memory, value = self.input_memory[input_name, shape]
+        self._bind_value(input_name, value)
         return memory
 
-    def _bind(self, cache: Cache) -> None:
+    def _bind_cache(self, cache: Cache) -> None:
         """Lets the session read and write a cache's rows where they lie."""
         if self.bound_keys is not None and self.bound_keys() is cache.k[0]:
             return
         self.bound_keys = None  # until all of them are bound
-        rows = [part for both in zip(cache.k, cache.v, strict=True) for part in both]
-        for name, part in zip(self.row_names, rows, strict=True):
-            place = (np.float32, (1, *part.shape), part.data_ptr())
-            self.binding.bind_input(name, "cpu", 0, *place)
-            self.binding.bind_output(output_name(name), "cpu", 0, *place)
+        rows = [
+            layer_rows
+            for layer_pair in zip(cache.k, cache.v, strict=True)
+            for layer_rows in layer_pair
+        ]
+        for row_name, layer_rows in zip(self.row_names, rows, strict=True):
+            buffer_place = (np.float32, (1, *layer_rows.shape), layer_rows.data_ptr())
+            self.binding.bind_input(row_name, "cpu", 0, *buffer_place)
+            self.binding.bind_output(output_name(row_name), "cpu", 0, *buffer_place)
         self.bound_keys = weakref.ref(cache.k[0])
 
-    def _run(self, job: Job) -> Computed:
-        """One forward of the session."""
-        new = len(job.tokens)
+    def _run_session(self, job: Job) -> Computed:
+        """Computes one forward by the session."""
+        new_count = len(job.tokens)
         # A single node is computed twice: the runtime's products of one row round differently.
-        nodes = max(2, new)
-        end = job.start + nodes
-        job.cache.reserve(end)
-        self._bind(job.cache)
+        node_count = max(2, new_count)
+        end_row = job.start + node_count
+        job.cache.reserve(end_row)
+        self._bind_cache(job.cache)
         # Where rows were evicted, positions lie beyond the rows.
-        rotations = self._rotations(max(end, max(job.positions) + 1))
-        for name, (_, value) in zip(("cos", "sin"), rotations, strict=True):
-            self._give(name, value)
-        wanted = max(1, len(job.rows))
-        entering = self._input("states", np.float32, 1, nodes, self.width)
-        entering[:] = self.loop.embedded(torch.tensor([job.tokens])).numpy()
-        self._input("positions", np.int64, 1, nodes)[:] = job.positions
-        self._input("rows", np.int64, wanted)[:] = job.rows or 0
-        self._input("last", np.int32, 1)[:] = end - 1
-        self._input("total", np.int32, 1)[:] = end
-        self._give("mask", self.value(_mask(job, nodes, end)))
-        logits, value = self.logits_memory.take(wanted, self.vocab)
+        rotations = self._rotation_values(max(end_row, max(job.positions) + 1))
+        for input_name, (_, value) in zip(("cos", "sin"), rotations, strict=True):
+            self._bind_value(input_name, value)
+        row_count = max(1, len(job.rows))
+        entry_states = self._input_array("states", np.float32, 1, node_count, self.width)
+        entry_states[:] = self.loop.embedded(torch.tensor([job.tokens])).numpy()
+        self._input_array("positions", np.int64, 1, node_count)[:] = job.positions
+        self._input_array("rows", np.int64, row_count)[:] = job.rows or 0
+        self._input_array("last", np.int32, 1)[:] = end_row - 1
+        self._input_array("total", np.int32, 1)[:] = end_row
+        self._bind_value("mask", self.value(_attention_mask(job, node_count, end_row)))
+        logits, value = self.logits_memory.take_block(row_count, self.vocab)
         self.binding.bind_ortvalue_output("logits", value)
         hidden = {}
         if self.graph.taps:
-            memory, values = self.hidden_memory.take(len(self.graph.taps) * nodes, self.width)
-            states = torch.from_numpy(memory).view(-1, nodes, self.width)
-            for tap, value, h in zip(self.graph.taps, values, states, strict=True):
+            memory, values = self.hidden_memory.take_block(
+                len(self.graph.taps) * node_count, self.width
+            )
+            states = torch.from_numpy(memory).view(-1, node_count, self.width)
+            for tap, value, tap_states in zip(self.graph.taps, values, states, strict=True):
                 self.binding.bind_ortvalue_output(tap_name(tap), value)
-                hidden[tap] = h[:new]
+                hidden[tap] = tap_states[:new_count]
         self.session.run_with_iobinding(self.binding)
         return Computed(torch.from_numpy(logits)[: len(job.rows)], hidden)
 
 
-def _mask(job: Job, nodes: int, end: int) -> np.ndarray:
-    """Which nodes see which rows, (1, 1, nodes, end), 0 or -inf, beyond what is causal."""
-    mask = np.zeros((1, 1, nodes, end), np.float32)
+def _attention_mask(job: Job, node_count: int, end: int) -> np.ndarray:
+    """Mask (1, 1, nodes, end) of 0 or -inf that says which nodes see which rows, beyond what is
+    causal.
+    """
+    mask = np.zeros((1, 1, node_count, end), np.float32)
     if job.seen is not None:
-        new, scratch = job.seen.shape
-        last = job.start + len(job.tokens)
-        mask[0, 0, :new, last - scratch : last][~job.seen.numpy()] = -np.inf
+        new_count, scratch = job.seen.shape
+        end_row = job.start + len(job.tokens)
+        mask[0, 0, :new_count, end_row - scratch : end_row][~job.seen.numpy()] = -np.inf
     return mask
 
 
-def _split(job: Job, at: int) -> tuple[Job, Job]:
-    """The first new nodes, a chain, and those that follow them."""
-    new = len(job.tokens)
-    first = replace(
+def _split_job(job: Job, split_node: int) -> tuple[Job, Job]:
+    """Splits a job into the first new nodes, a chain, and those that follow them."""
+    new_count = len(job.tokens)
+    first_part = replace(
         job,
-        tokens=job.tokens[:at],
-        scratch_positions=job.scratch_positions[: len(job.scratch_positions) - new + at],
+        tokens=job.tokens[:split_node],
+        scratch_positions=job.scratch_positions[
+            : len(job.scratch_positions) - new_count + split_node
+        ],
         seen=None,
-        rows=[row for row in job.rows if row < at],
+        rows=[row for row in job.rows if row < split_node],
     )
-    rest = replace(
+    second_part = replace(
         job,
-        tokens=job.tokens[at:],
-        start=job.start + at,
-        seen=None if job.seen is None else job.seen[at:],
-        rows=[row - at for row in job.rows if row >= at],
-        first=job.first + at,
+        tokens=job.tokens[split_node:],
+        start=job.start + split_node,
+        seen=None if job.seen is None else job.seen[split_node:],
+        rows=[row - split_node for row in job.rows if row >= split_node],
+        first=job.first + split_node,
     )
-    return first, rest
+    return first_part, second_part

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from foretell.cache.buffers import Layout
-from foretell.errors import first_line
+from foretell.errors import first_message_line
 from foretell.models.decoder.fused import Fused
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import recorded_layer, weight_bytes
-from foretell.native.packing import GROUP, by_group, numbers, unpack
+from foretell.native.packing import GROUP, group_values, unpack_matrix, unpack_numbers
 
 LARGEST = (1 << 31) - (1 << 20)  # bytes of weights that the format can hold
 OPSET = 18
@@ -61,8 +61,8 @@ def add_norm(
 
 
 @cache
-def library() -> Any:
-    """The package onnxruntime. Raises ImportError."""
+def load_package() -> Any:
+    """Imports the package onnxruntime. Raises ImportError."""
     importlib.import_module("onnx")  # which torch's exporter needs
     package = importlib.import_module("onnxruntime")
     package.disable_telemetry_events()  # builds for Windows would send some
@@ -89,52 +89,52 @@ class ForwardGraph(torch.nn.Module):
         self.parts = torch.nn.ModuleList([loop.norm, loop.head, *loop.layers])
 
     def forward(
-        self, h: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor
+        self, states: torch.Tensor, rows: torch.Tensor, *graph_inputs: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
-        shared = rest[:ATTENTION_INPUTS]
-        cached = list(rest[ATTENTION_INPUTS:])  # keys and values of each layer in turn
+        shared_inputs = graph_inputs[:ATTENTION_INPUTS]
+        cached_rows = list(graph_inputs[ATTENTION_INPUTS:])  # keys and values of each layer in turn
         blocks = [block for block in self.loop.blocks if isinstance(block, Fused)]
-        x = Fused.norm(blocks[0].before, h)
+        x = Fused.norm(blocks[0].before, states)
         hidden = {}
-        for i, block in enumerate(blocks):
-            hidden[i] = h
-            out, keys, values = torch.ops.foretell.attend_cached(
-                self._normed(block, block.qkv(x)),
-                *cached[2 * i : 2 * i + 2],
-                *shared,
+        for layer, block in enumerate(blocks):
+            hidden[layer] = states
+            output, keys, values = torch.ops.foretell.attend_cached(
+                self._norm_heads(block, block.qkv(x)),
+                *cached_rows[2 * layer : 2 * layer + 2],
+                *shared_inputs,
                 block.scale,
                 block.window or -1,
                 block.queries,
             )
-            cached[2 * i : 2 * i + 2] = keys, values
-            x, h = self._add(h, block.out(out), block.after)
+            cached_rows[2 * layer : 2 * layer + 2] = keys, values
+            x, states = self._add_norm(states, block.out(output), block.after)
             x = block.gate_up(x)
             gate, up = x.split(x.shape[-1] // 2, -1)
-            out = block.down(block.activate(gate) * up)
+            output = block.down(block.activate_gate(gate) * up)
             if block is blocks[-1]:
-                h = h + out
+                states = states + output
             else:
-                x, h = self._add(h, out, blocks[i + 1].before)
-        hidden[len(blocks)] = h
-        logits = self.loop.logits(h[0][rows])
-        return (logits, *cached, *(hidden[tap][0] for tap in self.taps))
+                x, states = self._add_norm(states, output, blocks[layer + 1].before)
+        hidden[len(blocks)] = states
+        logits = self.loop.logits(states[0][rows])
+        return (logits, *cached_rows, *(hidden[tap][0] for tap in self.taps))
 
     @staticmethod
-    def _normed(block: Fused, qkv: torch.Tensor) -> torch.Tensor:
+    def _norm_heads(block: Fused, qkv: torch.Tensor) -> torch.Tensor:
         """Queries, keys and values (1, n, (H + 2 KV) D), normed where the layer does so."""
         if block.norms is None:
             return qkv
         heads = qkv.unflatten(-1, (-1, block.width))
         q, k, v = heads.split([block.queries, block.keys, block.keys], 2)
-        normed = [block.norm(norm, x) for norm, x in zip(block.norms, (q, k), strict=True)]
-        return torch.cat([*normed, v], 2).flatten(2)
+        normed_heads = [block.norm(norm, x) for norm, x in zip(block.norms, (q, k), strict=True)]
+        return torch.cat([*normed_heads, v], 2).flatten(2)
 
     @staticmethod
-    def _add(h: torch.Tensor, x: torch.Tensor, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        out: tuple[torch.Tensor, torch.Tensor] = torch.ops.foretell.add_norm(
+    def _add_norm(h: torch.Tensor, x: torch.Tensor, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        outputs: tuple[torch.Tensor, torch.Tensor] = torch.ops.foretell.add_norm(
             h, x, norm.weight, norm.variance_epsilon
         )
-        return out
+        return outputs
 
 
 def row_names(layout: Layout) -> list[str]:
@@ -142,9 +142,9 @@ def row_names(layout: Layout) -> list[str]:
     return [f"{part}{i}" for i in range(len(layout)) for part in ("keys", "values")]
 
 
-def output_name(name: str) -> str:
+def output_name(row_name: str) -> str:
     """The name of keys or values among the outputs."""
-    return f"{name}_out"
+    return f"{row_name}_out"
 
 
 def tap_name(tap: int) -> str:
@@ -152,26 +152,26 @@ def tap_name(tap: int) -> str:
     return f"hidden{tap}"
 
 
-def export(graph: ForwardGraph, layout: Layout, rotations: Sequence[torch.Tensor]) -> bytes:
-    """The graph in the runtime's format; the numbers of nodes and rows are left open.
+def export_graph(graph: ForwardGraph, layout: Layout, rotations: Sequence[torch.Tensor]) -> bytes:
+    """Exports the graph in the runtime's format; the numbers of nodes and rows are left open.
 
     `rotations`: cosines and sines (P, D / 2) of a few positions. Raises LookupError.
     """
     if weight_bytes(graph.parts) > LARGEST:
         raise LookupError("its weights have more than 2 GB, which the format cannot hold")
-    nodes, capacity = 3, 8
-    ids = torch.arange(nodes)[None]
+    node_count, capacity = 3, 8
+    token_ids = torch.arange(node_count)[None]
     examples = {
-        "states": graph.loop.embedded(ids),
-        "rows": torch.arange(nodes),
-        "last": torch.tensor([nodes - 1], dtype=torch.int32),
-        "total": torch.tensor([nodes], dtype=torch.int32),
+        "states": graph.loop.embedded(token_ids),
+        "rows": torch.arange(node_count),
+        "last": torch.tensor([node_count - 1], dtype=torch.int32),
+        "total": torch.tensor([node_count], dtype=torch.int32),
         "cos": rotations[0],
         "sin": rotations[1],
-        "positions": ids,
-        "mask": torch.zeros(1, 1, nodes, nodes),
+        "positions": token_ids,
+        "mask": torch.zeros(1, 1, node_count, node_count),
     }
-    axes = {
+    dynamic_axes = {
         "states": {1: "n"},
         "rows": {0: "k"},
         "last": {},
@@ -182,38 +182,38 @@ def export(graph: ForwardGraph, layout: Layout, rotations: Sequence[torch.Tensor
         "mask": {2: "n", 3: "all"},
         "logits": {0: "k"},
     }
-    widths = [(heads, width) for heads, *both in layout for width in both]
-    names = row_names(layout)
-    for name, (heads, width) in zip(names, widths, strict=True):
-        examples[name] = torch.zeros(1, heads, capacity, width)
-        axes[name] = axes[output_name(name)] = {2: "capacity"}
-    taps = [tap_name(tap) for tap in graph.taps]
-    for name in taps:
-        axes[name] = {0: "n"}
-    memory: Any = io.BytesIO()
+    widths = [(heads, width) for heads, *head_widths in layout for width in head_widths]
+    row_labels = row_names(layout)
+    for input_name, (heads, width) in zip(row_labels, widths, strict=True):
+        examples[input_name] = torch.zeros(1, heads, capacity, width)
+        dynamic_axes[input_name] = dynamic_axes[output_name(input_name)] = {2: "capacity"}
+    tap_labels = [tap_name(tap) for tap in graph.taps]
+    for input_name in tap_labels:
+        dynamic_axes[input_name] = {0: "n"}
+    model_file: Any = io.BytesIO()
     try:
-        with torch.no_grad(), warnings.catch_warnings(), _rules():
+        with torch.no_grad(), warnings.catch_warnings(), _export_rules():
             # It warns of shapes that it takes for constants, which they are, and of a newer
             # exporter.
             warnings.simplefilter("ignore")
             torch.onnx.export(
                 graph,
                 tuple(examples.values()),
-                memory,
+                model_file,
                 dynamo=False,
                 opset_version=OPSET,
                 input_names=list(examples),
-                output_names=["logits", *map(output_name, names), *taps],
-                dynamic_axes=axes,
+                output_names=["logits", *map(output_name, row_labels), *tap_labels],
+                dynamic_axes=dynamic_axes,
                 custom_opsets={DOMAIN: 1},
             )
     except Exception as error:  # recording and exporting raise nearly anything
-        raise LookupError(first_line(error)) from error
-    return memory.getvalue()  # type: ignore[no-any-return]
+        raise LookupError(first_message_line(error)) from error
+    return model_file.getvalue()  # type: ignore[no-any-return]
 
 
 @contextmanager
-def _rules() -> Iterator[None]:
+def _export_rules() -> Iterator[None]:
     """Inside, the exporter knows our operations, and norms as one operation of the runtime's."""
     helper = importlib.import_module("torch.onnx.symbolic_helper")
 
@@ -235,7 +235,7 @@ def _rules() -> Iterator[None]:
     ) -> Any:
         absent = helper._optional_input_placeholder_tensor(g)
         width = helper._get_tensor_dim_size(keys, 3)
-        out, *rows = g.op(
+        output, *rows = g.op(
             f"{DOMAIN}::GroupQueryAttention",
             qkv,
             absent,
@@ -248,10 +248,10 @@ def _rules() -> Iterator[None]:
             local_window_size_i=window,
             do_rotary_i=1,
         )
-        out.setType(keys.type().with_sizes([1, None, heads * width]))
-        for part in rows:
-            part.setType(keys.type())
-        return out, *rows
+        output.setType(keys.type().with_sizes([1, None, heads * width]))
+        for cache_rows in rows:
+            cache_rows.setType(keys.type())
+        return output, *rows
 
     @helper.parse_args("v", "v", "i")
     def linear(g: Any, x: Any, sums: Any, layer: int) -> Any:
@@ -262,20 +262,24 @@ def _rules() -> Iterator[None]:
 
         shape = [*helper._get_tensor_sizes(x)[:-1], packed.outputs]
         if packed.format == "bfloat16":
-            y = g.op("MatMul", x, constant(unpack(packed).float().t()))
+            y = g.op("MatMul", x, constant(unpack_matrix(packed).float().t()))
             y.setType(x.type().with_sizes(shape))
             return y
         assert packed.scales is not None
-        scales = by_group(packed, packed.scales).float()
-        whole, bits, zero = numbers(packed), 8, 128
+        scales = group_values(packed, packed.scales).float()
+        whole_numbers, bits, zero = unpack_numbers(packed), 8, 128
         if packed.format == "int4":
-            whole, bits, zero = whole[..., ::2] | whole[..., 1::2] << 4, 4, 8
+            whole_numbers, bits, zero = (
+                whole_numbers[..., ::2] | whole_numbers[..., 1::2] << 4,
+                4,
+                8,
+            )
         else:
-            whole = (whole.to(torch.int16) + zero).to(torch.uint8)
+            whole_numbers = (whole_numbers.to(torch.int16) + zero).to(torch.uint8)
         y = g.op(
             f"{DOMAIN}::MatMulNBits",
             x,
-            constant(whole),
+            constant(whole_numbers),
             constant(scales),
             K_i=packed.inputs,
             N_i=packed.outputs,
@@ -287,8 +291,8 @@ def _rules() -> Iterator[None]:
         if packed.minima is not None:
             # With zero points that are no whole numbers it would leave its products of whole
             # numbers, so minima are a second product, with the sums of the groups.
-            least = by_group(packed, packed.minima).float() + zero * scales
-            y = g.op("Add", y, g.op("MatMul", sums, constant(least.t())))
+            minima = group_values(packed, packed.minima).float() + zero * scales
+            y = g.op("Add", y, g.op("MatMul", sums, constant(minima.t())))
             y.setType(x.type().with_sizes(shape))
         return y
 
@@ -307,8 +311,8 @@ def _rules() -> Iterator[None]:
     def add_and_norm(g: Any, x: Any, y: Any, weight: Any, eps: float) -> Any:
         name = f"{DOMAIN}::SkipSimplifiedLayerNormalization"
         normed, _, _, total = g.op(name, x, y, weight, epsilon_f=eps, outputs=4)
-        for out in (normed, total):
-            out.setType(x.type())
+        for value in (normed, total):
+            value.setType(x.type())
         return normed, total
 
     rules = {
@@ -317,10 +321,10 @@ def _rules() -> Iterator[None]:
         "foretell::packed_linear": linear,
         "aten::rms_norm": norm,
     }
-    for name, rule in rules.items():
-        torch.onnx.register_custom_op_symbolic(name, rule, OPSET)
+    for rule_name, rule in rules.items():
+        torch.onnx.register_custom_op_symbolic(rule_name, rule, OPSET)
     try:
         yield
     finally:
-        for name in rules:
-            torch.onnx.unregister_custom_op_symbolic(name, OPSET)
+        for rule_name in rules:
+            torch.onnx.unregister_custom_op_symbolic(rule_name, OPSET)

@@ -24,7 +24,7 @@ from foretell.core.model import Computed
 from foretell.errors import ForetellWarning
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import weight_bytes
-from foretell.models.executor import Executor, join
+from foretell.models.executor import Executor, join_results
 
 DEVICE = "cpu"
 PRIORITY = 1
@@ -36,20 +36,20 @@ SIZES = (1, 8, 16, 32, 64, 128)
 SMALL = 64 << 20  # bytes of weights up to which copies pay
 
 
-def suits(hf: Any, named: bool = False) -> bool:
-    """Any model may be tried."""
+def suits_model(hf_model: Any, by_name: bool = False) -> bool:
+    """Returns True: any model may be tried."""
     return True
 
 
-def make(
+def make_executor(
     loop: Loop,
     layout: Layout,
     dtype: torch.dtype,
-    vocab: int,
+    vocab_size: int,
     fallback: Executor | None = None,
 ) -> Executor:
-    """The executor of a model. What it leaves is torch's, whatever the fallback."""
-    return OpenVinoExecutor(loop, layout, dtype, vocab)
+    """Makes the executor of a model. What it leaves is torch's, whatever the fallback."""
+    return OpenVinoExecutor(loop, layout, dtype, vocab_size)
 
 
 class OpenVinoExecutor(Executor):
@@ -63,15 +63,17 @@ class OpenVinoExecutor(Executor):
     name = "openvino"
     fallback: Executor | None = None
 
-    def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab: int):
-        self.recording = Recording(loop, layout, dtype, vocab)
+    def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int):
+        self.recording = Recording(loop, layout, dtype, vocab_size)
         # The runtime counts windows in rows and not in positions, which is the same only where no
         # node has siblings before it and no row was evicted.
-        self.window = min((w for w in loop.windows if w is not None), default=0)
-        self.pool = Pool(layout, dtype, spare=2 * BLOCK)
+        self.window = min(
+            (layer_window for layer_window in loop.windows if layer_window is not None), default=0
+        )
+        self.pool = Pool(layout, dtype, spare_rows=2 * BLOCK)
         self.size = 0
-        small = weight_bytes(self.recording.forward_graph.parts) <= SMALL
-        self.sizes = SIZES if small else ()
+        is_small = weight_bytes(self.recording.forward_graph.parts) <= SMALL
+        self.sizes = SIZES if is_small else ()
         self.threads = 0
         # By number of nodes (0: any) and whether it is for one job alone.
         self.compiled: dict[tuple[int, bool], CompiledGraph] = {}
@@ -94,31 +96,33 @@ class OpenVinoExecutor(Executor):
         if not all(job.plain and isinstance(job.cache, PooledCache) for job in jobs):
             return None
         slices = [JobSlice(job) for job in jobs]
-        if any(part.seen is not None and 0 < self.window < part.end for part in slices):
+        if any(
+            job_slice.seen is not None and 0 < self.window < job_slice.end for job_slice in slices
+        ):
             return None
         if self.window and any(job.compacted for job in jobs):
             return None
-        if not self._records(taps):
+        if not self._ensure_taps(taps):
             return None
         if self.threads != threads:
             self.release()
             self.threads = threads
         self.size = 0
         results = []
-        for group in self._groups(slices):
-            results += self._run(group)
-        return join(results)
+        for group in self._group_slices(slices):
+            results += self._run_graph(group)
+        return join_results(results)
 
-    def _records(self, taps: Sequence[int]) -> bool:
+    def _ensure_taps(self, taps: Sequence[int]) -> bool:
         """Makes the graph give these hidden states, from now on; False if it cannot."""
-        recorded = self.recording.forward_graph.taps
-        if set(taps) <= set(recorded):
+        recorded_taps = self.recording.forward_graph.taps
+        if set(taps) <= set(recorded_taps):
             return True
         if self.refused_taps:
             return False
         self.release()  # before the new graph comes: each one holds the weights
         try:
-            self.recording.record(sorted({*recorded, *taps}))
+            self.recording.record(sorted({*recorded_taps, *taps}))
         except LookupError as error:
             self.refused_taps = True
             warnings.warn(
@@ -129,59 +133,66 @@ class OpenVinoExecutor(Executor):
             )
         return not self.refused_taps
 
-    def _groups(self, slices: Sequence[JobSlice]) -> list[list[JobSlice]]:
-        """What is computed in one forward each, in order."""
-        limit = PIECE if self.sizes else sum(len(part.tokens) for part in slices)
+    def _group_slices(self, slices: Sequence[JobSlice]) -> list[list[JobSlice]]:
+        """Groups slices by the forward that computes them, in order."""
+        node_limit = PIECE if self.sizes else sum(len(job_slice.tokens) for job_slice in slices)
         groups: list[list[JobSlice]] = []
-        size = 0  # nodes of the last group
-        for whole in slices:
-            for i, piece in enumerate(whole.pieces(limit)):
-                size += len(piece.tokens)
+        group_nodes = 0  # nodes of the last group
+        for full_slice in slices:
+            for index, piece in enumerate(full_slice.split_pieces(node_limit)):
+                group_nodes += len(piece.tokens)
                 # A piece builds on the one before it; jobs lie in several segments where one
                 # could not hold them all.
                 if (
                     not groups
-                    or i > 0
+                    or index > 0
                     or piece.lease.segment is not groups[-1][-1].lease.segment
-                    or size > limit
+                    or group_nodes > node_limit
                 ):
                     groups.append([])
-                    size = len(piece.tokens)
+                    group_nodes = len(piece.tokens)
                 groups[-1].append(piece)
         return groups
 
-    def _run(self, slices: Sequence[JobSlice]) -> list[Computed]:
-        """One forward of a graph."""
-        nodes = sum(len(part.tokens) for part in slices)
-        key = self._choose(nodes, len(slices) == 1)
-        size, alone = key
-        new = key not in self.compiled
-        if new:
-            self.compiled[key] = CompiledGraph(self.recording, size, alone, self.threads)
-        graph = self.compiled[key]
-        start = time.perf_counter()
-        results = graph.run(slices)
-        if size and not new:  # the first run of a graph still builds a part of it
-            graph.note(time.perf_counter() - start, key == self.last)
-        self.last = key
-        self.size += size or nodes
+    def _run_graph(self, slices: Sequence[JobSlice]) -> list[Computed]:
+        """Computes one forward by a graph."""
+        node_count = sum(len(job_slice.tokens) for job_slice in slices)
+        graph_key = self._choose_graph(node_count, len(slices) == 1)
+        size, is_single = graph_key
+        is_new = graph_key not in self.compiled
+        if is_new:
+            self.compiled[graph_key] = CompiledGraph(self.recording, size, is_single, self.threads)
+        graph = self.compiled[graph_key]
+        start_seconds = time.perf_counter()
+        results = graph.run_slices(slices)
+        if size and not is_new:  # the first run of a graph still builds a part of it
+            graph.note_seconds(time.perf_counter() - start_seconds, graph_key == self.last)
+        self.last = graph_key
+        self.size += size or node_count
         return results
 
-    def _choose(self, nodes: int, alone: bool) -> tuple[int, bool]:
-        """The graph for so many nodes, see `compiled`.
+    def _choose_graph(self, node_count: int, is_single: bool) -> tuple[int, bool]:
+        """Chooses the graph for so many nodes, see `compiled`.
 
         A change of graph loads other weights into the processor's cache. So the one that ran last
         serves on, if it is large enough, until staying with it has cost as much as a change.
         """
-        size = next((s for s in self.sizes if s >= nodes), 0)
-        key = (size, alone and size > 0)
+        size = next((graph_size for graph_size in self.sizes if graph_size >= node_count), 0)
+        graph_key = (size, is_single and size > 0)
         last_size, last_alone = self.last
-        if last_size > size > 0 and last_alone == key[1]:
-            last, smaller = self.compiled.get(self.last), self.compiled.get(key)
-            if last is not None and smaller is not None:
-                stay, change = smaller.seconds_after_itself, smaller.seconds_after_other
-                self.seconds_lost += max(0.0, last.seconds_after_itself - stay)
-                if stay and change and self.seconds_lost < change - stay:
+        if last_size > size > 0 and last_alone == graph_key[1]:
+            last_graph, smaller_graph = self.compiled.get(self.last), self.compiled.get(graph_key)
+            if last_graph is not None and smaller_graph is not None:
+                stay_seconds, change_seconds = (
+                    smaller_graph.seconds_after_itself,
+                    smaller_graph.seconds_after_other,
+                )
+                self.seconds_lost += max(0.0, last_graph.seconds_after_itself - stay_seconds)
+                if (
+                    stay_seconds
+                    and change_seconds
+                    and self.seconds_lost < change_seconds - stay_seconds
+                ):
                     return self.last
         self.seconds_lost = 0.0
-        return key
+        return graph_key

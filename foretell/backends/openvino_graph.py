@@ -24,7 +24,7 @@ from foretell.cache.job import Job
 from foretell.core.model import STEP
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import recorded_layer
-from foretell.native.packing import GROUP, by_group, numbers, unpack
+from foretell.native.packing import GROUP, group_values, unpack_matrix, unpack_numbers
 from foretell.ops.attention import Bias
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}  # what it can compute in
@@ -36,7 +36,7 @@ GATHER, SCATTER, PAST, BEGINS, BLOCKS, BLOCK_BEGINS, LONGEST, MASK, MASK_BEGINS 
 
 
 @torch.library.custom_op("foretell::attend", mutates_args=())
-def attend(
+def attend_paged(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -63,7 +63,7 @@ def attend(
 
 
 def as_numpy(x: torch.Tensor) -> np.ndarray:
-    """The same memory; bfloat16 as in NUMPY."""
+    """A tensor's memory as an array; bfloat16 as in NUMPY."""
     memory: np.ndarray = (x.view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy()
     return memory
 
@@ -81,8 +81,9 @@ class Library(NamedTuple):
 
 
 @cache
-def library() -> Library:
-    """One of each in a process: a graph that outlives its library takes the process down.
+def load_library() -> Library:
+    """Loads the library, once in a process: a graph that outlives its library takes the process
+    down.
 
     Raises ImportError.
     """
@@ -98,13 +99,15 @@ def library() -> Library:
 
 
 def _convert_attend(context: Any) -> list[Any]:
-    """`attend` as the runtime's paged attention; the features we do not use get empty inputs."""
+    """Converts `attend_paged` to the runtime's paged attention; the features we do not use get
+    empty inputs.
+    """
     ops = importlib.import_module("openvino.opset13")
     paged_attention = importlib.import_module("openvino.op")._PagedAttentionExtension
-    tensors = [context.get_input(i) for i in range(12)]
-    numbers = [context.get_values_from_const_input(i) for i in range(12, 16)]
+    tensors = [context.get_input(index) for index in range(12)]
+    constants = [context.get_values_from_const_input(index) for index in range(12, 16)]
     q, k, v, keys, values, past, begins, blocks, block_begins, longest, mask, mask_begins = tensors
-    scale, window, key_width, value_width = numbers
+    scale, window, key_width, value_width = constants
 
     def empty(dtype: Any, *shape: int) -> Any:
         return ops.constant(np.zeros(shape or (0,), dtype)).output(0)
@@ -145,48 +148,54 @@ def _convert_attend(context: Any) -> list[Any]:
 
 
 def _convert_packed_linear(context: Any) -> list[Any]:
-    """`packed_linear` as a product with whole numbers and their scales, the form that the runtime
-    recognizes. Only of numbers without a sign does it round activations too.
+    """Converts `packed_linear` to a product with whole numbers and their scales, the form that the
+    runtime recognizes. Only of numbers without a sign does it round activations too.
 
     Minima are a second product, with the sums of the groups: its quick kernels have none.
     """
     ops = importlib.import_module("openvino.opset13")
     x = context.get_input(0)
     packed = recorded_layer(context.get_values_from_const_input(2)).packed
-    wide = ops.convert(x, "f32")
+    float_input = ops.convert(x, "f32")
     if packed.format == "bfloat16":
         shape = [packed.outputs, packed.inputs]
-        bytes_ = unpack(packed).contiguous().view(torch.uint8)
-        matrix = ops.convert(_constant(bytes_, "bf16", shape), "f32")
-        product = ops.matmul(wide, matrix, False, True)
+        weight_bytes = unpack_matrix(packed).contiguous().view(torch.uint8)
+        matrix = ops.convert(_make_constant(weight_bytes, "bf16", shape), "f32")
+        product = ops.matmul(float_input, matrix, False, True)
         return [ops.convert_like(product, x).output(0)]
     assert packed.scales is not None
-    whole, zero, kind = numbers(packed), 128, "u8"
+    whole_numbers, zero, number_type = unpack_numbers(packed), 128, "u8"
     if packed.format == "int4":
-        whole, zero, kind = whole[..., ::2] | whole[..., 1::2] << 4, 8, "u4"
+        whole_numbers, zero, number_type = (
+            whole_numbers[..., ::2] | whole_numbers[..., 1::2] << 4,
+            8,
+            "u4",
+        )
     else:
-        whole = (whole.to(torch.int16) + 128).to(torch.uint8)
-    scales = by_group(packed, packed.scales).float()
+        whole_numbers = (whole_numbers.to(torch.int16) + 128).to(torch.uint8)
+    scales = group_values(packed, packed.scales).float()
     shape = [packed.outputs, packed.inputs]
     centred = ops.subtract(
-        ops.convert(_constant(whole, kind, [*scales.shape, GROUP]), "f32"),
+        ops.convert(_make_constant(whole_numbers, number_type, [*scales.shape, GROUP]), "f32"),
         ops.convert(ops.constant(np.full((1, 1, 1), zero, np.uint8)), "f32"),
     )
     scaled = ops.multiply(centred, ops.constant(scales[..., None].numpy()))
     matrix = ops.reshape(scaled, ops.constant(np.array(shape)), False)
-    product = ops.matmul(wide, matrix, False, True)
+    product = ops.matmul(float_input, matrix, False, True)
     if packed.minima is not None:
-        least = by_group(packed, packed.minima).float() + zero * scales
-        sums = context.get_input(1)
-        product = ops.add(product, ops.matmul(sums, ops.constant(least.numpy()), False, True))
+        minima = group_values(packed, packed.minima).float() + zero * scales
+        group_sums = context.get_input(1)
+        product = ops.add(
+            product, ops.matmul(group_sums, ops.constant(minima.numpy()), False, True)
+        )
     return [ops.convert_like(product, x).output(0)]
 
 
-def _constant(bytes_: torch.Tensor, kind: str, shape: Sequence[int]) -> Any:
+def _make_constant(value_bytes: torch.Tensor, type_name: str, shape: Sequence[int]) -> Any:
     """A constant of this kind and shape from its bytes, which it copies."""
     package = importlib.import_module("openvino")
-    tensor = package.Tensor(getattr(package.Type, kind), package.Shape(list(shape)))
-    tensor.data.view(np.uint8).reshape(-1)[:] = bytes_.numpy().reshape(-1)
+    tensor = package.Tensor(getattr(package.Type, type_name), package.Shape(list(shape)))
+    tensor.data.view(np.uint8).reshape(-1)[:] = value_bytes.numpy().reshape(-1)
     return package.op.Constant(tensor)
 
 
@@ -195,9 +204,13 @@ class TracedJob(Job):
     graph.
     """
 
-    def __init__(self, rows: Sequence[torch.Tensor], tables: Mapping[int, Sequence[torch.Tensor]]):
-        """`rows`: keys and values of each layer in turn; `tables`: by number of key-value heads."""
-        self.cached_rows = rows
+    def __init__(
+        self, cached_rows: Sequence[torch.Tensor], tables: Mapping[int, Sequence[torch.Tensor]]
+    ):
+        """`cached_rows`: keys and values of each layer in turn; `tables`: by number of key-value
+        heads.
+        """
+        self.cached_rows = cached_rows
         self.tables = tables
 
     def attend(
@@ -215,16 +228,16 @@ class TracedJob(Job):
         """q (H, n, D), k (KV, n, D), v (KV, n, E) -> (n, H, E)."""
         if softcap is not None or sinks is not None or bias is not None:
             raise LookupError("its attention has a softcap, sinks or a bias")
-        heads = len(k)  # a number, where `shape` has tensors in a recording
+        key_heads = len(k)  # a number, where `shape` has tensors in a recording
         key_width, value_width = q.shape[-1], v.shape[-1]
-        gather, scatter, *tables = self.tables[heads]
+        gather, scatter, *tables = self.tables[key_heads]
 
         def sequences(x: torch.Tensor) -> torch.Tensor:
             """(H, n, D) -> (S, H / KV * D): a row for each node of each sequence."""
-            width = len(x) // heads * x.shape[-1]
+            width = len(x) // key_heads * x.shape[-1]
             return x.transpose(0, 1).reshape(-1, width)[gather]
 
-        out = torch.ops.foretell.attend(
+        output = torch.ops.foretell.attend(
             sequences(q),
             sequences(k),
             sequences(v),
@@ -235,7 +248,7 @@ class TracedJob(Job):
             key_width,
             value_width,
         )
-        return out[scatter].reshape(k.shape[1], len(q), value_width)
+        return output[scatter].reshape(k.shape[1], len(q), value_width)
 
 
 class ForwardGraph(torch.nn.Module):
@@ -269,23 +282,30 @@ class ForwardGraph(torch.nn.Module):
         self.parts = torch.nn.ModuleList([loop.norm, loop.head, *loop.layers])
 
     def forward(
-        self, states: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor, *rest: torch.Tensor
+        self,
+        states: torch.Tensor,
+        positions: torch.Tensor,
+        rows: torch.Tensor,
+        *graph_inputs: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        inputs = iter(rest)
-        rotations = {kind: (next(inputs)[None], next(inputs)[None]) for kind in self.rotation_kinds}
-        tables = {heads: [next(inputs) for _ in range(TABLES)] for heads in self.heads}
-        token = STEP.set([TracedJob(list(inputs), tables)])
+        inputs = iter(graph_inputs)
+        rotations = {
+            rotation_kind: (next(inputs)[None], next(inputs)[None])
+            for rotation_kind in self.rotation_kinds
+        }
+        tables = {head_count: [next(inputs) for _ in range(TABLES)] for head_count in self.heads}
+        context_token = STEP.set([TracedJob(list(inputs), tables)])
         hidden = {}
         try:
-            h = states[None]
-            for i, block in enumerate(self.loop.blocks):
-                hidden[i] = h
-                kind = (self.loop.kinds[i],) if self.loop.kinds else ()
-                h = block(h, rotations[kind], positions[None])
-            hidden[len(self.loop.blocks)] = h
-            logits = self.loop.logits(h[0][rows]).float()
+            hidden_states = states[None]
+            for layer, block in enumerate(self.loop.blocks):
+                hidden[layer] = hidden_states
+                rotation_kind = (self.loop.kinds[layer],) if self.loop.kinds else ()
+                hidden_states = block(hidden_states, rotations[rotation_kind], positions[None])
+            hidden[len(self.loop.blocks)] = hidden_states
+            logits = self.loop.logits(hidden_states[0][rows]).float()
         finally:
-            STEP.reset(token)
+            STEP.reset(context_token)
         return (logits, *(hidden[tap][0].float() for tap in self.taps))
 
 
@@ -295,11 +315,11 @@ class Recording:
     Raises LookupError with the reason where this model or machine cannot have it.
     """
 
-    def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab: int):
+    def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int):
         if dtype not in PRECISIONS:
             raise LookupError(f"it does not compute in {dtype}")
         try:
-            self.library = library()
+            self.library = load_library()
         except ImportError as error:
             raise LookupError(
                 "the package openvino is missing: pip install 'foretell[cpu]'"
@@ -307,7 +327,7 @@ class Recording:
         self.loop = loop
         self.layout = layout
         self.dtype = dtype
-        self.vocab = vocab
+        self.vocab = vocab_size
         self.package = self.library.package
         types = self.package.Type
         self.types = {
@@ -326,40 +346,44 @@ class Recording:
 
         After a LookupError the graph has the taps that it had before.
         """
-        before = getattr(self, "forward_graph", None)
+        previous = getattr(self, "forward_graph", None)
         self.forward_graph = ForwardGraph(self.loop, self.layout, taps).eval()
         self.graph: Any = None  # its weights leave the memory before the new ones come
         try:
-            self.graph = self._convert()
+            self.graph = self._convert_graph()
         except LookupError:
-            if before is not None:
-                self.forward_graph = before
-                self.graph = self._convert()
+            if previous is not None:
+                self.forward_graph = previous
+                self.graph = self._convert_graph()
             raise
 
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """What enters the first layer for these ids (n,): (n, E)."""
-        return self.loop.embedded(ids).detach().to(self.dtype)
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """States (n, E) that enter the first layer for these ids (n,)."""
+        return self.loop.embedded(token_ids).detach().to(self.dtype)
 
-    def rotations(self, needed: int) -> list[np.ndarray]:
-        """Cosines and sines (P, D) of each kind of rotation, of at least `needed` positions."""
-        if not self.rotation_tables or len(self.rotation_tables[0]) < needed:
+    def rotations(self, position_count: int) -> list[np.ndarray]:
+        """Cosines and sines (P, D) of each kind of rotation, of at least `position_count`
+        positions.
+        """
+        if not self.rotation_tables or len(self.rotation_tables[0]) < position_count:
             tables = []
-            for kind in self.forward_graph.rotation_kinds:
-                for part in self.loop.table(self.example, needed, *kind) or ():
-                    tables.append(as_numpy(part[0]))
+            for rotation_kind in self.forward_graph.rotation_kinds:
+                for table_part in (
+                    self.loop.table(self.example, position_count, *rotation_kind) or ()
+                ):
+                    tables.append(as_numpy(table_part[0]))
             self.rotation_tables = tables
         return self.rotation_tables
 
     def compile(self, shapes: Mapping[int, Sequence[int]], threads: int) -> Any:
-        """A request of the graph for so many threads. `shapes`: of inputs by their places; all
-        others stay open.
+        """Compiles a request of the graph for so many threads. `shapes`: of inputs by their places;
+        all others stay open.
         """
         graph = self.graph.clone()
-        fixed = {}
-        for place, shape in shapes.items():
-            fixed[graph.inputs[place]] = self.package.PartialShape(list(shape))
-        graph.reshape(fixed)
+        fixed_shapes = {}
+        for input_index, shape in shapes.items():
+            fixed_shapes[graph.inputs[input_index]] = self.package.PartialShape(list(shape))
+        graph.reshape(fixed_shapes)
         options = {
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": PRECISIONS[self.dtype],
@@ -371,57 +395,57 @@ class Recording:
         }
         return self.library.compiler.compile_model(graph, "CPU", options).create_infer_request()
 
-    def _examples(self) -> list[torch.Tensor]:
+    def _example_inputs(self) -> list[torch.Tensor]:
         """Inputs for the recording, in order."""
-        nodes = 3
-        ids = torch.arange(nodes)
+        node_count = 3
+        token_ids = torch.arange(node_count)
         rotations = []
-        for kind in self.forward_graph.rotation_kinds:
-            table = self.loop.table(self.example, nodes, *kind)
+        for rotation_kind in self.forward_graph.rotation_kinds:
+            table = self.loop.table(self.example, node_count, *rotation_kind)
             if table is None or len(table) != 2:
                 raise LookupError("its rotation is no table of cosines and sines")
-            rotations += [part[0, :nodes] for part in table]
+            rotations += [table_part[0, :node_count] for table_part in table]
         tables = []
-        for heads in self.forward_graph.heads:
-            group = [torch.zeros(1, dtype=torch.int32)] * TABLES
-            group[GATHER] = group[SCATTER] = torch.arange(nodes * heads)
-            group[LONGEST] = torch.zeros((), dtype=torch.int32)
-            group[MASK] = torch.zeros(1, dtype=torch.uint8)
-            tables += group
+        for head_count in self.forward_graph.heads:
+            group_tables = [torch.zeros(1, dtype=torch.int32)] * TABLES
+            group_tables[GATHER] = group_tables[SCATTER] = torch.arange(node_count * head_count)
+            group_tables[LONGEST] = torch.zeros((), dtype=torch.int32)
+            group_tables[MASK] = torch.zeros(1, dtype=torch.uint8)
+            tables += group_tables
         rows = []
-        for heads, *widths in self.layout:
-            rows += [self.example.new_zeros(heads, 1, BLOCK, width) for width in widths]
-        return [self.embedded(ids), ids, ids, *rotations, *tables, *rows]
+        for head_count, *widths in self.layout:
+            rows += [self.example.new_zeros(head_count, 1, BLOCK, width) for width in widths]
+        return [self.embedded(token_ids), token_ids, token_ids, *rotations, *tables, *rows]
 
-    def _convert(self) -> Any:
+    def _convert_graph(self) -> Any:
         decoder = importlib.import_module("openvino.frontend.pytorch.ts_decoder")
-        examples = self._examples()
+        examples = self._example_inputs()
         try:
             with torch.no_grad(), warnings.catch_warnings():
                 # Tracing warns of shapes that it takes for constants; here they are constants.
                 warnings.simplefilter("ignore")
                 traced = torch.jit.trace(self.forward_graph, tuple(examples), check_trace=False)
                 # The source must live until it is converted.
-                source = decoder.TorchScriptPythonDecoder(
+                traced_source = decoder.TorchScriptPythonDecoder(
                     torch.jit.freeze(traced), skip_freeze=True
                 )
-                graph = self.library.reader.convert(self.library.reader.load(source))
+                graph = self.library.reader.convert(self.library.reader.load(traced_source))
             if len(graph.inputs) != len(examples):
                 raise LookupError("a part of its input does not reach the graph")
-            for entry, example in zip(graph.inputs, examples, strict=True):
+            for graph_input, example in zip(graph.inputs, examples, strict=True):
                 shape = [-1, *example.shape[1:]] if example.ndim else []
-                entry.get_node().set_partial_shape(self.package.PartialShape(shape))
-                entry.get_node().set_element_type(self.types[example.dtype])
+                graph_input.get_node().set_partial_shape(self.package.PartialShape(shape))
+                graph_input.get_node().set_element_type(self.types[example.dtype])
             graph.validate_nodes_and_infer_types()
         except LookupError:
             raise
         except Exception as error:  # recording and converting raise nearly anything
-            raise LookupError(_complaint(error)) from error
+            raise LookupError(_conversion_error(error)) from error
         return graph
 
 
-def _complaint(error: Exception) -> str:
-    """The line of a conversion's error that says what it cannot convert, else its first."""
+def _conversion_error(error: Exception) -> str:
+    """The line of a conversion's error that says what it cannot convert, else its first line."""
     lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
     if not lines:
         return type(error).__name__

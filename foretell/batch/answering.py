@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.api.profiles import weights_digest
 from foretell.batch.progress import Meter
-from foretell.batch.requests import Item, Prepared, Requests, prepare
+from foretell.batch.requests import Item, Prepared, Requests, prepare_item
 from foretell.batch.results import Results
-from foretell.batch.running import Limits, run
-from foretell.engine.cost_profile import numbers
+from foretell.batch.running import Limits, run_batch
+from foretell.engine.cost_profile import number_format
 from foretell.serve.errors import ApiError
 
 if TYPE_CHECKING:
@@ -27,35 +27,35 @@ Tell = Callable[[int, ApiError], None]
 
 
 def model_digest(lm: LM, method: str) -> str:
-    """What results depend on besides the requests: weights, number format and method."""
+    """Digest of what results depend on besides requests: weights, number format and method."""
     target = lm.models["target"]
-    about = f"{weights_digest(target)} {numbers(target)} {method}"
+    description = f"{weights_digest(target)} {number_format(target)} {method}"
     for name in sorted({*lm.models} - {"target", "draft"}):
-        about += f" {name} {weights_digest(lm.models[name])}"
-    return hashlib.sha256(about.encode()).hexdigest()
+        description += f" {name} {weights_digest(lm.models[name])}"
+    return hashlib.sha256(description.encode()).hexdigest()
 
 
-def rest(requests: Requests, results: Results, tell: Tell) -> list[Item]:
-    """The requests without a result. Of lines that hold none it is written down."""
-    for refused in requests.refused:
-        if refused.line not in results.lines:
-            results.refused(refused)
-            tell(refused.line, refused.error)
+def list_pending(requests: Requests, results: Results, tell: Tell) -> list[Item]:
+    """Returns the requests without a result, and writes down lines that hold no request."""
+    for refused_line in requests.refused_lines:
+        if refused_line.line not in results.lines:
+            results.write_refused(refused_line)
+            tell(refused_line.line, refused_line.error)
     return [item for item in requests.items if item.line not in results.lines]
 
 
-def prepare_rest(
+def prepare_pending(
     requests: Requests, results: Results, served: Served, method: str, tell: Tell
 ) -> list[Prepared]:
-    """Of the requests without a result those that can run. Why others cannot is written down."""
-    ready: list[Prepared] = []
-    for item in rest(requests, results, tell):
+    """Returns the requests without a result that can run, and writes down why others cannot."""
+    prepared_items: list[Prepared] = []
+    for item in list_pending(requests, results, tell):
         try:
-            ready.append(prepare(item, served, method))
+            prepared_items.append(prepare_item(item, served, method))
         except ApiError as error:
             results.broken(item, error)
             tell(item.line, error)
-    return ready
+    return prepared_items
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class Shared:
         return self.reused / self.prompt_tokens if self.prompt_tokens else 0.0
 
 
-def writer(
+def result_writer(
     results: Results, meter: Meter, tell: Tell
 ) -> Callable[[Item, dict[str, Any] | ApiError], None]:
-    """What writes the result of an item, and counts it."""
+    """Returns a function that writes the result of an item, and counts it."""
 
     def write(item: Item, answer: dict[str, Any] | ApiError) -> None:
         if isinstance(answer, ApiError):
@@ -82,16 +82,16 @@ def writer(
             tell(item.line, answer)
             meter.count(failed=True)
             return
-        results.done(item, answer)
+        results.write_answer(item, answer)
         usage = answer["usage"]
         meter.count(False, usage["completion_tokens"], usage["prompt_tokens"])
 
     return write
 
 
-def answer(
+def answer_batch(
     lm: LM,
-    batch: Sequence[Prepared],
+    prepared_items: Sequence[Prepared],
     results: Results,
     limits: Limits,
     meter: Meter,
@@ -102,7 +102,7 @@ def answer(
 
     `tick` is called about once a second. Raises KeyboardInterrupt where the user interrupts it.
     """
-    write = writer(results, meter, tell)
+    write_result = result_writer(results, meter, tell)
 
     async def ticking() -> None:
         while True:
@@ -113,11 +113,13 @@ def answer(
     async def whole() -> None:
         ticks = asyncio.create_task(ticking())
         try:
-            await run(lm, batch, limits, lambda one, answer: write(one.item, answer))
+            await run_batch(
+                lm, prepared_items, limits, lambda one, answer: write_result(one.item, answer)
+            )
         finally:
             ticks.cancel()
 
-    before = lm.engine.status()["prefix_tokens_reused"]
+    reused_before = lm.engine.status()["prefix_tokens_reused"]
     asyncio.run(whole())
-    reused = lm.engine.status()["prefix_tokens_reused"] - before
-    return Shared(meter.prompt_tokens, reused)
+    reused_tokens = lm.engine.status()["prefix_tokens_reused"] - reused_before
+    return Shared(meter.prompt_tokens, reused_tokens)

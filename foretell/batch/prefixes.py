@@ -28,12 +28,12 @@ class Group:
     """Requests, by their places in the batch, whose prompts begin with the same tokens."""
 
     prefix: int  # how many tokens they share; 0: a request by itself
-    members: tuple[int, ...]
+    group_members: tuple[int, ...]
 
     @property
     def saved(self) -> int:
         """Prompt tokens that need not be computed."""
-        return (len(self.members) - 1) * self.prefix
+        return (len(self.group_members) - 1) * self.prefix
 
 
 @dataclass
@@ -47,56 +47,59 @@ class Node:
     opened: np.ndarray | None = None  # (level,) whether it is opened, by the deepest open one above
 
 
-def group(prompts: Sequence[Sequence[int]], block: int = 1, least: int = 1) -> list[Group]:
+def group_prompts(
+    prompts: Sequence[Sequence[int]], block: int = 1, min_tokens: int = 1
+) -> list[Group]:
     """The groups that compute the fewest prompt tokens together; their members are all requests.
 
     `prompts`: token ids. A prompt's last token is never shared, since it is what the answer begins
-    at. Prefixes are cut to a multiple of `block`, and those below `least` tokens are left alone.
+    at. Prefixes are cut to a multiple of `block`, and those below `min_tokens` tokens are left
+    alone.
     """
-    root = tree(prompts)
-    _choose(root, block, least)
+    root = build_prefix_tree(prompts)
+    _choose_openings(root, block, min_tokens)
     groups = []
-    for prefix, members in _opened(root, block):
+    for prefix, members in _opened_groups(root, block):
         if prefix:
             groups.append(Group(prefix, tuple(sorted(members))))
         else:
             groups += [Group(0, (member,)) for member in members]
-    return sorted(groups, key=lambda one: one.members)
+    return sorted(groups, key=lambda prompt_group: prompt_group.group_members)
 
 
-def tree(prompts: Sequence[Sequence[int]]) -> Node:
+def build_prefix_tree(prompts: Sequence[Sequence[int]]) -> Node:
     """The compressed tree of all prompts without their last tokens."""
-    keys = [_key(prompt[:-1]) for prompt in prompts]
-    order = sorted(range(len(keys)), key=keys.__getitem__)
+    prompt_keys = [_byte_key(prompt[:-1]) for prompt in prompts]
+    sorted_indices = sorted(range(len(prompt_keys)), key=prompt_keys.__getitem__)
     root = Node(0)
     path = [root]  # to the prompt before
-    before = b""
-    for place in order:
-        key = keys[place]
-        shared = _shared_bytes(before, key)
-        while path[-1].depth > shared:
+    previous_key = b""
+    for prompt_index in sorted_indices:
+        prompt_key = prompt_keys[prompt_index]
+        shared_count = _shared_bytes(previous_key, prompt_key)
+        while path[-1].depth > shared_count:
             child = path.pop()
-            if path[-1].depth < shared:  # the prompts part in the middle of an edge
-                middle = Node(shared, children=[child])
+            if path[-1].depth < shared_count:  # the prompts part in the middle of an edge
+                middle = Node(shared_count, children=[child])
                 path[-1].children[-1] = middle
                 path.append(middle)
-        length = len(key) // KEY.itemsize
+        length = len(prompt_key) // KEY.itemsize
         if length > path[-1].depth:
             leaf = Node(length)
             path[-1].children.append(leaf)
             path.append(leaf)
-        path[-1].ends.append(place)
-        before = key
+        path[-1].ends.append(prompt_index)
+        previous_key = prompt_key
     return root
 
 
-def shared_length(first: Sequence[int], second: Sequence[int]) -> int:
+def shared_length(first_prompt: Sequence[int], second_prompt: Sequence[int]) -> int:
     """How many first tokens two prompts share."""
-    return _shared_bytes(_key(first), _key(second))
+    return _shared_bytes(_byte_key(first_prompt), _byte_key(second_prompt))
 
 
-def _key(tokens: Sequence[int]) -> bytes:
-    """Of one width and the most significant first: bytes in the order of the tokens themselves."""
+def _byte_key(tokens: Sequence[int]) -> bytes:
+    """Bytes that sort as the tokens do: all of one width, the most significant first."""
     return np.asarray(tokens, KEY).tobytes()
 
 
@@ -106,27 +109,29 @@ def _shared_bytes(a: bytes, b: bytes) -> int:
     return int(differ.argmax()) if differ.any() else n
 
 
-def _choose(root: Node, block: int, least: int) -> None:
+def _choose_openings(root: Node, block: int, min_tokens: int) -> None:
     """Sets `opened` of every node below the root, children before their parents."""
-    above = [0]  # of the path to the current node, the tokens that each one would share
-    sums = {id(root): np.zeros(1, np.int64)}  # of open paths: what the children so far save
-    for node, parent, enters in _walk(root):
+    shared_above = [0]  # of the path to the current node, the tokens that each one would share
+    child_savings = {
+        id(root): np.zeros(1, np.int64)
+    }  # of open paths: what the children so far save
+    for node, parent, enters in _walk_tree(root):
         if enters:
-            node.level = len(above)
-            above.append(_cut(node, block))
-            sums[id(node)] = np.zeros(node.level + 1, np.int64)
+            node.level = len(shared_above)
+            shared_above.append(_block_depth(node, block))
+            child_savings[id(node)] = np.zeros(node.level + 1, np.int64)
             continue
-        worth = above.pop()
-        below = sums.pop(id(node))
-        unopened = below[:-1] + len(node.ends) * np.array(above, np.int64)
+        shared_tokens = shared_above.pop()
+        node_savings = child_savings.pop(id(node))
+        unopened = node_savings[:-1] + len(node.ends) * np.array(shared_above, np.int64)
         opened = NEVER
-        if worth >= max(least, 1):
-            opened = int(below[-1]) + (len(node.ends) - 1) * worth
+        if shared_tokens >= max(min_tokens, 1):
+            opened = int(node_savings[-1]) + (len(node.ends) - 1) * shared_tokens
         node.opened = unopened < opened
-        sums[id(parent)] += np.maximum(unopened, opened)
+        child_savings[id(parent)] += np.maximum(unopened, opened)
 
 
-def _walk(root: Node) -> Iterator[tuple[Node, Node, bool]]:
+def _walk_tree(root: Node) -> Iterator[tuple[Node, Node, bool]]:
     """(node, its parent, True) on the way down and (node, its parent, False) on the way up."""
     stack = [(child, root, True) for child in reversed(root.children)]
     while stack:
@@ -137,25 +142,27 @@ def _walk(root: Node) -> Iterator[tuple[Node, Node, bool]]:
             stack += [(child, node, True) for child in reversed(node.children)]
 
 
-def _opened(root: Node, block: int) -> Iterator[tuple[int, list[int]]]:
+def _opened_groups(root: Node, block: int) -> Iterator[tuple[int, list[int]]]:
     """(tokens shared, requests that share them) of every opened node; of the root, which shares
     nothing, the requests that no other node serves.
     """
-    served: dict[int, tuple[int, list[int]]] = {0: (0, list(root.ends))}
-    deepest: list[tuple[int, int]] = [(0, 0)]  # on the path: level and key of the deepest open one
-    for key, (node, _, enters) in enumerate(_walk(root), 1):
+    groups_by_key: dict[int, tuple[int, list[int]]] = {0: (0, list(root.ends))}
+    open_path: list[tuple[int, int]] = [
+        (0, 0)
+    ]  # on the path: level and key of the deepest open one
+    for key, (node, _, enters) in enumerate(_walk_tree(root), 1):
         if not enters:
-            deepest.pop()
+            open_path.pop()
             continue
-        level, holder = deepest[-1]
+        level, holder_key = open_path[-1]
         assert node.opened is not None
         if node.opened[level]:
-            level, holder = node.level, key
-            served[key] = (_cut(node, block), [])
-        served[holder][1].extend(node.ends)
-        deepest.append((level, holder))
-    yield from served.values()
+            level, holder_key = node.level, key
+            groups_by_key[key] = (_block_depth(node, block), [])
+        groups_by_key[holder_key][1].extend(node.ends)
+        open_path.append((level, holder_key))
+    yield from groups_by_key.values()
 
 
-def _cut(node: Node, block: int) -> int:
+def _block_depth(node: Node, block: int) -> int:
     return node.depth // block * block

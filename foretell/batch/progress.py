@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-from foretell.progress import duration
+from foretell.progress import format_duration
 
 EVERY = 30.0  # seconds between two lines
 
 
 class Meter:
-    """Counts what is done, and says when the rest will be.
+    """Counts requests that are done, and says when the rest will be.
 
     `total`: requests to do now; `earlier`: done by earlier runs; `clock`: seconds.
     """
@@ -31,7 +31,7 @@ class Meter:
         self.prompt_tokens = 0
 
     def count(self, failed: bool, tokens: int = 0, prompt_tokens: int = 0) -> None:
-        """One more is done."""
+        """Counts a request that is done."""
         self.done += 1
         self.failed += failed
         self.tokens += tokens
@@ -42,7 +42,7 @@ class Meter:
         return max(1e-9, self.clock() - self.began)
 
     @property
-    def left(self) -> float | None:
+    def seconds_left(self) -> float | None:
         """Seconds that the rest takes if it goes on like this; None: nothing is known."""
         if not self.done:
             return None
@@ -53,42 +53,42 @@ class Meter:
         parts = [f"{self.tokens / self.seconds:,.0f} tokens/s"]
         if self.failed:
             parts.append(f"{self.failed:,} failed")
-        if self.left is not None:
-            parts.append(f"about {duration(self.left)} left")
+        if self.seconds_left is not None:
+            parts.append(f"about {format_duration(self.seconds_left)} left")
         return ", ".join(parts)
 
     def line(self) -> str:
-        """All of it."""
+        """How many requests are done, with speed, failures and time."""
         return f"{self.earlier + self.done:,} of {self.earlier + self.total:,} done, {self.words()}"
 
 
 @contextmanager
-def shown(meter: Meter, console: Console) -> Iterator[Callable[[], None]]:
+def show_meter(meter: Meter, console: Console) -> Iterator[Callable[[], None]]:
     """Shows a meter on standard error; gives what has to be called about once a second."""
     if not console.is_terminal:
-        yield lines(meter, lambda text: console.print(text, soft_wrap=True))
+        yield line_ticker(meter, lambda text: console.print(text, soft_wrap=True))
         return
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=console, transient=True) as progress:
-        whole = meter.earlier + meter.total
-        bar = progress.add_task("", total=whole, completed=meter.earlier)
+        total_requests = meter.earlier + meter.total
+        bar = progress.add_task("", total=total_requests, completed=meter.earlier)
 
         def tick() -> None:
-            done = meter.earlier + meter.done
-            progress.update(bar, completed=done, description=meter.words())
+            completed = meter.earlier + meter.done
+            progress.update(bar, completed=completed, description=meter.words())
 
         tick()
         yield tick
 
 
-def lines(meter: Meter, write: Callable[[str], None]) -> Callable[[], None]:
-    """What writes a line if the last one was EVERY seconds ago."""
-    last = meter.clock()
+def line_ticker(meter: Meter, write_line: Callable[[str], None]) -> Callable[[], None]:
+    """Returns a function that writes a line if the last one was EVERY seconds ago."""
+    last_time = meter.clock()
 
     def tick() -> None:
-        nonlocal last
-        if meter.clock() - last >= EVERY:
-            last = meter.clock()
-            write(meter.line())
+        nonlocal last_time
+        if meter.clock() - last_time >= EVERY:
+            last_time = meter.clock()
+            write_line(meter.line())
 
     return tick

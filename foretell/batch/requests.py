@@ -25,11 +25,11 @@ from foretell.serve.schemas import (
     CompletionRequest,
     Fields,
     Request,
-    document,
     of_pydantic,
-    parse,
+    parse_json,
+    parse_request,
 )
-from foretell.serve.translate import Call, translate
+from foretell.serve.translate import Call, translate_request
 
 if TYPE_CHECKING:
     from foretell.serve.served import Served
@@ -42,7 +42,7 @@ SHOWN = 5  # duplicates that an error names
 
 
 class Line(Fields):
-    """What a line holds."""
+    """Fields of a line in a file of requests."""
 
     custom_id: Annotated[str, Field(min_length=1, max_length=512)]
     method: Literal["POST"]
@@ -71,77 +71,83 @@ class Refused:
 
 @dataclass
 class Requests:
-    """What a file holds. `digest` is that of its bytes."""
+    """Requests of a file, and its lines that hold none. `digest` is that of its bytes."""
 
     items: list[Item] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    refused_lines: list[Refused] = field(default_factory=list)
     digest: str = ""
 
     def __len__(self) -> int:
-        return len(self.items) + len(self.refused)
+        return len(self.items) + len(self.refused_lines)
 
 
-def read(path: Path) -> Requests:
+def read_requests(path: Path) -> Requests:
     """Reads a file. Raises BadFile where it cannot be read, holds no request, or has a custom_id
     twice: results could not be told apart.
     """
-    found = Requests()
+    requests = Requests()
     digest = hashlib.sha256()
-    lines: dict[str, list[int]] = {}
+    lines_by_id: dict[str, list[int]] = {}
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 digest.update(line)
                 if not line.strip():
                     continue
-                one = _item(number, line)
-                if isinstance(one, Item):
-                    found.items.append(one)
+                read_line = _read_item(number, line)
+                if isinstance(read_line, Item):
+                    requests.items.append(read_line)
                 else:
-                    found.refused.append(one)
-                if one.custom_id is not None:
-                    lines.setdefault(one.custom_id, []).append(number)
+                    requests.refused_lines.append(read_line)
+                if read_line.custom_id is not None:
+                    lines_by_id.setdefault(read_line.custom_id, []).append(number)
     except OSError as error:
         raise BadFile(f"{path}: {error.strerror or error}; name a file of requests") from error
-    found.digest = digest.hexdigest()
-    if not len(found):
+    requests.digest = digest.hexdigest()
+    if not len(requests):
         raise BadFile(f"{path}: it holds no request; write one JSON object a line")
-    doubled = {name: places for name, places in lines.items() if len(places) > 1}
-    if doubled:
-        raise BadFile(f"{path}: {_named(doubled)}; every request needs a custom_id of its own")
-    return found
+    duplicate_ids = {
+        name: line_numbers for name, line_numbers in lines_by_id.items() if len(line_numbers) > 1
+    }
+    if duplicate_ids:
+        raise BadFile(
+            f"{path}: {_name_duplicates(duplicate_ids)}; every request needs a custom_id of its own"
+        )
+    return requests
 
 
-def _named(doubled: Mapping[str, Sequence[int]]) -> str:
-    """Which lines have the same custom_id, of the first few that do."""
+def _name_duplicates(duplicate_ids: Mapping[str, Sequence[int]]) -> str:
+    """Text that says which lines have the same custom_id, for the first few of them."""
     parts = []
-    for name, places in list(doubled.items())[:SHOWN]:
-        parts.append(f"lines {' and '.join(map(str, places[:SHOWN]))} have the custom_id {name!r}")
-    if len(doubled) > SHOWN:
-        parts.append(f"and so on, {len(doubled)} in all")
+    for name, line_numbers in list(duplicate_ids.items())[:SHOWN]:
+        parts.append(
+            f"lines {' and '.join(map(str, line_numbers[:SHOWN]))} have the custom_id {name!r}"
+        )
+    if len(duplicate_ids) > SHOWN:
+        parts.append(f"and so on, {len(duplicate_ids)} in all")
     return ", ".join(parts)
 
 
-def _item(number: int, line: bytes) -> Item | Refused:
+def _read_item(number: int, line: bytes) -> Item | Refused:
     custom_id = None
     try:
-        found = _parsed(line, first=number == 1)
-        given = found.get("custom_id")
-        custom_id = given if isinstance(given, str) and given else None
-        if not isinstance(found.get("body"), dict):
+        fields = _parse_object(line, is_first=number == 1)
+        given_id = fields.get("custom_id")
+        custom_id = given_id if isinstance(given_id, str) and given_id else None
+        if not isinstance(fields.get("body"), dict):
             raise ApiError("body: it must be a JSON object", "body", "invalid_value")
-        checked = Line.model_validate(found)
+        checked_line = Line.model_validate(fields)
     except ValidationError as error:
         return Refused(number, custom_id, of_pydantic(error))
     except ApiError as error:
         return Refused(number, custom_id, error)
-    return Item(number, checked.custom_id, checked.url, checked.body)
+    return Item(number, checked_line.custom_id, checked_line.url, checked_line.body)
 
 
-def _parsed(line: bytes, first: bool) -> dict[str, Any]:
+def _parse_object(line: bytes, is_first: bool) -> dict[str, Any]:
     """The JSON object of a line; the first one may begin with a byte order mark."""
-    text = line.rstrip().removeprefix(codecs.BOM_UTF8) if first else line.rstrip()
-    value = document(text, "it", "invalid_line")
+    text = line.rstrip().removeprefix(codecs.BOM_UTF8) if is_first else line.rstrip()
+    value = parse_json(text, "it", "invalid_line")
     if not isinstance(value, dict):
         raise ApiError("it is no JSON object", code="invalid_line")
     return value
@@ -167,25 +173,28 @@ class Prepared:
         """Tokens that one of its answers may have."""
         return max(self.call.arguments["max_new_tokens"])
 
-    def beginning(self) -> Sequence[int]:
-        """Its prompt, or of several prompts the tokens that all of them begin with, and one more:
-        what groups are made by.
+    def shared_beginning(self) -> Sequence[int]:
+        """Tokens by which groups are made: the prompt, or of several prompts the tokens that all of
+        them begin with, and one more.
         """
-        first, *others = self.call.prompts
-        length = min((shared_length(first, other) for other in others), default=len(first))
-        return first[: length + 1]
+        first_prompt, *other_prompts = self.call.prompts
+        length = min(
+            (shared_length(first_prompt, other_prompt) for other_prompt in other_prompts),
+            default=len(first_prompt),
+        )
+        return first_prompt[: length + 1]
 
 
-def prepare(item: Item, served: Served, method: str = "auto") -> Prepared:
+def prepare_item(item: Item, served: Served, method: str = "auto") -> Prepared:
     """The call that an item asks for. Raises ApiError, which names the field at fault.
 
     `method`: for a request that names none.
     """
-    request = parse(URLS[item.url], item.body)
+    request = parse_request(URLS[item.url], item.body)
     if request.stream:
         raise ApiError("stream: a batch has none; leave it out", "stream", "unsupported_parameter")
-    known = {served.name, Path(served.name).name}
-    if request.model is not None and request.model not in known:
+    model_names = {served.name, Path(served.name).name}
+    if request.model is not None and request.model not in model_names:
         raise ApiError(
             f"model: {request.model!r} is not what runs here; write {served.name!r}, "
             "or leave the field out",
@@ -194,18 +203,18 @@ def prepare(item: Item, served: Served, method: str = "auto") -> Prepared:
             404,
         )
     try:
-        call = translate(request, served.lm, seed=seed_of(item.custom_id))
+        call = translate_request(request, served.lm, seed=seed_of(item.custom_id))
         if request.method is None and request.speculation != "off":
             call.method = method
         return Prepared(item, call, answer_for(served, request, call))
     except ForetellError as error:
-        raise in_full(error) from None
+        raise full_error(error) from None
 
 
-def in_full(error: ForetellError) -> ApiError:
+def full_error(error: ForetellError) -> ApiError:
     """An error of ours in OpenAI's shape; whoever runs a batch may read all that it says."""
-    known = of_ours(error)
-    return ApiError(str(error), known.param, known.code, known.status)
+    api_error = of_ours(error)
+    return ApiError(str(error), api_error.param, api_error.code, api_error.status)
 
 
 def seed_of(custom_id: str) -> int:

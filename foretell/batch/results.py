@@ -26,7 +26,7 @@ from filelock import FileLock, Timeout
 
 from foretell.batch.requests import Item, Refused
 from foretell.errors import BadFile
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 from foretell.serve.errors import ApiError
 
 PART = 12  # digits of a digest in an id
@@ -38,7 +38,7 @@ CURE = "free some space and run the same command again, which goes on from there
 
 @dataclass(frozen=True)
 class Run:
-    """What results are of: digests (hex) of the file of requests, and of model and settings."""
+    """Digests (hex) of what results belong to: the file of requests, and model and settings."""
 
     requests: str
     model: str
@@ -60,36 +60,36 @@ class Results:
         self._unsynced = False
         self._synced = 0.0
 
-    def read(self) -> None:
+    def read_results(self) -> None:
         """Takes note of the results there are. Raises BadFile where they are of something else."""
-        whole = 0  # bytes of whole lines
+        complete_bytes = 0  # bytes of whole lines
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
                     self.torn = self._is_torn(number, line)
                     break
                 self._note(number, line)
-                whole += len(line)
+                complete_bytes += len(line)
         if self.torn:
-            os.truncate(self.path, whole)
+            os.truncate(self.path, complete_bytes)
 
     def _is_torn(self, number: int, line: bytes) -> bool:
         """True for the beginning of a line of ours, which may end in what a crash left there."""
         text = line.rstrip(b"\0")
         if not text.startswith(BEGINNING) and not BEGINNING.startswith(text):
-            raise self._foreign(number)
+            raise self._foreign_line(number)
         return True
 
     def _note(self, number: int, line: bytes) -> None:
         try:
-            document = json_of(line)
-            found = ID.fullmatch(document["id"])
+            document = parse_json(line)
+            id_match = ID.fullmatch(document["id"])
             failed = document["error"] is not None
         except (ValueError, TypeError, KeyError):
-            raise self._foreign(number) from None
-        if found is None:
-            raise self._foreign(number)
-        requests, model, place = found.groups()
+            raise self._foreign_line(number) from None
+        if id_match is None:
+            raise self._foreign_line(number)
+        requests, model, answered_line = id_match.groups()
         if requests != self.run.requests[:PART]:
             raise BadFile(
                 f"{self.path}: it holds results of another file of requests; "
@@ -100,31 +100,32 @@ class Results:
                 f"{self.path}: its results are of another model or other settings; "
                 "run it with those, name another file, or delete it"
             )
-        if int(place) in self.lines:
+        if int(answered_line) in self.lines:
             raise BadFile(
-                f"{self.path}, line {number}: a second result of line {place}; delete one of them"
+                f"{self.path}, line {number}: a second result of line {answered_line}; "
+                "delete one of them"
             )
-        self.lines.add(int(place))
+        self.lines.add(int(answered_line))
         self.failed += failed
 
-    def _foreign(self, number: int) -> BadFile:
+    def _foreign_line(self, number: int) -> BadFile:
         return BadFile(
             f"{self.path}, line {number}: no result of a batch; name another file, or delete it"
         )
 
     # --- writing
 
-    def done(self, item: Item, body: Mapping[str, Any]) -> None:
+    def write_answer(self, item: Item, body: Mapping[str, Any]) -> None:
         """Writes an answer."""
         self._write(item.line, item.custom_id, 200, body, None)
 
-    def refused(self, one: Refused) -> None:
+    def write_refused(self, refused_line: Refused) -> None:
         """Writes that a line cannot be used."""
-        self._write(one.line, one.custom_id, None, None, one.error)
+        self._write(refused_line.line, refused_line.custom_id, None, None, refused_line.error)
 
     def broken(self, item: Item, error: ApiError) -> None:
         """Writes that a request failed, as a server would have said it."""
-        self._write(item.line, item.custom_id, error.status, error.body(), error)
+        self._write(item.line, item.custom_id, error.status, error.json_body(), error)
 
     def _write(
         self,
@@ -152,7 +153,7 @@ class Results:
         self.lines.add(line)
 
     def _append(self, data: bytes) -> None:
-        """Hands it to the system at once, so that it outlives this process."""
+        """Hands data to the system at once, so that they outlive this process."""
         with self._refusals():
             while data:
                 data = data[os.write(self._file, data) :]
@@ -180,12 +181,12 @@ class Results:
         """Reads what there is, and takes more. Raises BadFile where another process does that."""
         if self.path.exists() and not self.path.is_file():
             raise BadFile(f"{self.path}: no ordinary file, so no run could go on; name another")
-        with self._alone():
+        with self._exclusive_lock():
             with self._refusals():
                 self._file = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             try:
                 with self._refusals():
-                    self.read()
+                    self.read_results()
                 yield self
             except BaseException:
                 with contextlib.suppress(BadFile):  # what came before says more
@@ -197,8 +198,8 @@ class Results:
                 os.close(self._file)
 
     @contextmanager
-    def _alone(self) -> Iterator[None]:
-        """No other process writes these results. One that dies lets go."""
+    def _exclusive_lock(self) -> Iterator[None]:
+        """Holds the lock of these results. A process that dies lets go of it."""
         lock = FileLock(self.path.with_name(f".{self.path.name}.lock"))
         with self._refusals():
             try:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.batch.prefixes import Group, group
-from foretell.batch.requests import Prepared, in_full
+from foretell.batch.prefixes import Group, group_prompts
+from foretell.batch.requests import Prepared, full_error
 from foretell.engine.prefix_cache import WORTH
-from foretell.errors import ForetellError, first_line
+from foretell.errors import ForetellError, first_message_line
 from foretell.serve.errors import ApiError
 from foretell.serve.schemas import CompletionRequest
-from foretell.serve.scoring import scoring
+from foretell.serve.scoring import scoring_call
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -48,15 +48,15 @@ class Lengths:
         self.answers += 1
         self.tokens += tokens
 
-    def expected(self, one: Prepared) -> int:
+    def expected(self, prepared: Prepared) -> int:
         """Tokens of one of its answers: until one is known, as many as there may be."""
         if not self.answers:
-            return one.longest
-        return min(one.longest, -(-self.tokens // self.answers))
+            return prepared.longest
+        return min(prepared.longest, -(-self.tokens // self.answers))
 
 
 class Room:
-    """What running requests hold of the limits. One waits for room at a time."""
+    """Shares of the limits that running requests hold. One request waits for room at a time."""
 
     def __init__(self, limits: Limits):
         self.limits = limits
@@ -84,9 +84,9 @@ class Room:
         self._freed.set()
 
 
-def grouped(batch: Sequence[Prepared]) -> list[Group]:
+def group_batch(batch: Sequence[Prepared]) -> list[Group]:
     """The groups of a batch, in no order that matters."""
-    return group([one.beginning() for one in batch], least=WORTH)
+    return group_prompts([prepared.shared_beginning() for prepared in batch], min_tokens=WORTH)
 
 
 class Order:
@@ -101,124 +101,134 @@ class Order:
         """The groups. What is expected of answers is looked at again when twice as many are
         known.
         """
-        known = -1
+        known_answers = -1
         while self.groups:
-            if known < 0 or self.lengths.answers >= 2 * max(1, known):
-                known = self.lengths.answers
+            if known_answers < 0 or self.lengths.answers >= 2 * max(1, known_answers):
+                known_answers = self.lengths.answers
                 self.groups.sort(key=self.rank)
             yield self.groups.pop()
 
-    def rank(self, one: Group) -> tuple[int, float]:
-        """Higher ones come first."""
-        members = [self.batch[member] for member in one.members]
+    def rank(self, prompt_group: Group) -> tuple[int, float]:
+        """Sort key of a group, of which the highest comes first."""
+        members = [self.batch[member] for member in prompt_group.group_members]
         answers = prompts = 0
         for member in members:
             answers += self.lengths.expected(member) * len(member.call.prompts)
-            prompts += sum(len(prompt) - one.prefix for prompt in member.call.prompts)
-        return max(member.priority for member in members), answers / (one.prefix + prompts)
+            prompts += sum(len(prompt) - prompt_group.prefix for prompt in member.call.prompts)
+        return max(member.priority for member in members), answers / (prompt_group.prefix + prompts)
 
-    def members(self, one: Group) -> list[Prepared]:
-        """Of a group: by priority, then those first that may take longest."""
-        members = [self.batch[member] for member in one.members]
+    def group_members(self, one: Group) -> list[Prepared]:
+        """Requests of a group by priority, then those first that may take longest."""
+        members = [self.batch[member] for member in one.group_members]
         return sorted(members, key=lambda member: (-member.priority, -member.longest))
 
 
-async def run(lm: LM, batch: Sequence[Prepared], limits: Limits, deliver: Deliver) -> Room:
+async def run_batch(lm: LM, batch: Sequence[Prepared], limits: Limits, deliver: Deliver) -> Room:
     """Answers every request of a batch, and delivers each when it is done.
 
     Leaving it early, by an error of `deliver` or because its task is cancelled, ends what is
     running; nothing of that is delivered.
     """
-    groups = grouped(batch)
-    limits = share(lm, batch, groups, limits)
+    groups = group_batch(batch)
+    limits = split_memory(lm, batch, groups, limits)
     lengths = Lengths()
     room = Room(limits)
     order = Order(groups, batch, lengths)
     try:
         async with asyncio.TaskGroup() as tasks:
-            for one in order:
-                for place, member in enumerate(order.members(one)):
-                    known = one.prefix if place else 0  # the first one computes it
-                    claim = claimed(lm, member, known, lengths)
+            for prompt_group in order:
+                for member_index, member in enumerate(order.group_members(prompt_group)):
+                    known_tokens = (
+                        prompt_group.prefix if member_index else 0
+                    )  # the first one computes it
+                    claim = expected_claim(lm, member, known_tokens, lengths)
                     await room.take(*claim)
-                    tasks.create_task(_answer(lm, member, lengths, room, claim, deliver))
+                    tasks.create_task(_answer_request(lm, member, lengths, room, claim, deliver))
     except BaseExceptionGroup as errors:  # what went wrong first is what the user can cure
         raise errors.exceptions[0] from None
     return room
 
 
-def share(lm: LM, batch: Sequence[Prepared], groups: Sequence[Group], limits: Limits) -> Limits:
+def split_memory(
+    lm: LM, batch: Sequence[Prepared], groups: Sequence[Group], limits: Limits
+) -> Limits:
     """Tells the engine what rows may take, those kept of prefixes with it; returns what is left to
     running requests.
     """
-    prefixes = 0
-    if any(one.prefix for one in groups):
-        texts = [len(prompt) + one.longest for one in batch for prompt in one.call.prompts]
-        wanted = 4 * max(texts) * lm.models["target"].row_bytes
-        prefixes = min(limits.memory // 2, wanted)
-    memory = limits.memory - prefixes
-    lm.limit(memory=memory, requests=limits.requests, prefixes=prefixes)
+    prefix_bytes = 0
+    if any(prompt_group.prefix for prompt_group in groups):
+        text_lengths = [
+            len(prompt) + prompt_group.longest
+            for prompt_group in batch
+            for prompt in prompt_group.call.prompts
+        ]
+        wanted_bytes = 4 * max(text_lengths) * lm.models["target"].row_bytes
+        prefix_bytes = min(limits.memory // 2, wanted_bytes)
+    memory = limits.memory - prefix_bytes
+    lm.limit(memory=memory, requests=limits.requests, prefixes=prefix_bytes)
     return Limits(memory, limits.requests)
 
 
-def claimed(lm: LM, one: Prepared, known: int, lengths: Lengths) -> tuple[int, int]:
+def expected_claim(
+    lm: LM, prepared: Prepared, known_tokens: int, lengths: Lengths
+) -> tuple[int, int]:
     """Bytes that a request is expected to take, and its number of texts.
 
-    `known`: tokens of its prompt whose rows are there.
+    `known_tokens`: tokens of its prompt whose rows are there.
     """
-    names = {"target", *lm.resolve(one.call.method)[1].models}
-    row = sum(lm.models[name].row_bytes for name in names if name in lm.models)
-    prompts = one.call.prompts
-    tokens = sum(len(prompt) - known for prompt in prompts)
-    tokens += lengths.expected(one) * len(prompts)
-    return tokens * row, len(prompts)
+    model_names = {"target", *lm.resolve(prepared.call.method)[1].models}
+    row_bytes = sum(lm.models[name].row_bytes for name in model_names if name in lm.models)
+    prompts = prepared.call.prompts
+    expected_tokens = sum(len(prompt) - known_tokens for prompt in prompts)
+    expected_tokens += lengths.expected(prepared) * len(prompts)
+    return expected_tokens * row_bytes, len(prompts)
 
 
-async def _answer(
+async def _answer_request(
     lm: LM,
-    one: Prepared,
+    prepared: Prepared,
     lengths: Lengths,
     room: Room,
     claim: tuple[int, int],
     deliver: Deliver,
 ) -> None:
     try:
-        answer = await _body(lm, one, lengths)
+        answer = await _answer_body(lm, prepared, lengths)
     finally:
         room.give(*claim)
-    deliver(one, answer)
+    deliver(prepared, answer)
 
 
-async def _body(lm: LM, one: Prepared, lengths: Lengths) -> dict[str, Any] | ApiError:
+async def _answer_body(lm: LM, prepared: Prepared, lengths: Lengths) -> dict[str, Any] | ApiError:
     """The answer's body, or why there is none: that is this request's alone, the others go on."""
-    call = one.call
+    call = prepared.call
     try:
-        outputs = sound(await lm.agenerate(call.prompts, call.method, **call.arguments))
-        scores = await _scores(lm, one)
-        body = one.answer.whole(outputs, scores)
+        outputs = check_outputs(await lm.agenerate(call.prompts, call.method, **call.arguments))
+        scores = await _prompt_scores(lm, prepared)
+        body = prepared.answer.full_answer(outputs, scores)
     except ApiError as error:
         return error
     except ForetellError as error:
-        return in_full(error)
+        return full_error(error)
     except Exception as error:
-        return ApiError(f"{type(error).__name__}: {first_line(error)}", None, "failed", 500)
+        return ApiError(f"{type(error).__name__}: {first_message_line(error)}", None, "failed", 500)
     for output in outputs:
         lengths.add(len(output.tokens))
     return body
 
 
-async def _scores(lm: LM, one: Prepared) -> list[list[Any]] | None:
+async def _prompt_scores(lm: LM, prepared: Prepared) -> list[list[Any]] | None:
     """Log-probabilities of the prompts, where `echo` and `logprobs` ask for them."""
-    request = one.answer.request
+    request = prepared.answer.request
     if not isinstance(request, CompletionRequest) or not request.echo or request.logprobs is None:
         return None
-    prompts = one.call.prompts[:: one.call.n]
-    outputs = sound(await lm.agenerate(**scoring(prompts, request.logprobs)))
+    prompts = prepared.call.prompts[:: prepared.call.n]
+    outputs = check_outputs(await lm.agenerate(**scoring_call(prompts, request.logprobs)))
     return [output.logprobs or [] for output in outputs]
 
 
-def sound(outputs: list[Output]) -> list[Output]:
-    """The same. Raises the error of the first that has one."""
+def check_outputs(outputs: list[Output]) -> list[Output]:
+    """Returns the outputs as they are. Raises the error of the first that has one."""
     for output in outputs:
         if output.error is not None:
             raise output.error

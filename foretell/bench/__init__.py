@@ -13,8 +13,8 @@ prefill takes part. Nothing here prints.
 """
 
 from foretell.bench.contenders import Method
-from foretell.bench.document import SCHEMA, begin, opened, write
-from foretell.bench.runner import bench
+from foretell.bench.document import SCHEMA, begin_document, open_document, write_document
+from foretell.bench.runner import run_bench
 from foretell.bench.sets import SETS, prompt_ids, read_sets
 from foretell.bench.settings import Settings
 
@@ -23,10 +23,10 @@ __all__ = [
     "SETS",
     "Method",
     "Settings",
-    "begin",
-    "bench",
-    "opened",
+    "begin_document",
+    "open_document",
     "prompt_ids",
     "read_sets",
-    "write",
+    "run_bench",
+    "write_document",
 ]

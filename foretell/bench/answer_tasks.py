@@ -39,29 +39,31 @@ class Task:
     words: tuple[str, ...] = ()
 
     def answer(self, text: str) -> str | None:
-        """What the text answers, None where it does not."""
+        """Returns the answer that the text gives, None where it gives none."""
         if not self.words:
             return last_number(text)
-        return said(text, self.words)
+        return find_words(text, self.words)
 
 
 def last_number(text: str) -> str | None:
     """The last number of a text, in its shortest form."""
-    found = NUMBER.findall(text)
-    if not found:
+    numbers = NUMBER.findall(text)
+    if not numbers:
         return None
-    number = Decimal(found[-1].replace(",", "").rstrip("."))
-    return f"{number.normalize():f}"
+    last_value = Decimal(numbers[-1].replace(",", "").rstrip("."))
+    return f"{last_value.normalize():f}"
 
 
-def said(text: str, words: Sequence[str]) -> str | None:
-    """Those of the words that are in the text, in the order in which they stand there last."""
-    places = []
+def find_words(text: str, words: Sequence[str]) -> str | None:
+    """Returns the words that are in the text, in the order in which they stand there last."""
+    positions = []
     for word in words:
-        found = [m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", text, re.IGNORECASE)]
-        if found:
-            places.append((found[-1], word))
-    return " ".join(word for _, word in sorted(places)) or None
+        occurrences = [
+            m.start() for m in re.finditer(rf"\b{re.escape(word)}\b", text, re.IGNORECASE)
+        ]
+        if occurrences:
+            positions.append((occurrences[-1], word))
+    return " ".join(word for _, word in sorted(positions)) or None
 
 
 def read_tasks(path: str | Path) -> list[Task]:
@@ -71,93 +73,111 @@ def read_tasks(path: str | Path) -> list[Task]:
     """
     prompts = iter(read_prompts(path))
     tasks = []
-    for number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1):
+    for line_number, line in enumerate(Path(path).read_text("utf-8").split("\n"), 1):
         if line.strip():
             words = json.loads(line).get("words", [])
-            known = isinstance(words, list) and all(isinstance(word, str) for word in words)
-            if not known or "" in words:
-                raise BadConfig(f"{path}, line {number}: `words` must be a list of words")
+            is_word_list = isinstance(words, list) and all(isinstance(word, str) for word in words)
+            if not is_word_list or "" in words:
+                raise BadConfig(f"{path}, line {line_number}: `words` must be a list of words")
             prompt = next(prompts)
             if isinstance(prompt, str):
-                prompt = asked(prompt)
+                prompt = user_message(prompt)
             tasks.append(Task(prompt, tuple(words)))
     return tasks
 
 
-def asked(question: str) -> Prompt:
+def user_message(question: str) -> Prompt:
     """The question as what a user says."""
     return [{"role": "user", "content": question}]
 
 
-def own_tasks(count: int, seed: int) -> list[Task]:
-    """So many small tasks, each of them once. Raises BadConfig where there are fewer."""
-    draw = random.Random(seed)
-    found: dict[str, Task] = {}
+def make_tasks(count: int, seed: int) -> list[Task]:
+    """Makes `count` different small tasks. Raises BadConfig where there are fewer."""
+    generator = random.Random(seed)
+    tasks_by_question: dict[str, Task] = {}
     for _ in range(20 * count + 100):
-        if len(found) == count:
-            return list(found.values())
-        form = draw.choice(FORMS)
-        question, words = form(draw)
-        found.setdefault(question, Task(asked(question), words))
+        if len(tasks_by_question) == count:
+            return list(tasks_by_question.values())
+        make_question = generator.choice(FORMS)
+        question, words = make_question(generator)
+        tasks_by_question.setdefault(question, Task(user_message(question), words))
     raise BadConfig(f"--own {count}: so many different tasks cannot be made; take fewer")
 
 
-Made = tuple[str, tuple[str, ...]]  # a question, and the words of its answer
+QuestionWords = tuple[str, tuple[str, ...]]  # a question, and the words of its answer
 
 
-def _sum(draw: random.Random) -> Made:
-    numbers = [draw.randint(2, 60) for _ in range(draw.randint(2, 4))]
-    listed = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
-    how = draw.choice(("Add {} step by step.", "What is the sum of {}? Show each step."))
-    return how.format(listed), ()
+def _sum_question(generator: random.Random) -> QuestionWords:
+    numbers = [generator.randint(2, 60) for _ in range(generator.randint(2, 4))]
+    number_list = ", ".join(map(str, numbers[:-1])) + f" and {numbers[-1]}"
+    wording = generator.choice(("Add {} step by step.", "What is the sum of {}? Show each step."))
+    return wording.format(number_list), ()
 
 
-def _story(draw: random.Random) -> Made:
-    name, thing = draw.choice(NAMES), draw.choice(THINGS)
-    first, more, fewer = draw.randint(10, 50), draw.randint(2, 30), draw.randint(1, 9)
+def _story_question(generator: random.Random) -> QuestionWords:
+    name, thing = generator.choice(NAMES), generator.choice(THINGS)
+    initial_count, bought_count, given_count = (
+        generator.randint(10, 50),
+        generator.randint(2, 30),
+        generator.randint(1, 9),
+    )
     return (
-        f"{name} has {first} {thing}, buys {more} more and gives {fewer} away. "
-        f"How many {thing} does {name} have now?"
+        f"{name} has {initial_count} {thing}, buys {bought_count} more and "
+        f"gives {given_count} away. How many {thing} does {name} have now?"
     ), ()
 
 
-def _boxes(draw: random.Random) -> Made:
-    thing, each, boxes = draw.choice(THINGS), draw.randint(2, 25), draw.randint(2, 12)
-    other = draw.randint(1, 20)
+def _box_question(generator: random.Random) -> QuestionWords:
+    thing, box_content, box_count = (
+        generator.choice(THINGS),
+        generator.randint(2, 25),
+        generator.randint(2, 12),
+    )
+    extra_count = generator.randint(1, 20)
     return (
-        f"There are {boxes} boxes with {each} {thing} in each, and {other} {thing} beside them. "
-        f"How many {thing} are there in all?"
+        f"There are {box_count} boxes with {box_content} {thing} in each, and "
+        f"{extra_count} {thing} beside them. How many {thing} are there in all?"
     ), ()
 
 
-def _list(draw: random.Random) -> tuple[str, tuple[str, ...]]:
-    words = [word for kind in draw.sample(sorted(KINDS), 2) for word in KINDS[kind]]
-    chosen = draw.sample(words, draw.randint(3, 5))
-    return ", ".join(chosen), tuple(chosen)
+def _draw_list(generator: random.Random) -> tuple[str, tuple[str, ...]]:
+    words = [word for kind in generator.sample(sorted(KINDS), 2) for word in KINDS[kind]]
+    listed_words = generator.sample(words, generator.randint(3, 5))
+    return ", ".join(listed_words), tuple(listed_words)
 
 
-def _place(draw: random.Random) -> Made:
-    listed, words = _list(draw)
-    place = draw.choice([*PLACES[: len(words)], "last"])
-    return f"Here is a list: {listed}. Which word is the {place} one of the list?", words
+def _place_question(generator: random.Random) -> QuestionWords:
+    word_list, words = _draw_list(generator)
+    position = generator.choice([*PLACES[: len(words)], "last"])
+    return f"Here is a list: {word_list}. Which word is the {position} one of the list?", words
 
 
-def _count(draw: random.Random) -> Made:
-    listed, _ = _list(draw)
-    return f"How many words are in this list? Count them one by one: {listed}.", ()
+def _count_question(generator: random.Random) -> QuestionWords:
+    word_list, _ = _draw_list(generator)
+    return f"How many words are in this list? Count them one by one: {word_list}.", ()
 
 
-def _turned(draw: random.Random) -> Made:
-    listed, words = _list(draw)
-    how = draw.choice(("in reverse order", "in alphabetical order", "with a number before each"))
-    return f"Write these words {how}: {listed}.", words
+def _reorder_question(generator: random.Random) -> QuestionWords:
+    word_list, words = _draw_list(generator)
+    requested_order = generator.choice(
+        ("in reverse order", "in alphabetical order", "with a number before each")
+    )
+    return f"Write these words {requested_order}: {word_list}.", words
 
 
-def _odd(draw: random.Random) -> Made:
-    kind, other = draw.sample(sorted(KINDS), 2)
-    words = [*draw.sample(KINDS[kind], 3), draw.choice(KINDS[other])]
-    draw.shuffle(words)
-    return f"Which of these is a {other}, and why: {', '.join(words)}?", tuple(words)
+def _odd_question(generator: random.Random) -> QuestionWords:
+    kind, odd_kind = generator.sample(sorted(KINDS), 2)
+    words = [*generator.sample(KINDS[kind], 3), generator.choice(KINDS[odd_kind])]
+    generator.shuffle(words)
+    return f"Which of these is a {odd_kind}, and why: {', '.join(words)}?", tuple(words)
 
 
-FORMS = (_sum, _story, _boxes, _place, _count, _turned, _odd)
+FORMS = (
+    _sum_question,
+    _story_question,
+    _box_question,
+    _place_question,
+    _count_question,
+    _reorder_question,
+    _odd_question,
+)

@@ -63,26 +63,28 @@ class Watched(Strategy):
 
     def run(self, ctx: Context) -> Steps:
         steps = self.strategy.run(ctx)
-        answer: Any = None
+        reply: Any = None
         try:
             while True:
                 try:
-                    message = steps.send(answer)
+                    message = steps.send(reply)
                 except StopIteration:
                     return
-                accepted = ctx.stats.accepted
-                answer = yield message
+                accepted_before = ctx.stats.accepted
+                reply = yield message
                 if isinstance(message, Commit):
-                    self._note(ctx.stats, message, answer, accepted)
+                    self._note_commit(ctx.stats, message, reply, accepted_before)
         finally:
             steps.close()
 
-    def _note(self, stats: Stats, commit: Commit, kept: Kept, accepted: int) -> None:
+    def _note_commit(
+        self, stats: Stats, commit: Commit, commit_result: Kept, accepted_before: int
+    ) -> None:
         mark = CommitMark(
             time=time.perf_counter(),
-            tokens=len(kept.tokens),
+            tokens=len(commit_result.tokens),
             drafted=commit.drafted,
-            accepted=stats.accepted - accepted,
+            accepted=stats.accepted - accepted_before,
             draft_s=stats.draft_s,
             target_s=stats.target_s,
             calls=dict(stats.calls),
@@ -106,7 +108,7 @@ class MeteredEngine(Engine):
 
 
 class Contender(Protocol):
-    """Who is measured: `name` in the document, `about` in words."""
+    """Anything that is measured: `name` in the document, `about` describes it in words."""
 
     name: str
     about: str
@@ -116,11 +118,11 @@ class Contender(Protocol):
     ) -> Sequence[Run]: ...
 
     def forget(self) -> None:
-        """Everything learnt from earlier prompts."""
+        """Forgets everything learnt from earlier prompts."""
 
 
 class Method:
-    """One of our methods, with an engine of its own.
+    """A method of ours, with an engine of its own.
 
     `cache_bytes`: of the caches of the largest batch so far. Raises BadConfig or UnknownMethod for
     a wrong spec.
@@ -132,8 +134,8 @@ class Method:
         self.label, self.strategy = lm.resolve(spec)
         self.about = "foretell"
         if spec == "auto":
-            why = "the default" if lm.auto == lm.default else "as foretell tune found"
-            self.about = f"stands for {lm.auto}, {why}"
+            choice_reason = "the default" if lm.auto == lm.default else "as foretell tune found"
+            self.about = f"stands for {lm.auto}, {choice_reason}"
         self.engine = MeteredEngine(lm)
         self.cache_bytes = 0
 
@@ -148,27 +150,29 @@ class Method:
         seed: int,
         constraint: Constraint | None = None,
     ) -> list[EngineRun]:
-        """One request a prompt, all in one batch, with the seeds `seed`, `seed` + 1, ...
+        """Runs a request for each prompt, all in one batch, with the seeds `seed`, `seed` + 1, ...
 
         `constraint`: what all texts have to follow. Raises the first error of a request.
         """
         engine = self.engine
         engine.cache_bytes = 0
-        text = self.lm.decode if self.lm.tokenizer is not None else None
+        decode = self.lm.decode if self.lm.tokenizer is not None else None
         lives: list[Live] = []
-        watched: list[Watched] = []
+        watched_strategies: list[Watched] = []
         try:
-            for k, ids in enumerate(batch):
-                watched.append(Watched(self.strategy))
+            for index, prompt_ids in enumerate(batch):
+                watched_strategies.append(Watched(self.strategy))
                 sampling = Sampling(
                     max_new_tokens=max_new_tokens,
                     temperature=temperature,
-                    seed=seed + k,
+                    seed=seed + index,
                     constraint=constraint,
                 )
-                request = Request(ids, watched[k], sampling, self.label, text)
+                request = Request(
+                    prompt_ids, watched_strategies[index], sampling, self.label, decode
+                )
                 lives.append(engine.add(request))
-            began = time.perf_counter()
+            start_time = time.perf_counter()
             for _ in engine.run():
                 pass
         finally:
@@ -178,15 +182,18 @@ class Method:
             if live.error is not None:
                 raise live.error
         self.cache_bytes = max(self.cache_bytes, engine.cache_bytes)
-        return [_run(live, one.marks, began) for live, one in zip(lives, watched, strict=True)]
+        return [
+            _engine_run(live, watched_strategy.marks, start_time)
+            for live, watched_strategy in zip(lives, watched_strategies, strict=True)
+        ]
 
 
-def _run(live: Live, marks: list[CommitMark], began: float) -> EngineRun:
-    """What came of a request. `began`: when its batch did; the marks' times count from then on."""
+def _engine_run(live: Live, marks: list[CommitMark], start_time: float) -> EngineRun:
+    """Result of a request. `start_time`: when its batch began, from where its marks count."""
     stats = live.ctx.stats
     tokens = live.ctx.output
     for mark in marks:
-        mark.time -= began
+        mark.time -= start_time
     times = [mark.time for mark in marks]
     counts = [mark.tokens for mark in marks]
     if sum(counts) != len(tokens):

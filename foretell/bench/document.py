@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import foretell
-from foretell.engine.cost_profile import processor
+from foretell.engine.cost_profile import processor_name
 from foretell.errors import BadFile
 from foretell.ops.files import write_text
 
@@ -28,7 +28,7 @@ SCHEMA = "foretell.bench/1"
 SAME = ("schema", "version", "settings", "machine", "versions")
 
 
-def begin(
+def begin_document(
     settings: DataclassInstance,
     sets: Mapping[str, Sequence[Any]],
     path: Path | None = None,
@@ -39,38 +39,43 @@ def begin(
     `settings`: a dataclass; `sets`: prompts, or what a suite is run on; `schema`: the suite's.
     Raises BadFile where it was not.
     """
-    document = _new(settings, sets, schema)
-    earlier = opened(path, schema) if path else None
-    if earlier is None:
+    document = _new_document(settings, sets, schema)
+    earlier_document = open_document(path, schema) if path else None
+    if earlier_document is None:
         return document
-    for name in SAME:
-        old = earlier.get(name)
-        new = document[name]
-        if old == new:
+    for field_name in SAME:
+        earlier_value = earlier_document.get(field_name)
+        new_value = document[field_name]
+        if earlier_value == new_value:
             continue
-        if isinstance(old, dict) and isinstance(new, dict):
-            key = next(key for key in [*new, *old] if old.get(key) != new.get(key))
-            name = f"{name}.{key}"
-            old = old.get(key)
-            new = new.get(key)
+        if isinstance(earlier_value, dict) and isinstance(new_value, dict):
+            key = next(
+                key
+                for key in [*new_value, *earlier_value]
+                if earlier_value.get(key) != new_value.get(key)
+            )
+            field_name = f"{field_name}.{key}"
+            earlier_value = earlier_value.get(key)
+            new_value = new_value.get(key)
         raise BadFile(
-            f"{path}: was measured with another {name} ({old} there, {new} here); name another file"
+            f"{path}: was measured with another {field_name} ({earlier_value} there, "
+            f"{new_value} here); name another file"
         )
-    return earlier
+    return earlier_document
 
 
-def _new(
+def _new_document(
     settings: DataclassInstance, sets: Mapping[str, Sequence[Any]], schema: str
 ) -> dict[str, Any]:
-    digests = {}
-    for name, prompts in sets.items():
-        digests[name] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
+    set_digests = {}
+    for set_name, prompts in sets.items():
+        set_digests[set_name] = hashlib.sha256(json.dumps(prompts).encode()).hexdigest()[:16]
     document: dict[str, Any] = {
         "schema": schema,
         "version": foretell.__version__,
         "date": time.strftime("%Y-%m-%d"),
         "machine": {
-            "processor": processor(),
+            "processor": processor_name(),
             "cores": os.cpu_count(),
             "threads": torch.get_num_threads(),
             "system": platform.system(),
@@ -80,18 +85,18 @@ def _new(
             "torch": torch.__version__,
             "transformers": transformers.__version__,
         },
-        "settings": dataclasses.asdict(settings) | {"sets": digests},
+        "settings": dataclasses.asdict(settings) | {"sets": set_digests},
         "bandwidth": None,
         "peak_memory": None,
         "memory_limit": None,
         "models": [],
         "cells": [],
     }
-    as_in_a_file: dict[str, Any] = json.loads(json.dumps(document))  # tuples become lists
-    return as_in_a_file
+    stored_document: dict[str, Any] = json.loads(json.dumps(document))  # tuples become lists
+    return stored_document
 
 
-def opened(path: Path, schema: str = SCHEMA) -> dict[str, Any] | None:
+def open_document(path: Path, schema: str = SCHEMA) -> dict[str, Any] | None:
     """The document of an earlier run, or None where there is no file. Raises BadFile for anything
     else.
     """
@@ -108,6 +113,6 @@ def opened(path: Path, schema: str = SCHEMA) -> dict[str, Any] | None:
     return dict(document)
 
 
-def write(document: Mapping[str, Any], path: Path) -> None:
-    """Whole or not at all. Raises BadFile."""
+def write_document(document: Mapping[str, Any], path: Path) -> None:
+    """Writes a document, whole or not at all. Raises BadFile."""
     write_text(path, json.dumps(document, indent=1) + "\n")

@@ -32,24 +32,24 @@ def measure_bandwidth(device: torch.device | str = "cpu", size: int = READ) -> f
     than the memory's.
     """
     data = torch.ones(size // 4, device=device)
-    width = 4096 if size >= WIDE else 64
-    matrix = data.view(torch.bfloat16).view(-1, width)
-    vector = torch.ones(width, dtype=torch.bfloat16, device=device)
-    half = torch.empty_like(data[: len(data) // 2])
-    ways: list[Callable[[], Any]] = [
+    row_width = 4096 if size >= WIDE else 64
+    matrix = data.view(torch.bfloat16).view(-1, row_width)
+    vector = torch.ones(row_width, dtype=torch.bfloat16, device=device)
+    half_buffer = torch.empty_like(data[: len(data) // 2])
+    read_methods: list[Callable[[], Any]] = [
         lambda: data.sum(),
-        lambda: half.copy_(data[: len(half)]),
+        lambda: half_buffer.copy_(data[: len(half_buffer)]),
         lambda: matrix @ vector,
     ]
-    best = float("inf")
+    best_seconds = float("inf")
     for _ in range(TRIES):
-        for way in ways:
-            start = time.perf_counter()
-            way()
+        for read_method in read_methods:
+            start_time = time.perf_counter()
+            read_method()
             if torch.device(device).type == "cuda":
                 torch.cuda.synchronize(device)
-            best = min(best, time.perf_counter() - start)
-    return size / best
+            best_seconds = min(best_seconds, time.perf_counter() - start_time)
+    return size / best_seconds
 
 
 def forget_peak() -> None:
@@ -70,8 +70,8 @@ def peak_memory() -> int | None:
         import resource
     except ImportError:  # not a Unix
         return None
-    factor = 1 if sys.platform == "darwin" else 1024
-    return factor * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit_bytes = 1 if sys.platform == "darwin" else 1024
+    return unit_bytes * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 def weight_bytes(model: Model | None) -> int | None:
@@ -84,20 +84,20 @@ def weight_bytes(model: Model | None) -> int | None:
     if isinstance(model, Trimmed):
         model = model.base
     if not isinstance(model, Decoder):
-        known: int | None = getattr(model, "weight_bytes", None)
-        return known
-    sizes = weight_sizes(model.hf)
-    table: Any = model.hf.get_input_embeddings()
-    head: Any = model.hf.get_output_embeddings()
-    if not isinstance(table, PackedEmbedding):  # whose rows are the head's
-        place = table.weight.data_ptr()
-        if isinstance(head, PackedLinear) or place != head.weight.data_ptr():
-            sizes.pop(place, None)
-    return sum(sizes.values())
+        declared_bytes: int | None = getattr(model, "weight_bytes", None)
+        return declared_bytes
+    tensor_sizes = weight_sizes(model.hf)
+    embedding_table: Any = model.hf.get_input_embeddings()
+    output_head: Any = model.hf.get_output_embeddings()
+    if not isinstance(embedding_table, PackedEmbedding):  # whose rows are the head's
+        table_address = embedding_table.weight.data_ptr()
+        if isinstance(output_head, PackedLinear) or table_address != output_head.weight.data_ptr():
+            tensor_sizes.pop(table_address, None)
+    return sum(tensor_sizes.values())
 
 
 def held_bytes(model: Model | None) -> int:
-    """Bytes of all its weights, each tensor once; of a .gguf file, those that a forward reads."""
+    """Bytes of a model's weights, each tensor once; of a .gguf file, those that a forward reads."""
     if isinstance(model, Trimmed):
         model = model.base
     if not isinstance(model, Decoder):

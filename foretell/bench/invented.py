@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.constraints.completing import Documents
-from foretell.constraints.members import NAME_BYTES, read
+from foretell.constraints.members import NAME_BYTES, find_member_dots
 
-FIRST = "br cl d dr f fl g gl gr k l m n p pl qu r s sk sl sn sp st t tr v w z".split()
-MIDDLE = "a e i o u oo ea ai".split()
-LAST = "b ck d g lt m n nd p r rk sh st t x zz".split()
+ONSETS = "br cl d dr f fl g gl gr k l m n p pl qu r s sk sl sn sp st t tr v w z".split()
+VOWELS = "a e i o u oo ea ai".split()
+CODAS = "b ck d g lt m n nd p r rk sh st t x zz".split()
 MODULE = '''class {part}:
     """A part of a {whole}."""
 
@@ -60,31 +60,42 @@ class Module:
     prompts: tuple[str, ...]
 
 
-def word(draw: random.Random) -> str:
-    """One that is none."""
+def invent_word(generator: random.Random) -> str:
+    """Makes up a word that does not exist."""
     parts = []
-    for number in range(draw.choice((1, 2))):
-        ends = not number or draw.random() < 0.5
-        parts.append(draw.choice(FIRST) + draw.choice(MIDDLE) + (draw.choice(LAST) if ends else ""))
+    for syllable in range(generator.choice((1, 2))):
+        has_ending = not syllable or generator.random() < 0.5
+        parts.append(
+            generator.choice(ONSETS)
+            + generator.choice(VOWELS)
+            + (generator.choice(CODAS) if has_ending else "")
+        )
     return "".join(parts)
 
 
-def invent(count: int, seed: int) -> list[Module]:
-    """So many modules, always the same for a seed."""
-    draw = random.Random(seed)
+def invent_modules(count: int, seed: int) -> list[Module]:
+    """Makes up `count` modules, always the same for a seed."""
+    generator = random.Random(seed)
     modules = []
-    for number in range(count):
-        names: dict[str, None] = {}
-        while len(names) < 8:
-            names["_".join(word(draw) for _ in range(draw.choice((1, 2, 2))))] = None
-        classes = {"whole": word(draw).title(), "part": f"{word(draw).title()}Unit"}
-        head = f"from kit.mod_{number} import {classes['whole']}, {classes['part']}\n\n\n"
-        prompts = tuple(head + prompt.format(**classes) for prompt in PROMPTS)
-        modules.append(Module(number, MODULE.format(*names, **classes), prompts))
+    for module_number in range(count):
+        attribute_names: dict[str, None] = {}
+        while len(attribute_names) < 8:
+            attribute_names[
+                "_".join(invent_word(generator) for _ in range(generator.choice((1, 2, 2))))
+            ] = None
+        classes = {
+            "whole": invent_word(generator).title(),
+            "part": f"{invent_word(generator).title()}Unit",
+        }
+        import_lines = (
+            f"from kit.mod_{module_number} import {classes['whole']}, {classes['part']}\n\n\n"
+        )
+        prompts = tuple(import_lines + prompt.format(**classes) for prompt in PROMPTS)
+        modules.append(Module(module_number, MODULE.format(*attribute_names, **classes), prompts))
     return modules
 
 
-def put(modules: Sequence[Module], root: Path) -> None:
+def write_modules(modules: Sequence[Module], root: Path) -> None:
     """Writes the modules into a folder, as the package `kit`."""
     (root / "kit").mkdir()
     (root / "kit" / "__init__.py").touch()
@@ -92,17 +103,21 @@ def put(modules: Sequence[Module], root: Path) -> None:
         (root / "kit" / f"mod_{module.number}.py").write_text(module.code, "utf-8")
 
 
-def names_in(prompt: str, text: str, judge: Documents) -> list[tuple[str, bool]]:
+def judge_names(prompt: str, text: str, judge: Documents) -> list[tuple[str, bool]]:
     """The names behind dots in the whole lines of an answer, where the server has any there."""
-    whole, start = (prompt + text).encode(), len(prompt.encode())
-    whole = whole[: max(whole.rfind(b"\n") + 1, start)]
-    found = []
-    for dot in read(whole)[1]:
-        end = dot + 1
-        while end < len(whole) and whole[end] in NAME_BYTES:
-            end += 1
-        known = judge.names(whole[: dot + 1]) if end > max(dot + 1, start) else frozenset()
-        if known:
-            name = whole[dot + 1 : end]
-            found.append((name.decode("utf-8", "replace"), name in known))
-    return found
+    code, answer_start = (prompt + text).encode(), len(prompt.encode())
+    code = code[: max(code.rfind(b"\n") + 1, answer_start)]
+    judged_names = []
+    for dot_position in find_member_dots(code)[1]:
+        name_end = dot_position + 1
+        while name_end < len(code) and code[name_end] in NAME_BYTES:
+            name_end += 1
+        member_names = (
+            judge.complete_names(code[: dot_position + 1])
+            if name_end > max(dot_position + 1, answer_start)
+            else frozenset()
+        )
+        if member_names:
+            name_bytes = code[dot_position + 1 : name_end]
+            judged_names.append((name_bytes.decode("utf-8", "replace"), name_bytes in member_names))
+    return judged_names

@@ -15,9 +15,9 @@ class Meter:
     drafts. The prompt of `prompt` tokens is left out once, of the text that is computed first.
     """
 
-    def __init__(self, model: Model, prompt: int):
+    def __init__(self, model: Model, prompt_length: int):
         self.model = model
-        self.prompt = prompt
+        self.prompt = prompt_length
         self.first: Any = None  # the cache of the text that is computed first
         self.tokens = 0
 
@@ -34,7 +34,7 @@ class Meter:
 
     def __exit__(
         self,
-        kind: type[BaseException] | None,
+        error_type: type[BaseException] | None,
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:

@@ -45,53 +45,64 @@ def read_points(path: Path) -> dict[str, Rows]:
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is no JSON"
-        raise BadConfig(f"{path}: cannot be read ({what}); give a JSON file of points") from None
-    known = ", ".join(map(repr, FIELDS))
+        cause = error.strerror if isinstance(error, OSError) else "it is no JSON"
+        raise BadConfig(f"{path}: cannot be read ({cause}); give a JSON file of points") from None
+    list_names = ", ".join(map(repr, FIELDS))
     if not isinstance(document, dict) or not set(document) <= set(FIELDS) or "mat" not in document:
-        raise BadConfig(f"{path}: must be an object with 'mat', and no other lists than {known}")
-    for name, rows in document.items():
+        raise BadConfig(
+            f"{path}: must be an object with 'mat', and no other lists than {list_names}"
+        )
+    for list_name, rows in document.items():
         if not isinstance(rows, list) or not rows:
-            raise BadConfig(f"{path}: {name!r} must be a list of points, and not empty")
-        for place, row in enumerate(rows):
-            _check(f"{path}: {name}[{place}]", row, *FIELDS[name])
+            raise BadConfig(f"{path}: {list_name!r} must be a list of points, and not empty")
+        for row_index, row in enumerate(rows):
+            _check_point(f"{path}: {list_name}[{row_index}]", row, *FIELDS[list_name])
     return document
 
 
-def _check(where: str, row: Any, needed: Sequence[str], optional: Sequence[str]) -> None:
-    if not isinstance(row, dict) or not set(needed) <= set(row) <= {*needed, *optional}:
-        more = f", and may have {', '.join(optional)}" if optional else ""
-        raise BadConfig(f"{where}: must have {', '.join(needed)}{more}")
-    for name, value in row.items():
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        plain = name == "length" and value == 0 and "seconds" in needed
-        if not (number and (plain or 0 < value < math.inf)):
-            raise BadConfig(f"{where}: {name}={value!r}: must be a number above 0")
-        if name in ("batch", "length") and value != int(value):
-            raise BadConfig(f"{where}: {name}={value!r}: must be a whole number")
-    if "mat" in needed and not 1 <= row["mat"] <= row["length"] + 1:
-        allowed = f"between 1 and length + 1 = {row['length'] + 1:g}"
-        raise BadConfig(f"{where}: mat={row['mat']!r}: must be {allowed}")
+def _check_point(
+    location: str, row: Any, required_fields: Sequence[str], optional_fields: Sequence[str]
+) -> None:
+    if not isinstance(row, dict) or not set(required_fields) <= set(row) <= {
+        *required_fields,
+        *optional_fields,
+    }:
+        optional_note = f", and may have {', '.join(optional_fields)}" if optional_fields else ""
+        raise BadConfig(f"{location}: must have {', '.join(required_fields)}{optional_note}")
+    for field_name, value in row.items():
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        is_plain_step = field_name == "length" and value == 0 and "seconds" in required_fields
+        if not (is_number and (is_plain_step or 0 < value < math.inf)):
+            raise BadConfig(f"{location}: {field_name}={value!r}: must be a number above 0")
+        if field_name in ("batch", "length") and value != int(value):
+            raise BadConfig(f"{location}: {field_name}={value!r}: must be a whole number")
+    if "mat" in required_fields and not 1 <= row["mat"] <= row["length"] + 1:
+        allowed_range = f"between 1 and length + 1 = {row['length'] + 1:g}"
+        raise BadConfig(f"{location}: mat={row['mat']!r}: must be {allowed_range}")
 
 
-def verify_points(costs: Costs, largest: int) -> Rows:
+def verify_points(costs: Costs, max_tokens: int) -> Rows:
     """Seconds of a target's forward by batch and draft length, from a profile's curve up to
-    `largest` tokens.
+    `max_tokens` tokens.
     """
-    curve = costs.curve(largest, ROWS)
-    grid = [(2**i, 2**j - 1) for i in range(7) for j in range(7) if 2 ** (i + j) <= largest]
+    seconds_by_tokens = costs.curve(max_tokens, ROWS)
+    grid = [(2**i, 2**j - 1) for i in range(7) for j in range(7) if 2 ** (i + j) <= max_tokens]
     return [
-        {"batch": batch, "length": length, "seconds": float(curve[batch * (length + 1) - 1])}
+        {
+            "batch": batch,
+            "length": length,
+            "seconds": float(seconds_by_tokens[batch * (length + 1) - 1]),
+        }
         for batch, length in grid
     ]
 
 
-def draft_points(parameters: float, costs: Costs, largest: int) -> Rows:
+def draft_points(parameters: float, costs: Costs, max_tokens: int) -> Rows:
     """Seconds of a draft model's forward by batch, one token of each."""
-    curve = costs.curve(largest, ROWS)
-    batches = [2**i for i in range(7) if 2**i <= largest]
+    seconds_by_tokens = costs.curve(max_tokens, ROWS)
+    batches = [2**i for i in range(7) if 2**i <= max_tokens]
     return [
-        {"parameters": parameters, "batch": batch, "seconds": float(curve[batch - 1])}
+        {"parameters": parameters, "batch": batch, "seconds": float(seconds_by_tokens[batch - 1])}
         for batch in batches
     ]
 
@@ -99,23 +110,23 @@ def draft_points(parameters: float, costs: Costs, largest: int) -> Rows:
 # --- tokens a step, and the chance of a draft
 
 
-def mean_tokens(chance: float, length: int) -> float:
+def mean_tokens(acceptance: float, length: int) -> float:
     """Tokens a step where each of `length` drafts is accepted with this chance if those before it
     were.
     """
-    return float(sum(chance**i for i in range(length + 1)))
+    return float(sum(acceptance**depth for depth in range(length + 1)))
 
 
-def chance_of(tokens: float, length: int) -> float:
+def acceptance_for(tokens: float, length: int) -> float:
     """The chance that gives so many tokens a step; what is out of reach is taken for 0 or 1."""
-    low, high = 0.0, 1.0
+    lower_bound, upper_bound = 0.0, 1.0
     for _ in range(60):
-        middle = (low + high) / 2
+        middle = (lower_bound + upper_bound) / 2
         if mean_tokens(middle, length) < tokens:
-            low = middle
+            lower_bound = middle
         else:
-            high = middle
-    return (low + high) / 2
+            upper_bound = middle
+    return (lower_bound + upper_bound) / 2
 
 
 # --- fits
@@ -138,27 +149,29 @@ class Fit:
         """The value there and the standard error of one more measurement. Raises BadConfig far from
         what was measured.
         """
-        for axis, (low, high) in self.ranges.items():
+        for axis, (range_start, range_end) in self.ranges.items():
             # A length of 0 is a plain step, which every measured length tells of.
-            plain = axis == "length" and not at[axis]
-            if not (plain or low / REACH <= at[axis] <= high * REACH):
+            is_plain_step = axis == "length" and not at[axis]
+            if not (is_plain_step or range_start / REACH <= at[axis] <= range_end * REACH):
                 raise BadConfig(
                     f"{axis}={at[axis]:g}: more than {REACH:g} times beyond what was measured for "
-                    f"{self.what} ({low:g} to {high:g}); measure nearer to it"
+                    f"{self.what} ({range_start:g} to {range_end:g}); measure nearer to it"
                 )
         features = np.array(self.features(**at))
         value = float(features @ self.coefficients)
         if self.relative and not value > 0:
-            place = ", ".join(f"{axis}={number:g}" for axis, number in at.items())
-            found = f"{self.what} at {place}: the fit gives {value:g} s"
-            raise BadConfig(f"{found}; measure more points there")
-        scaled = features / value if self.relative else features
-        error = self.spread * math.sqrt(1 + float(scaled @ self.inverse @ scaled))
-        return value, error * (value if self.relative else 1)
+            location = ", ".join(f"{axis}={coordinate:g}" for axis, coordinate in at.items())
+            message = f"{self.what} at {location}: the fit gives {value:g} s"
+            raise BadConfig(f"{message}; measure more points there")
+        scaled_features = features / value if self.relative else features
+        prediction_error = self.spread * math.sqrt(
+            1 + float(scaled_features @ self.inverse @ scaled_features)
+        )
+        return value, prediction_error * (value if self.relative else 1)
 
 
-def fit(
-    what: str,
+def fit_least_squares(
+    quantity: str,
     points: Sequence[Mapping[str, float]],
     axes: Sequence[str],
     features: Callable[..., list[float]],
@@ -170,10 +183,11 @@ def fit(
     Raises BadConfig where an axis has too few values, or the points do not tell the axes apart.
     """
     for axis in axes:
-        found = {point[axis] for point in points}
-        if len(found) < VALUES:
+        axis_values = {point[axis] for point in points}
+        if len(axis_values) < VALUES:
             raise BadConfig(
-                f"{what}: {len(found)} values of {axis} are too few; measure at least {VALUES}"
+                f"{quantity}: {len(axis_values)} values of {axis} are too few; "
+                f"measure at least {VALUES}"
             )
     y = np.array(values, float)
     x = np.array([features(**{axis: point[axis] for axis in axes}) for point in points])
@@ -183,7 +197,7 @@ def fit(
     units = np.abs(weighted).max(0)
     if len(y) <= x.shape[1] or np.linalg.matrix_rank(weighted / units, tol=1e-6) < x.shape[1]:
         raise BadConfig(
-            f"{what}: {len(y)} points do not tell {' and '.join(axes)} apart; measure more "
+            f"{quantity}: {len(y)} points do not tell {' and '.join(axes)} apart; measure more "
             "combinations of them"
         )
     scaled, *_ = np.linalg.lstsq(weighted / units, y * weights, rcond=None)
@@ -191,25 +205,25 @@ def fit(
     residuals = (x @ coefficients - y) * weights
     spread = math.sqrt(float(residuals @ residuals) / (len(y) - x.shape[1]))
     inverse = np.linalg.inv((weighted / units).T @ (weighted / units)) / np.outer(units, units)
-    total = float(((y - y.mean()) ** 2).sum())
-    missed = float(((x @ coefficients - y) ** 2).sum())
-    r2 = 1 - missed / total if total > 0 else 1.0
+    total_sum = float(((y - y.mean()) ** 2).sum())
+    residual_sum = float(((x @ coefficients - y) ** 2).sum())
+    r2 = 1 - residual_sum / total_sum if total_sum > 0 else 1.0
     ranges = {}
     for axis in axes:
         measured = [point[axis] for point in points]
         ranges[axis] = (min(number for number in measured if number) or 0.0, max(measured))
-    return Fit(what, coefficients, spread, inverse, r2, ranges, features, relative)
+    return Fit(quantity, coefficients, spread, inverse, r2, ranges, features, relative)
 
 
-def _logarithms(tokens: float, parameters: float) -> list[float]:
+def _mat_features(tokens: float, parameters: float) -> list[float]:
     return [1.0, math.log(tokens), math.log(parameters)]
 
 
-def _verifying(batch: float, length: float) -> list[float]:
+def _verify_features(batch: float, length: float) -> list[float]:
     return [1.0, batch, batch * length]
 
 
-def _drafting(parameters: float, batch: float) -> list[float]:
+def _draft_features(parameters: float, batch: float) -> list[float]:
     return [1.0, parameters, parameters * batch]
 
 
@@ -218,7 +232,7 @@ def _drafting(parameters: float, batch: float) -> list[float]:
 
 @dataclass(frozen=True)
 class Choice:
-    """One configuration. `length` 0: no drafts. Speeds are tokens a second of the whole batch."""
+    """A configuration. `length` 0: no drafts. Speeds are tokens a second of the whole batch."""
 
     batch: int
     length: int
@@ -249,70 +263,70 @@ class Planner:
         lengths = [int(point["length"]) for point in self.points]
         self.reference = max(lengths, key=lengths.count)
         self.mat = self._fit_mat(self.points)
-        self.verify = fit(
+        self.verify = fit_least_squares(
             "t_verify",
             points["verify"],
             ("batch", "length"),
-            _verifying,
+            _verify_features,
             [point["seconds"] for point in points["verify"]],
             relative=True,
         )
-        self.draft = fit(
+        self.draft = fit_least_squares(
             "t_draft",
             points["draft"],
             ("parameters", "batch"),
-            _drafting,
+            _draft_features,
             [point["seconds"] for point in points["draft"]],
             relative=True,
         )
 
     def _fit_mat(self, points: Rows) -> Fit:
-        """Of tokens a step with drafts of the reference length."""
+        """Fits the tokens a step with drafts of the reference length."""
         values = []
         for point in points:
             length = int(point["length"])
-            value = point["mat"]
+            mat_value = point["mat"]
             if length != self.reference:
-                value = mean_tokens(chance_of(value, length), self.reference)
-            values.append(value)
-        return fit("MAT", points, ("tokens", "parameters"), _logarithms, values)
+                mat_value = mean_tokens(acceptance_for(mat_value, length), self.reference)
+            values.append(mat_value)
+        return fit_least_squares("MAT", points, ("tokens", "parameters"), _mat_features, values)
 
     def tokens_a_step(
-        self, tokens: float, parameters: float, length: int, by: Fit | None = None
+        self, tokens: float, parameters: float, length: int, mat_fit: Fit | None = None
     ) -> tuple[float, float]:
         """MAT and its standard error. Raises BadConfig far beyond the measured lengths."""
-        longest = max(point["length"] for point in self.points)
-        if length > REACH * longest:
+        longest_length = max(point["length"] for point in self.points)
+        if length > REACH * longest_length:
             raise BadConfig(
                 f"length={length}: more than {REACH:g} times beyond what was measured for MAT (up "
-                f"to {longest:g}); measure nearer to it"
+                f"to {longest_length:g}); measure nearer to it"
             )
         if not length:
             return 1.0, 0.0
-        value, error = (by or self.mat)(tokens=tokens, parameters=parameters)
+        value, error = (mat_fit or self.mat)(tokens=tokens, parameters=parameters)
         if length == self.reference:
             return min(max(value, 1.0), length + 1.0), error
-        low, here, high = (
-            mean_tokens(chance_of(value + shift, self.reference), length)
+        lower_tokens, expected_tokens, upper_tokens = (
+            mean_tokens(acceptance_for(value + shift, self.reference), length)
             for shift in (-error, 0.0, error)
         )
-        return here, (high - low) / 2
+        return expected_tokens, (upper_tokens - lower_tokens) / 2
 
     def choice(self, batch: int, length: int, tokens: float, parameters: float) -> Choice:
-        """What this configuration would give."""
+        """Predicts speed and tokens a step of a configuration."""
         mat, mat_error = self.tokens_a_step(tokens, parameters, length)
-        plain, _ = self.verify(batch=batch, length=0)
+        plain_seconds, _ = self.verify(batch=batch, length=0)
         seconds, error = self.verify(batch=batch, length=length)
         if length:
-            drafting, draft_error = self.draft(parameters=parameters, batch=batch)
-            seconds += length * drafting
+            draft_seconds, draft_error = self.draft(parameters=parameters, batch=batch)
+            seconds += length * draft_seconds
             error = math.hypot(error, length * draft_error)
         speed = batch * mat / seconds
         speed_error = speed * math.hypot(mat_error / mat, error / seconds)
-        ratio = speed * plain / batch
+        ratio = speed * plain_seconds / batch
         return Choice(batch, length, tokens, parameters, mat, mat_error, speed, speed_error, ratio)
 
-    def best(
+    def best_choice(
         self,
         batch: int,
         lengths: Iterable[int],
@@ -320,25 +334,37 @@ class Planner:
         parameters: Iterable[float],
     ) -> Choice:
         """The fastest of all combinations, plain decoding included, which wins ties."""
-        sizes = [(d, n) for d in tokens for n in parameters]
-        plain = self.choice(batch, 0, *sizes[0])
-        every = [self.choice(batch, length, *size) for length in lengths for size in sizes]
-        return max([plain, *every], key=lambda choice: choice.speed)
+        sizes = [
+            (training_tokens, parameter_count)
+            for training_tokens in tokens
+            for parameter_count in parameters
+        ]
+        plain_choice = self.choice(batch, 0, *sizes[0])
+        draft_choices = [self.choice(batch, length, *size) for length in lengths for size in sizes]
+        return max([plain_choice, *draft_choices], key=lambda choice: choice.speed)
 
     def checks(self) -> list[Check]:
         """Each measured point, predicted by a fit to the others; those without which no fit is
         possible are left out.
         """
-        found = []
-        for place, point in enumerate(self.points):
-            others = [*self.points[:place], *self.points[place + 1 :]]
-            d, n, length = point["tokens"], point["parameters"], int(point["length"])
+        point_checks = []
+        for point_index, point in enumerate(self.points):
+            other_points = [*self.points[:point_index], *self.points[point_index + 1 :]]
+            training_tokens, parameter_count, length = (
+                point["tokens"],
+                point["parameters"],
+                int(point["length"]),
+            )
             try:
-                mat, error = self.tokens_a_step(d, n, length, self._fit_mat(others))
+                mat, error = self.tokens_a_step(
+                    training_tokens, parameter_count, length, self._fit_mat(other_points)
+                )
                 speed = None
                 if "speed" in point:
-                    speed = self.choice(int(point.get("batch", 1)), length, d, n).speed
+                    speed = self.choice(
+                        int(point.get("batch", 1)), length, training_tokens, parameter_count
+                    ).speed
             except BadConfig:
                 continue
-            found.append(Check(point, mat, error, speed))
-        return found
+            point_checks.append(Check(point, mat, error, speed))
+        return point_checks

@@ -40,19 +40,19 @@ class Program:
     @property
     def question(self) -> str:
         """The task in words, with the public tests, for a chat model."""
-        shown = "\n".join(f"{call} == {value}" for call, value in self.examples)
-        function = f"`{self.kind}({self.arguments})`"
-        return f"Write a Python function {function}. {self.says}\n\nExamples:\n{shown}"
+        example_lines = "\n".join(f"{call} == {value}" for call, value in self.examples)
+        function_call = f"`{self.kind}({self.arguments})`"
+        return f"Write a Python function {function_call}. {self.says}\n\nExamples:\n{example_lines}"
 
     @property
     def head(self) -> str:
-        """The same as the first lines of a program, for a model that continues texts."""
-        shown = "\n".join(f"    >>> {call}\n    {value}" for call, value in self.examples)
-        return f'{self.begins}\n    """{self.says}\n\n{shown}\n    """'
+        """Prompt for a model that continues texts: the question as the first lines of a program."""
+        example_lines = "\n".join(f"    >>> {call}\n    {value}" for call, value in self.examples)
+        return f'{self.begins}\n    """{self.says}\n\n{example_lines}\n    """'
 
     @property
     def examples(self) -> list[tuple[str, str]]:
-        """Of the public tests the call and the value."""
+        """Call and value of each public test."""
         return [
             (f"{self.kind}({', '.join(map(repr, test.call.args))})", repr(test.expected))
             for test in self.public
@@ -69,29 +69,29 @@ class Kind:
     reference: Callable[..., Any]
 
 
-def programs(count: int, seed: int) -> list[Program]:
-    """So many different tasks, of all kinds in turn. Raises BadConfig where there are fewer."""
-    draw = random.Random(seed)
-    found: dict[str, Program] = {}
-    makers = list(KINDS)
+def make_programs(count: int, seed: int) -> list[Program]:
+    """Makes different tasks, of all kinds in turn. Raises BadConfig where there are fewer."""
+    generator = random.Random(seed)
+    programs_by_key: dict[str, Program] = {}
+    kind_names = list(KINDS)
     for attempt in range(20 * count + 100):
-        if len(found) == count:
-            return list(found.values())
-        name = makers[attempt % len(makers)]
-        kind = KINDS[name](draw)
-        if (key := f"{name}: {kind.says}") not in found:
-            found[key] = _made(name, kind, draw)
+        if len(programs_by_key) == count:
+            return list(programs_by_key.values())
+        kind_name = kind_names[attempt % len(kind_names)]
+        kind = KINDS[kind_name](generator)
+        if (key := f"{kind_name}: {kind.says}") not in programs_by_key:
+            programs_by_key[key] = _make_program(kind_name, kind, generator)
     raise BadConfig(f"{count} different tasks cannot be made; take fewer")
 
 
-def _made(name: str, kind: Kind, draw: random.Random) -> Program:
-    calls: dict[str, tuple[Any, ...]] = {}
-    while len(calls) < PUBLIC + HIDDEN:
-        arguments = kind.draw(draw)
-        calls.setdefault(repr(arguments), arguments)
+def _make_program(name: str, kind: Kind, generator: random.Random) -> Program:
+    calls_by_text: dict[str, tuple[Any, ...]] = {}
+    while len(calls_by_text) < PUBLIC + HIDDEN:
+        arguments = kind.draw(generator)
+        calls_by_text.setdefault(repr(arguments), arguments)
     tests = [
         Case(FunctionCall(name, arguments), kind.reference(*arguments))
-        for arguments in calls.values()
+        for arguments in calls_by_text.values()
     ]
     public, hidden = tuple(tests[:PUBLIC]), tuple(tests[PUBLIC:])
     return Program(name, kind.arguments, kind.says, public, hidden)
@@ -100,137 +100,162 @@ def _made(name: str, kind: Kind, draw: random.Random) -> Program:
 # --- what arguments are drawn from
 
 
-def _number(low: int, high: int) -> Callable[[random.Random], tuple[Any, ...]]:
-    return lambda draw: (draw.randint(low, high),)
+def _integer_drawer(min_value: int, max_value: int) -> Callable[[random.Random], tuple[Any, ...]]:
+    return lambda generator: (generator.randint(min_value, max_value),)
 
 
-def _numbers(least: int = 3) -> Callable[[random.Random], tuple[Any, ...]]:
-    return lambda draw: ([draw.randint(0, 30) for _ in range(draw.randint(least, least + 4))],)
+def _list_drawer(min_count: int = 3) -> Callable[[random.Random], tuple[Any, ...]]:
+    return lambda generator: (
+        [generator.randint(0, 30) for _ in range(generator.randint(min_count, min_count + 4))],
+    )
 
 
-def _words(draw: random.Random) -> Sequence[str]:
-    return draw.sample(WORDS, draw.randint(2, 4))
+def _draw_words(generator: random.Random) -> Sequence[str]:
+    return generator.sample(WORDS, generator.randint(2, 4))
 
 
-def _text(draw: random.Random) -> tuple[Any, ...]:
-    return (" ".join(_words(draw)),)
+def _draw_text(generator: random.Random) -> tuple[Any, ...]:
+    return (" ".join(_draw_words(generator)),)
 
 
-def _list_of_words(draw: random.Random) -> tuple[Any, ...]:
-    return (list(_words(draw)),)
+def _draw_word_list(generator: random.Random) -> tuple[Any, ...]:
+    return (list(_draw_words(generator)),)
 
 
 # --- the kinds
 
 
-def _linear(draw: random.Random) -> Kind:
-    a, b = draw.randint(2, 9), draw.randint(1, 9)
-    says = f"Return {a} times x minus {b}."
-    return Kind("x", says, _number(-20, 20), lambda x: a * x - b)
+def _linear_kind(generator: random.Random) -> Kind:
+    factor, subtrahend = generator.randint(2, 9), generator.randint(1, 9)
+    says = f"Return {factor} times x minus {subtrahend}."
+    return Kind("x", says, _integer_drawer(-20, 20), lambda x: factor * x - subtrahend)
 
 
-def _limited(draw: random.Random) -> Kind:
-    low, high = draw.randint(0, 9), draw.randint(15, 30)
-    says = f"Return x, but at least {low} and at most {high}."
-    return Kind("x", says, _number(-5, 40), lambda x: max(low, min(high, x)))
+def _limit_kind(generator: random.Random) -> Kind:
+    lower_limit, upper_limit = generator.randint(0, 9), generator.randint(15, 30)
+    says = f"Return x, but at least {lower_limit} and at most {upper_limit}."
+    return Kind("x", says, _integer_drawer(-5, 40), lambda x: max(lower_limit, min(upper_limit, x)))
 
 
-def _power(draw: random.Random) -> Kind:
-    power, modulus = draw.randint(2, 4), draw.randint(5, 19)
-    says = f"Return the remainder of x to the power of {power} when divided by {modulus}."
-    return Kind("x", says, _number(2, 30), lambda x: x**power % modulus)
+def _power_kind(generator: random.Random) -> Kind:
+    exponent, modulus = generator.randint(2, 4), generator.randint(5, 19)
+    says = f"Return the remainder of x to the power of {exponent} when divided by {modulus}."
+    return Kind("x", says, _integer_drawer(2, 30), lambda x: x**exponent % modulus)
 
 
-def _digits(draw: random.Random) -> Kind:
-    factor = draw.randint(2, 9)
+def _digit_kind(generator: random.Random) -> Kind:
+    factor = generator.randint(2, 9)
     says = f"Return the sum of the digits of n, multiplied by {factor}."
-    return Kind("n", says, _number(10, 9999), lambda n: factor * sum(map(int, str(n))))
+    return Kind("n", says, _integer_drawer(10, 9999), lambda n: factor * sum(map(int, str(n))))
 
 
-def _count_above(draw: random.Random) -> Kind:
-    least = draw.randint(5, 20)
-    says = f"Return how many of the numbers are greater than {least}."
-    return Kind("numbers", says, _numbers(), lambda numbers: sum(x > least for x in numbers))
-
-
-def _multiples(draw: random.Random) -> Kind:
-    divisor = draw.randint(2, 5)
-    says = f"Return the sum of the numbers that are divisible by {divisor}."
+def _count_above(generator: random.Random) -> Kind:
+    threshold = generator.randint(5, 20)
+    says = f"Return how many of the numbers are greater than {threshold}."
     return Kind(
-        "numbers", says, _numbers(), lambda numbers: sum(x for x in numbers if x % divisor == 0)
+        "numbers",
+        says,
+        _list_drawer(),
+        lambda numbers: sum(number > threshold for number in numbers),
     )
 
 
-def _every(draw: random.Random) -> Kind:
-    step = draw.randint(2, 3)
-    says = f"Return every {'second' if step == 2 else 'third'} number, beginning with the first."
-    return Kind("numbers", says, _numbers(4), lambda numbers: numbers[::step])
-
-
-def _largest(draw: random.Random) -> Kind:
-    place = draw.randint(2, 3)
-    says = f"Return the {'second' if place == 2 else 'third'} largest of the numbers."
-    return Kind("numbers", says, _numbers(4), lambda numbers: sorted(numbers)[-place])
-
-
-def _rotated(draw: random.Random) -> Kind:
-    places = draw.randint(1, 3)
-    says = f"Return the numbers rotated to the left by {places}."
-    return Kind("numbers", says, _numbers(4), lambda n: n[places:] + n[:places])
-
-
-def _scaled(draw: random.Random) -> Kind:
-    factor, more = draw.randint(2, 9), draw.randint(1, 9)
-    says = f"Return a list with each number multiplied by {factor} and increased by {more}."
-    return Kind("numbers", says, _numbers(), lambda numbers: [factor * x + more for x in numbers])
-
-
-def _replaced(draw: random.Random) -> Kind:
-    old, new = draw.sample("aeiourst", 2)
-    says = f"Return the text with every '{old}' replaced by '{new}'."
-    return Kind("text", says, _text, lambda text: text.replace(old, new))
-
-
-def _letters(draw: random.Random) -> Kind:
-    chosen = "".join(sorted(draw.sample("aeiourst", 3)))
-    says = f"Return how many letters of the text are one of '{chosen}'."
-    return Kind("text", says, _text, lambda text: sum(letter in chosen for letter in text))
-
-
-def _repeated(draw: random.Random) -> Kind:
-    times, mark = draw.randint(2, 4), draw.choice("-+*/")
-    says = f"Return the text {times} times, joined by '{mark}'."
-    return Kind("text", says, _text, lambda text: mark.join([text] * times))
-
-
-def _long_words(draw: random.Random) -> Kind:
-    least = draw.randint(4, 5)
-    says = f"Return the words that have more than {least} letters."
-    return Kind("words", says, _list_of_words, lambda words: [w for w in words if len(w) > least])
-
-
-def _initials(draw: random.Random) -> Kind:
-    count = draw.randint(1, 3)
-    says = f"Return the first {count} letters of each word, joined together, in upper case."
+def _multiple_kind(generator: random.Random) -> Kind:
+    divisor = generator.randint(2, 5)
+    says = f"Return the sum of the numbers that are divisible by {divisor}."
     return Kind(
-        "words", says, _list_of_words, lambda words: "".join(w[:count] for w in words).upper()
+        "numbers",
+        says,
+        _list_drawer(),
+        lambda numbers: sum(number for number in numbers if number % divisor == 0),
+    )
+
+
+def _stride_kind(generator: random.Random) -> Kind:
+    stride = generator.randint(2, 3)
+    says = f"Return every {'second' if stride == 2 else 'third'} number, beginning with the first."
+    return Kind("numbers", says, _list_drawer(4), lambda numbers: numbers[::stride])
+
+
+def _rank_kind(generator: random.Random) -> Kind:
+    rank = generator.randint(2, 3)
+    says = f"Return the {'second' if rank == 2 else 'third'} largest of the numbers."
+    return Kind("numbers", says, _list_drawer(4), lambda numbers: sorted(numbers)[-rank])
+
+
+def _rotation_kind(generator: random.Random) -> Kind:
+    shift = generator.randint(1, 3)
+    says = f"Return the numbers rotated to the left by {shift}."
+    return Kind("numbers", says, _list_drawer(4), lambda numbers: numbers[shift:] + numbers[:shift])
+
+
+def _scale_kind(generator: random.Random) -> Kind:
+    factor, increment = generator.randint(2, 9), generator.randint(1, 9)
+    says = f"Return a list with each number multiplied by {factor} and increased by {increment}."
+    return Kind(
+        "numbers",
+        says,
+        _list_drawer(),
+        lambda numbers: [factor * number + increment for number in numbers],
+    )
+
+
+def _replacement_kind(generator: random.Random) -> Kind:
+    old_letter, new_letter = generator.sample("aeiourst", 2)
+    says = f"Return the text with every '{old_letter}' replaced by '{new_letter}'."
+    return Kind("text", says, _draw_text, lambda text: text.replace(old_letter, new_letter))
+
+
+def _letter_kind(generator: random.Random) -> Kind:
+    counted_letters = "".join(sorted(generator.sample("aeiourst", 3)))
+    says = f"Return how many letters of the text are one of '{counted_letters}'."
+    return Kind(
+        "text", says, _draw_text, lambda text: sum(letter in counted_letters for letter in text)
+    )
+
+
+def _repetition_kind(generator: random.Random) -> Kind:
+    repeat_count, separator = generator.randint(2, 4), generator.choice("-+*/")
+    says = f"Return the text {repeat_count} times, joined by '{separator}'."
+    return Kind("text", says, _draw_text, lambda text: separator.join([text] * repeat_count))
+
+
+def _long_words(generator: random.Random) -> Kind:
+    letter_limit = generator.randint(4, 5)
+    says = f"Return the words that have more than {letter_limit} letters."
+    return Kind(
+        "words",
+        says,
+        _draw_word_list,
+        lambda words: [word for word in words if len(word) > letter_limit],
+    )
+
+
+def _initial_kind(generator: random.Random) -> Kind:
+    letter_count = generator.randint(1, 3)
+    says = f"Return the first {letter_count} letters of each word, joined together, in upper case."
+    return Kind(
+        "words",
+        says,
+        _draw_word_list,
+        lambda words: "".join(word[:letter_count] for word in words).upper(),
     )
 
 
 KINDS: dict[str, Callable[[random.Random], Kind]] = {
-    "linear": _linear,
-    "limited": _limited,
-    "power_remainder": _power,
-    "digit_sum": _digits,
+    "linear": _linear_kind,
+    "limited": _limit_kind,
+    "power_remainder": _power_kind,
+    "digit_sum": _digit_kind,
     "count_above": _count_above,
-    "sum_of_multiples": _multiples,
-    "every_other": _every,
-    "nth_largest": _largest,
-    "rotated": _rotated,
-    "scaled": _scaled,
-    "replaced": _replaced,
-    "count_letters": _letters,
-    "repeated": _repeated,
+    "sum_of_multiples": _multiple_kind,
+    "every_other": _stride_kind,
+    "nth_largest": _rank_kind,
+    "rotated": _rotation_kind,
+    "scaled": _scale_kind,
+    "replaced": _replacement_kind,
+    "count_letters": _letter_kind,
+    "repeated": _repetition_kind,
     "long_words": _long_words,
-    "initials": _initials,
+    "initials": _initial_kind,
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 
 FIELDS = ("prompt", "turns", "messages", "question", "text")
 Prompt = str | list[dict[str, Any]]  # a text, or chat messages
@@ -25,15 +25,17 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     try:
         text = Path(path).read_text("utf-8-sig")
     except OSError as error:
-        what = error.strerror
-        raise BadConfig(f"{path}: cannot be read ({what}); give a file of JSON lines") from error
+        cause = error.strerror
+        raise BadConfig(f"{path}: cannot be read ({cause}); give a file of JSON lines") from error
     except UnicodeDecodeError as error:
-        number = error.object[: error.start].count(b"\n") + 1
-        raise BadConfig(f"{path}, line {number}: not UTF-8 text; convert the file to it") from None
+        line_number = error.object[: error.start].count(b"\n") + 1
+        raise BadConfig(
+            f"{path}, line {line_number}: not UTF-8 text; convert the file to it"
+        ) from None
     prompts = []
-    for number, line in enumerate(text.split("\n"), 1):
+    for line_number, line in enumerate(text.split("\n"), 1):
         if line.strip():
-            prompts.append(_prompt(line, f"{path}, line {number}"))
+            prompts.append(_parse_prompt(line, f"{path}, line {line_number}"))
     if not prompts:
         raise BadConfig(
             f'{path}: has no prompts; give one JSON object a line, such as {{"prompt": "Hello"}}'
@@ -41,44 +43,53 @@ def read_prompts(path: str | Path) -> list[Prompt]:
     return prompts
 
 
-def _prompt(line: str, where: str) -> Prompt:
+def _parse_prompt(line: str, location: str) -> Prompt:
     try:
-        row = json_of(line)
+        row = parse_json(line)
         json.dumps(row, ensure_ascii=False).encode("utf-8")
     except json.JSONDecodeError as error:
-        what = f"{error.msg} at column {error.colno}"
-        raise BadConfig(f"{where}: not JSON ({what}); one object a line") from None
+        cause = f"{error.msg} at column {error.colno}"
+        raise BadConfig(f"{location}: not JSON ({cause}); one object a line") from None
     except UnicodeEncodeError as error:  # JSON can write what UTF-8 has not
-        half = error.object[error.start]
+        half_character = error.object[error.start]
         raise BadConfig(
-            f"{where}: half a character, {half!a}, stands alone; write its other half too"
+            f"{location}: half a character, {half_character!a}, stands alone; "
+            "write its other half too"
         ) from None
     except RecursionError:
         raise BadConfig(
-            f"{where}: lists or objects nested too deeply; one flat object a line"
+            f"{location}: lists or objects nested too deeply; one flat object a line"
         ) from None
-    name = _first_field(row, where)
-    value = row[name]
-    if name == "messages":
-        if _are_messages(value):
-            return list(value)
-        raise BadConfig(f"{where}: `messages` must be a list of objects with `role` and `content`")
-    if name == "turns":
-        value = value[0] if isinstance(value, list) and value else None
-    if not isinstance(value, str) or not value:
-        what = "a list of texts" if name == "turns" else "a text"
-        raise BadConfig(f"{where}: `{name}` must be {what}, and not empty")
-    return value if name in ("prompt", "text") else [{"role": "user", "content": value}]
+    field_name = _first_field(row, location)
+    field_value = row[field_name]
+    if field_name == "messages":
+        if _are_messages(field_value):
+            return list(field_value)
+        raise BadConfig(
+            f"{location}: `messages` must be a list of objects with `role` and `content`"
+        )
+    if field_name == "turns":
+        field_value = field_value[0] if isinstance(field_value, list) and field_value else None
+    if not isinstance(field_value, str) or not field_value:
+        cause = "a list of texts" if field_name == "turns" else "a text"
+        raise BadConfig(f"{location}: `{field_name}` must be {cause}, and not empty")
+    return (
+        field_value
+        if field_name in ("prompt", "text")
+        else [{"role": "user", "content": field_value}]
+    )
 
 
-def _first_field(row: Any, where: str) -> str:
-    for name in FIELDS:
-        if isinstance(row, dict) and row.get(name) is not None:
-            return name
-    has = "none of them"
+def _first_field(row: Any, location: str) -> str:
+    for field_name in FIELDS:
+        if isinstance(row, dict) and row.get(field_name) is not None:
+            return field_name
+    present_fields = "none of them"
     if isinstance(row, dict) and row:
-        has = f"only {', '.join(map(repr, row))}"
-    raise BadConfig(f"{where}: needs one of the fields {', '.join(FIELDS)}, and has {has}")
+        present_fields = f"only {', '.join(map(repr, row))}"
+    raise BadConfig(
+        f"{location}: needs one of the fields {', '.join(FIELDS)}, and has {present_fields}"
+    )
 
 
 def _are_messages(value: Any) -> bool:

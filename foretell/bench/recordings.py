@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 
 # Of each turn: what came in since the last answer, and what the model answered.
 Document = Sequence[tuple[str, str]]
@@ -35,26 +35,26 @@ class Recordings:
         try:
             self.size = self.path.stat().st_size or None
         except OSError as error:
-            raise _unreadable(self.path, error) from error
+            raise _unreadable_error(self.path, error) from error
         self.questions: dict[str, list[str]] | None = None
         if questions is not None:
-            self.questions = dict(_questions(Path(questions)))
+            self.questions = dict(_read_questions(Path(questions)))
 
     def __iter__(self) -> Iterator[Document]:
         self.read = 0
         self.skipped = 0
-        lines = 0
-        for where, row, size in _lines(self.path):
-            self.read += size
+        line_count = 0
+        for location, row, line_bytes in _read_lines(self.path):
+            self.read += line_bytes
             if row is None:
                 continue
-            lines += 1
+            line_count += 1
             if self.questions is None:
-                yield self._pair(where, row)
+                yield self._read_pair(location, row)
             else:
-                yield from self._answers(where, row, self.questions)
-        if lines == self.skipped:
-            if lines:
+                yield from self._read_answers(location, row, self.questions)
+        if line_count == self.skipped:
+            if line_count:
                 raise BadConfig(
                     f"{self.path}: none of its answers has its question in the question file"
                 )
@@ -62,89 +62,94 @@ class Recordings:
                 f"{self.path}: has no recordings; give JSON lines with `prompt` and `text`"
             )
 
-    def _pair(self, where: str, row: dict[str, Any]) -> Document:
+    def _read_pair(self, location: str, row: dict[str, Any]) -> Document:
         if "choices" in row and "text" not in row:
             raise BadConfig(
-                f"{where}: is an answer in FastChat's shape; "
+                f"{location}: is an answer in FastChat's shape; "
                 "give its question file with --questions"
             )
-        for name in ("prompt", "text"):
-            if not isinstance(row.get(name), str):
+        for field_name in ("prompt", "text"):
+            if not isinstance(row.get(field_name), str):
                 raise BadConfig(
-                    f"{where}: needs a text in the field `{name}`, and has {_fields(row)}"
+                    f"{location}: needs a text in the field `{field_name}`, "
+                    f"and has {_field_names(row)}"
                 )
         return [(row["prompt"], row["text"])]
 
-    def _answers(
-        self, where: str, row: dict[str, Any], questions: dict[str, list[str]]
+    def _read_answers(
+        self, location: str, row: dict[str, Any], questions: dict[str, list[str]]
     ) -> Iterator[Document]:
-        number = row.get("question_id")
+        question_id = row.get("question_id")
         choices = row.get("choices")
-        if number is None or not isinstance(choices, list) or not all(map(_has_turns, choices)):
+        if (
+            question_id is None
+            or not isinstance(choices, list)
+            or not all(map(_has_turns, choices))
+        ):
             raise BadConfig(
-                f"{where}: is no answer in FastChat's shape: it needs `question_id` and "
-                f"`choices` with lists of texts `turns`, and has {_fields(row)}"
+                f"{location}: is no answer in FastChat's shape: it needs `question_id` and "
+                f"`choices` with lists of texts `turns`, and has {_field_names(row)}"
             )
-        question = questions.get(str(number))
-        if question is None:
+        user_turns = questions.get(str(question_id))
+        if user_turns is None:
             self.skipped += 1
             return
         for choice in choices:
             answers = choice["turns"]
-            if len(answers) > len(question):
+            if len(answers) > len(user_turns):
                 raise BadConfig(
-                    f"{where}: has {len(answers)} turns, and its question {len(question)}; "
+                    f"{location}: has {len(answers)} turns, and its question {len(user_turns)}; "
                     "give the question file it belongs to"
                 )
             document = []
-            for i, answer in enumerate(answers):
-                gap = GAP if i else ""
-                document.append((gap + question[i] + GAP, answer))
+            for turn_index, answer in enumerate(answers):
+                gap = GAP if turn_index else ""
+                document.append((gap + user_turns[turn_index] + GAP, answer))
             yield document
 
 
-def _questions(path: Path) -> Iterator[tuple[str, list[str]]]:
-    for where, row, _ in _lines(path):
+def _read_questions(path: Path) -> Iterator[tuple[str, list[str]]]:
+    for location, row, _ in _read_lines(path):
         if row is None:
             continue
         if row.get("question_id") is None or not _has_turns(row):
             raise BadConfig(
-                f"{where}: is no question in FastChat's shape: it needs `question_id` and a list "
-                f"of texts `turns`, and has {_fields(row)}"
+                f"{location}: is no question in FastChat's shape: it needs `question_id` and "
+                f"a list of texts `turns`, and has {_field_names(row)}"
             )
         yield str(row["question_id"]), row["turns"]
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
-    """Of each line: where it is, its object (None if it is blank), its bytes."""
+def _read_lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | None, int]]:
+    """Yields of each line where it is, its object (None if it is blank) and its bytes."""
     try:
         file = path.open("rb")
     except OSError as error:
-        raise _unreadable(path, error) from error
+        raise _unreadable_error(path, error) from error
     with file:
-        for number, line in enumerate(file, 1):
-            where = f"{path}, line {number}"
-            yield where, _object(line, where) if line.strip() else None, len(line)
+        for line_number, line in enumerate(file, 1):
+            location = f"{path}, line {line_number}"
+            yield location, _parse_object(line, location) if line.strip() else None, len(line)
 
 
-def _object(line: bytes, where: str) -> dict[str, Any]:
+def _parse_object(line: bytes, location: str) -> dict[str, Any]:
     try:
-        row = json_of(line.decode("utf-8").rstrip())
+        row = parse_json(line.decode("utf-8").rstrip())
         if b"\\ud" in line.lower():  # may be half a character, which no tokenizer takes
             json.dumps(row, ensure_ascii=False).encode("utf-8")
     except (UnicodeDecodeError, UnicodeEncodeError) as error:
-        raise BadConfig(f"{where}: not UTF-8 ({error.reason}); write it as UTF-8") from None
+        raise BadConfig(f"{location}: not UTF-8 ({error.reason}); write it as UTF-8") from None
     except json.JSONDecodeError as error:
-        what = f"{error.msg} at column {error.colno}"
-        raise BadConfig(f"{where}: not JSON ({what}); one object a line") from None
+        cause = f"{error.msg} at column {error.colno}"
+        raise BadConfig(f"{location}: not JSON ({cause}); one object a line") from None
     except (ValueError, RecursionError) as error:
-        raise BadConfig(f"{where}: not usable JSON ({error}); one object a line") from None
+        raise BadConfig(f"{location}: not usable JSON ({error}); one object a line") from None
     if not isinstance(row, dict):
-        raise BadConfig(f"{where}: holds no JSON object; one object a line")
+        raise BadConfig(f"{location}: holds no JSON object; one object a line")
     return row
 
 
-def _unreadable(path: Path, error: OSError) -> BadConfig:
+def _unreadable_error(path: Path, error: OSError) -> BadConfig:
     return BadConfig(f"{path}: cannot be read ({error.strerror}); give a file of JSON lines")
 
 
@@ -155,5 +160,5 @@ def _has_turns(row: Any) -> bool:
     return all(isinstance(turn, str) for turn in turns)
 
 
-def _fields(row: dict[str, Any]) -> str:
+def _field_names(row: dict[str, Any]) -> str:
     return ", ".join(map(repr, row)) or "none"

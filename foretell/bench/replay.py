@@ -19,13 +19,13 @@ from transformers import PreTrainedTokenizerBase
 
 import foretell
 from foretell.bench.recordings import Document
-from foretell.bench.report.plot import bars
+from foretell.bench.report.plot import bar_chart
 from foretell.core.drafter import Drafter
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative, Strategy
 from foretell.testing.recording import Recording
 
@@ -68,7 +68,7 @@ class Tally:
 
 @dataclass
 class Row:
-    """What became of a method. `turns[i]`: the answers that were number i + 1 of their document."""
+    """Results of a method. `turns[i]`: the answers that were number i + 1 of their document."""
 
     method: str
     turns: list[Tally] = field(default_factory=list)
@@ -78,7 +78,10 @@ class Row:
         return sum(self.turns, Tally())
 
     def to_dict(self) -> dict[str, Any]:
-        turns = [{"turn": i, **turn.to_dict()} for i, turn in enumerate(self.turns, 1)]
+        turns = [
+            {"turn": turn_number, **turn.to_dict()}
+            for turn_number, turn in enumerate(self.turns, 1)
+        ]
         return {"method": self.method, **self.total.to_dict(), "turns": turns}
 
     def shown_turns(self) -> list[Tally]:
@@ -91,7 +94,7 @@ class Row:
 
 @dataclass
 class Report:
-    """What `replay` measured."""
+    """Results of `replay_documents`."""
 
     nodes: int
     fresh: bool
@@ -111,65 +114,69 @@ class Report:
 
     def turn_names(self) -> list[str]:
         """Names of the turns that are shown."""
-        count = max(len(row.turns) for row in self.rows)
-        names = [f"turn {i}" for i in range(1, min(count, SHOWN) + 1)]
-        if count > SHOWN:
-            names[-1] += " and later"
-        return names
+        turn_count = max(len(row.turns) for row in self.rows)
+        shown_names = [
+            f"turn {turn_number}" for turn_number in range(1, min(turn_count, SHOWN) + 1)
+        ]
+        if turn_count > SHOWN:
+            shown_names[-1] += " and later"
+        return shown_names
 
     def text(self) -> str:
         """A table for people, a line a method."""
-        names = self.turn_names()
-        if len(names) == 1:
-            names = []
-        lines = [["method", "tokens/step", *names, "drafted/step", "accepted", "steps", "tokens"]]
+        turn_names = self.turn_names()
+        if len(turn_names) == 1:
+            turn_names = []
+        table_lines = [
+            ["method", "tokens/step", *turn_names, "drafted/step", "accepted", "steps", "tokens"]
+        ]
         for row in self.rows:
-            total = row.total
-            turns = row.shown_turns()[: len(names)]
-            accepted = "-"
-            if total.drafted:
-                accepted = f"{100 * total.accepted / total.drafted:.0f} %"
-            lines.append(
+            total_tally = row.total
+            turns = row.shown_turns()[: len(turn_names)]
+            accepted_share = "-"
+            if total_tally.drafted:
+                accepted_share = f"{100 * total_tally.accepted / total_tally.drafted:.0f} %"
+            table_lines.append(
                 [
                     row.method,
-                    f"{total.tokens_per_step:.2f}",
+                    f"{total_tally.tokens_per_step:.2f}",
                     *(f"{turn.tokens_per_step:.2f}" for turn in turns),
-                    f"{total.drafted / max(1, total.steps):.1f}",
-                    accepted,
-                    f"{total.steps:,}",
-                    f"{total.tokens:,}",
+                    f"{total_tally.drafted / max(1, total_tally.steps):.1f}",
+                    accepted_share,
+                    f"{total_tally.steps:,}",
+                    f"{total_tally.tokens:,}",
                 ]
             )
-        return _aligned(lines)
+        return _align_columns(table_lines)
 
     def svg(self) -> str:
         """The tokens a step of each method, a bar a turn."""
-        values = []
+        bar_values = []
         for row in self.rows:
             turns = row.shown_turns()
-            values.append([turn.tokens_per_step if turn.steps else None for turn in turns])
-        return bars(
+            bar_values.append([turn.tokens_per_step if turn.steps else None for turn in turns])
+        return bar_chart(
             f"Replay of {self.documents:,} documents, at most {self.nodes} nodes a draft",
             [row.method for row in self.rows],
             self.turn_names(),
-            values,
+            bar_values,
             "tokens a step (plain decoding: 1)",
         )
 
 
-def _aligned(lines: Sequence[Sequence[str]]) -> str:
+def _align_columns(lines: Sequence[Sequence[str]]) -> str:
     """Columns as wide as their widest cell; the first one is aligned to the left."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    texts = []
+    column_widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    line_texts = []
     for line in lines:
-        cells = [line[0].ljust(widths[0])]
-        for cell, width in zip(line[1:], widths[1:], strict=True):
+        cells = [line[0].ljust(column_widths[0])]
+        for cell, width in zip(line[1:], column_widths[1:], strict=True):
             cells.append(cell.rjust(width))
-        texts.append("  ".join(cells))
-    return "\n".join(texts)
+        line_texts.append("  ".join(cells))
+    return "\n".join(line_texts)
 
 
-def replay(
+def replay_documents(
     tokenizer: PreTrainedTokenizerBase,
     methods: Sequence[Method],
     documents: Iterable[Document],
@@ -189,8 +196,8 @@ def replay(
         raise BadConfig.field("nodes", nodes, f"between 1 and {MOST_NODES}")
     if not methods:
         raise BadConfig("no methods: name at least one, such as ngram")
-    vocab = max(tokenizer.get_vocab().values()) + 1
-    players = [_Player(method, nodes, vocab, tokenizer) for method in methods]
+    vocab_size = max(tokenizer.get_vocab().values()) + 1
+    players = [_Player(method, nodes, vocab_size, tokenizer) for method in methods]
     report = Report(nodes, fresh, [player.row for player in players])
     for document in documents:
         if fresh:
@@ -207,54 +214,58 @@ def replay(
 def _replay_document(
     tokenizer: PreTrainedTokenizerBase, players: Sequence[_Player], document: Document
 ) -> None:
-    tokens: list[int] = []
-    for turn, (prompt, text) in enumerate(document):
-        tokens += _encode(tokenizer, prompt, first=turn == 0)
-        answer = _encode(tokenizer, text)
-        if not tokens:  # a text without a prompt: its first token is given
-            tokens = answer[:1]
-            answer = answer[1:]
+    past_tokens: list[int] = []
+    for turn_index, (prompt, text) in enumerate(document):
+        past_tokens += _encode(tokenizer, prompt, with_prefix=turn_index == 0)
+        answer_tokens = _encode(tokenizer, text)
+        if not past_tokens:  # a text without a prompt: its first token is given
+            past_tokens = answer_tokens[:1]
+            answer_tokens = answer_tokens[1:]
         for player in players:
             turns = player.row.turns
-            while len(turns) <= turn:
+            while len(turns) <= turn_index:
                 turns.append(Tally())
-            if answer:
-                turns[turn] += player.play(tokens, answer)
-        tokens += answer
+            if answer_tokens:
+                turns[turn_index] += player.play_answer(past_tokens, answer_tokens)
+        past_tokens += answer_tokens
 
 
 class _Player:
-    """One method with its engine, whose stores live as long as it does."""
+    """A method with its engine, whose stores live as long as it does."""
 
-    def __init__(self, method: Method, nodes: int, vocab: int, tokenizer: PreTrainedTokenizerBase):
+    def __init__(
+        self, method: Method, nodes: int, vocab_size: int, tokenizer: PreTrainedTokenizerBase
+    ):
         if method == "auto":
             raise BadConfig(
                 "auto chooses by measured cost, and a recording has none: "
                 "name methods, such as ngram"
             )
-        name, self.strategy = resolve(method, lambda text: _encode(tokenizer, text))
-        self.name = method if isinstance(method, str) else name
+        method_name, self.strategy = resolve_method(method, lambda text: _encode(tokenizer, text))
+        self.name = method if isinstance(method, str) else method_name
         if isinstance(self.strategy, Speculative) and not self.strategy.nodes:
             self.strategy = dataclasses.replace(self.strategy, nodes=nodes)
-        missing = [f"a {model!r} model" for model in self.strategy.models]
+        missing_needs = [f"a {model!r} model" for model in self.strategy.models]
         for need in self.strategy.needs:
             if need not in Recording.caps:
-                missing.append(NEEDS.get(need, f"the capability {need!r}"))
-        if missing:
-            raise Unsupported.missing(self.name, "a recording", " and ".join(missing), CURE)
+                missing_needs.append(NEEDS.get(need, f"the capability {need!r}"))
+        if missing_needs:
+            raise Unsupported.missing_capability(
+                self.name, "a recording", " and ".join(missing_needs), CURE
+            )
         self.row = Row(self.name)
-        self.recording = Recording(vocab)
+        self.recording = Recording(vocab_size)
         self.tokenizer = tokenizer
         self.engine = Engine({"target": self.recording})
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """As LM.decode, for methods that compare tokenizers."""
+        """Decodes as LM.decode does, for methods that compare tokenizers."""
         text = self.tokenizer.decode(
             list(tokens), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(text)
 
-    def play(self, prompt: list[int], answer: list[int]) -> Tally:
+    def play_answer(self, prompt: list[int], answer: list[int]) -> Tally:
         """Generates the recorded `answer` to `prompt`."""
         self.recording.text = prompt + answer
         sampling = Sampling(max_new_tokens=len(answer), ignore_eos=True)
@@ -268,11 +279,11 @@ class _Player:
                 f"{self.name} strays from the recorded text; only exact methods can be replayed"
             )
         stats = live.ctx.stats
-        steps = stats.steps + 1  # which leave out the one that ends the prefill
-        return Tally(stats.tokens, steps, stats.drafted, stats.accepted)
+        step_count = stats.steps + 1  # which leave out the one that ends the prefill
+        return Tally(stats.tokens, step_count, stats.drafted, stats.accepted)
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, text: str, first: bool = False) -> list[int]:
-    """`first`: with the tokens that the tokenizer puts before a text."""
-    ids: Any = tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"]
-    return [int(token) for token in ids]
+def _encode(tokenizer: PreTrainedTokenizerBase, text: str, with_prefix: bool = False) -> list[int]:
+    """`with_prefix`: with the tokens that the tokenizer puts before a text."""
+    token_ids: Any = tokenizer(text, add_special_tokens=with_prefix, verbose=False)["input_ids"]
+    return [int(token) for token in token_ids]

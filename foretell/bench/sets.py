@@ -27,11 +27,11 @@ def read_sets(names: Sequence[str | Path]) -> dict[str, list[Prompt]]:
     Raises BadConfig.
     """
     sets: dict[str, list[Prompt]] = {}
-    for name in names or SETS:
-        path = PROMPTS / f"{name}.jsonl" if str(name) in SETS else Path(name)
+    for set_name in names or SETS:
+        path = PROMPTS / f"{set_name}.jsonl" if str(set_name) in SETS else Path(set_name)
         if path.stem in sets:
             raise BadConfig(
-                f"--prompts {name}: there is already a set {path.stem!r}; rename the file"
+                f"--prompts {set_name}: there is already a set {path.stem!r}; rename the file"
             )
         sets[path.stem] = read_prompts(path)
     return sets
@@ -42,11 +42,13 @@ def prompt_ids(lm: LM, prompt: Prompt) -> list[int]:
     has no chat template.
     """
     if lm.tokenizer is not None and not lm.tokenizer.chat_template:
-        prompt = _text(prompt)
+        prompt = _prompt_text(prompt)
     return lm.prompt_ids(prompt)
 
 
-def cut(lm: LM, prompts: Sequence[Prompt], context: int, new_tokens: int) -> list[list[int]]:
+def cut_prompts(
+    lm: LM, prompts: Sequence[Prompt], context: int, new_tokens: int
+) -> list[list[int]]:
     """Prompts of exactly `context` tokens: a few texts, each after as much of the others as fits.
 
     They end alike whatever the context, so that only its length differs. Nothing is repeated.
@@ -58,28 +60,32 @@ def cut(lm: LM, prompts: Sequence[Prompt], context: int, new_tokens: int) -> lis
             f"a context of {context} and {new_tokens} new tokens: {target.name} holds "
             f"{target.context}; take less"
         )
-    texts = [_text(prompt) for prompt in prompts]
-    ids = [lm.encode(text, special=False) for text in texts]
-    gap = lm.encode(GAP, special=False)
-    room = sum(map(len, ids)) + len(gap) * (len(ids) - 1)
-    if room < context:
+    texts = [_prompt_text(prompt) for prompt in prompts]
+    ids_by_text = [lm.encode(text, special=False) for text in texts]
+    gap_ids = lm.encode(GAP, special=False)
+    total_length = sum(map(len, ids_by_text)) + len(gap_ids) * (len(ids_by_text) - 1)
+    if total_length < context:
         raise BadConfig(
-            f"a context of {context}: all prompts together have {room} tokens; "
+            f"a context of {context}: all prompts together have {total_length} tokens; "
             "give more or longer ones"
         )
-    head = lm.encode(texts[0])[: -len(ids[0])]  # what the tokenizer puts before a text
-    made = []
-    count = min(LONG, len(ids))
-    for k in range(count):
-        last = k * len(ids) // count
-        whole: list[int] = []
-        for text_ids in [*ids[last + 1 :], *ids[: last + 1]]:
-            whole += [*gap, *text_ids] if whole else text_ids
-        made.append([*head, *whole[len(whole) - context + len(head) :]])
-    return made
+    prefix_ids = lm.encode(texts[0])[
+        : -len(ids_by_text[0])
+    ]  # what the tokenizer puts before a text
+    cut_prompts = []
+    prompt_count = min(LONG, len(ids_by_text))
+    for prompt_index in range(prompt_count):
+        text_index = prompt_index * len(ids_by_text) // prompt_count
+        joined_ids: list[int] = []
+        for text_ids in [*ids_by_text[text_index + 1 :], *ids_by_text[: text_index + 1]]:
+            joined_ids += [*gap_ids, *text_ids] if joined_ids else text_ids
+        cut_prompts.append(
+            [*prefix_ids, *joined_ids[len(joined_ids) - context + len(prefix_ids) :]]
+        )
+    return cut_prompts
 
 
-def _text(prompt: Prompt) -> str:
+def _prompt_text(prompt: Prompt) -> str:
     if isinstance(prompt, str):
         return prompt
     return GAP.join(str(message["content"]) for message in prompt)

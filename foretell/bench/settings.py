@@ -11,7 +11,7 @@ from foretell.errors import BadConfig
 
 @dataclass(frozen=True)
 class Settings:
-    """What is measured. Raises BadConfig or UnknownMethod for a value outside its range.
+    """Settings of a bench. Raises BadConfig or UnknownMethod for a value outside its range.
 
     `draft`: None, or a smaller relative of every model; `peers`: as foretell.bench.peers names
     them; `warm_up`: prompts of the round that does not count, 0: all; `contexts`: lengths in tokens
@@ -40,29 +40,29 @@ class Settings:
     rewards: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("models", "dtypes", "methods", "temperatures", "requests"):
-            values = getattr(self, name)
+        for field_name in ("models", "dtypes", "methods", "temperatures", "requests"):
+            values = getattr(self, field_name)
             if not values or len(set(values)) != len(values):
-                raise BadConfig.field(name, values, "at least one, each named once")
+                raise BadConfig.field(field_name, values, "at least one, each named once")
         if self.max_new_tokens < 2:
-            allowed = "at least 2: what is timed follows the first"
-            raise BadConfig.field("max_new_tokens", self.max_new_tokens, allowed)
+            allowed_range = "at least 2: what is timed follows the first"
+            raise BadConfig.field("max_new_tokens", self.max_new_tokens, allowed_range)
         if self.rounds < 1:
             raise BadConfig.field("rounds", self.rounds, "at least 1")
         if self.warm_up < 0:
             raise BadConfig.field("warm_up", self.warm_up, "at least 0, which is all of them")
         if len(set(self.tasks)) < len(self.tasks):
             raise BadConfig.field("tasks", self.tasks, "each named once")
-        for name in ("requests", "contexts"):
-            least = min(getattr(self, name), default=1)
-            if least < 1:
-                raise BadConfig.field(name, least, "at least 1")
+        for field_name in ("requests", "contexts"):
+            smallest_value = min(getattr(self, field_name), default=1)
+            if smallest_value < 1:
+                raise BadConfig.field(field_name, smallest_value, "at least 1")
         if len(set(self.contexts)) < len(self.contexts):
             raise BadConfig.field("contexts", self.contexts, "each named once")
         for temperature in self.temperatures:
             Sampling(temperature=temperature, seed=self.seed)
-        for name in self.peers:
-            peers.check(name)
+        for field_name in self.peers:
+            peers.check_peer(field_name)
 
     @property
     def specs(self) -> list[str]:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from foretell.bench.document import begin as begin_document
-from foretell.bench.paired import interval
+from foretell.bench.document import begin_document
+from foretell.bench.paired import bootstrap_interval
 from foretell.bench.runner import Load, Tell
 from foretell.bench.settings import Settings
-from foretell.bench.turns import reason
+from foretell.bench.turns import one_line_reason
 from foretell.errors import BadConfig, ForetellError
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ Work = Callable[["LM", Sequence[int]], list[Answer]]
 Summary = Callable[[Sequence[Answer]], dict[str, Any]]
 
 
-def begin(
+def begin_suite(
     settings: Settings,
     suite: str,
     tasks: Sequence[Any],
@@ -48,9 +48,11 @@ def begin(
     `uses`: those of OPTIONS that mean something to the suite. Raises BadFile where it was not begun
     so, BadConfig for others that are given and for several temperatures.
     """
-    usual = Settings()
-    for name, option in OPTIONS.items():
-        if name not in uses and getattr(settings, name) != getattr(usual, name):
+    default_settings = Settings()
+    for field_name, option in OPTIONS.items():
+        if field_name not in uses and getattr(settings, field_name) != getattr(
+            default_settings, field_name
+        ):
             raise BadConfig(f"{option}: --suite {suite} has no use for it; leave it out")
     if len(settings.temperatures) > 1:
         raise BadConfig(f"--temperature: --suite {suite} takes one; name one")
@@ -60,79 +62,105 @@ def begin(
     return document
 
 
-def answered(
+def answer_all(
     settings: Settings,
     count: int,
     load: Load,
     document: dict[str, Any],
-    work: Work,
-    summary: Summary,
+    answer_tasks: Work,
+    summarise: Summary,
     tell: Tell,
     save: Callable[[dict[str, Any]], None],
-    together: int = 1,
+    batch_size: int = 1,
 ) -> dict[str, Any]:
-    """Fills `document` with the answers to tasks 0 to `count` - 1 that it lacks, `together` at a
+    """Fills `document` with the answers to tasks 0 to `count` - 1 that it lacks, `batch_size` at a
     time, and with the figures of every model; returns it. What failed is tried again.
     """
-    answers: list[Answer] = [one for one in document["answers"] if "error" not in one]
+    answers: list[Answer] = [
+        stored_answer for stored_answer in document["answers"] if "error" not in stored_answer
+    ]
     document["answers"] = answers
     places = [(model, dtype) for model in settings.models for dtype in settings.dtypes]
-    known = {(one["model"], one["dtype"], one["number"]) for one in answers}
-    saved = time.monotonic()
-    for place, (model, dtype) in enumerate(places):
-        todo = [number for number in range(count) if (model, dtype, number) not in known]
-        lm = load(model, dtype) if todo else None
-        about = {"model": model, "dtype": dtype}
-        for first in range(0, len(todo), together):
+    known_answers = {
+        (stored_answer["model"], stored_answer["dtype"], stored_answer["number"])
+        for stored_answer in answers
+    }
+    last_saved = time.monotonic()
+    for place_index, (model, dtype) in enumerate(places):
+        missing_numbers = [
+            number for number in range(count) if (model, dtype, number) not in known_answers
+        ]
+        lm = load(model, dtype) if missing_numbers else None
+        model_fields = {"model": model, "dtype": dtype}
+        for batch_start in range(0, len(missing_numbers), batch_size):
             assert lm is not None
-            numbers = todo[first : first + together]
-            for number, answer in zip(numbers, _tried(lm, numbers, work), strict=True):
-                answers.append(about | {"number": number} | answer)
-            done = count - len(todo) + first + len(numbers)
-            tell(model, place * count + done, len(places) * count)
-            if time.monotonic() - saved > SAVED:
+            task_numbers = missing_numbers[batch_start : batch_start + batch_size]
+            for number, answer in zip(
+                task_numbers, _try_tasks(lm, task_numbers, answer_tasks), strict=True
+            ):
+                answers.append(model_fields | {"number": number} | answer)
+            done_count = count - len(missing_numbers) + batch_start + len(task_numbers)
+            tell(model, place_index * count + done_count, len(places) * count)
+            if time.monotonic() - last_saved > SAVED:
                 save(document)
-                saved = time.monotonic()
+                last_saved = time.monotonic()
     cells = []
     for model, dtype in places:
-        own = [one for one in answers if (one["model"], one["dtype"]) == (model, dtype)]
-        good = [one for one in own if "error" not in one]
-        if good:
-            cells.append({"model": model, "dtype": dtype, "tasks": len(good)} | summary(good))
+        model_answers = [
+            stored_answer
+            for stored_answer in answers
+            if (stored_answer["model"], stored_answer["dtype"]) == (model, dtype)
+        ]
+        successful_answers = [
+            stored_answer for stored_answer in model_answers if "error" not in stored_answer
+        ]
+        if successful_answers:
+            cells.append(
+                {"model": model, "dtype": dtype, "tasks": len(successful_answers)}
+                | summarise(successful_answers)
+            )
     document["cells"] = cells
     save(document)
     return document
 
 
-def _tried(lm: LM, numbers: Sequence[int], work: Work) -> list[Answer]:
+def _try_tasks(lm: LM, task_numbers: Sequence[int], answer_tasks: Work) -> list[Answer]:
     """A failure of several together is looked for one by one."""
     try:
-        return work(lm, numbers)
+        return answer_tasks(lm, task_numbers)
     except ForetellError as error:
-        if len(numbers) == 1:
-            return [{"error": reason(error)}]
-    return [answer for number in numbers for answer in _tried(lm, [number], work)]
+        if len(task_numbers) == 1:
+            return [{"error": one_line_reason(error)}]
+    return [answer for number in task_numbers for answer in _try_tasks(lm, [number], answer_tasks)]
 
 
-def failures(document: dict[str, Any]) -> list[str]:
+def failure_lines(document: dict[str, Any]) -> list[str]:
     """A line for each task that could not be answered."""
-    return failures_of(
-        document, lambda one: f"{one['model']}, {one['dtype']}, task {one['number']}"
+    return describe_failures(
+        document, lambda answer: f"{answer['model']}, {answer['dtype']}, task {answer['number']}"
     )
 
 
-def failures_of(document: dict[str, Any], where: Callable[[Answer], str]) -> list[str]:
-    """The same for answers that are named by `where`."""
-    return [f"{where(one)}: {one['error']}" for one in document["answers"] if "error" in one]
+def describe_failures(
+    document: dict[str, Any], describe_answer: Callable[[Answer], str]
+) -> list[str]:
+    """Returns a line for each failed answer, named by `describe_answer`."""
+    return [
+        f"{describe_answer(answer)}: {answer['error']}"
+        for answer in document["answers"]
+        if "error" in answer
+    ]
 
 
-def more(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
-    """How much more `ours` are than `theirs`, task by task, with a 95 % interval."""
-    mean, low, high = interval([one - other for one, other in zip(ours, theirs, strict=True)])
-    return {"mean": mean, "low": low, "high": high}
+def compare_scores(ours: Sequence[float], theirs: Sequence[float]) -> dict[str, float]:
+    """Compares scores: how much more `ours` are, task by task, with a 95 % interval."""
+    mean_difference, lower_bound, upper_bound = bootstrap_interval(
+        [our_score - their_score for our_score, their_score in zip(ours, theirs, strict=True)]
+    )
+    return {"mean": mean_difference, "low": lower_bound, "high": upper_bound}
 
 
-def told(difference: dict[str, float], form: str = "+.1%") -> str:
+def format_difference(difference: dict[str, float], number_format: str = "+.1%") -> str:
     """A difference and its interval, as a table shows them."""
-    low, high = (format(difference[name], form) for name in ("low", "high"))
-    return f"{difference['mean']:{form}} ({low} to {high})"
+    lower_text, upper_text = (format(difference[name], number_format) for name in ("low", "high"))
+    return f"{difference['mean']:{number_format}} ({lower_text} to {upper_text})"

@@ -21,7 +21,7 @@ from foretell.api.lm import LM
 from foretell.bench import report
 from foretell.bench.prompts import Prompt
 from foretell.drafters.heads.attach import shipped_head
-from foretell.engine.cost_profile import numbers
+from foretell.engine.cost_profile import number_format
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
 from foretell.spec import AUTO, HEAD
@@ -50,17 +50,17 @@ Tell = Callable[[str, int, int], None]  # (what is being measured, runs done, ru
 Sets = Mapping[str, Sequence[Prompt]]  # prompts by kind of text
 
 
-def _silent(what: str, done: int, total: int) -> None:
+def _ignore_progress(what: str, done: int, total: int) -> None:
     pass
 
 
-def tune(
+def tune_model(
     lm: LM,
     sets: Sets,
     methods: Sequence[str] = (),
     *,
     model: str = "",
-    tell: Tell = _silent,
+    tell: Tell = _ignore_progress,
 ) -> dict[str, Any]:
     """Measures costs, memory and methods on `lm`, writes the profile and returns it.
 
@@ -69,8 +69,8 @@ def tune(
     `model`: the name to report. Raises BadConfig or UnknownMethod for a wrong method, BadFile where
     the profile cannot be written, and what a method's run raises if all of them fail.
     """
-    began = time.perf_counter()
-    methods = methods or candidates(lm)
+    start_time = time.perf_counter()
+    methods = methods or candidate_methods(lm)
     specs = {spec: None for spec in ("plain", *methods) if spec != "auto"}
     for spec in specs:  # so that a wrong one is told before anything takes time
         lm.resolve(spec)
@@ -83,38 +83,40 @@ def tune(
     document, table = measurement.compare(list(dict.fromkeys(contenders)), FIRST_SECONDS)
     for cell in document["cells"]:
         cell.pop("timeline", None)  # the larger part, and of no use here
-    means = _means(table)
+    means = _mean_ratios(table)
     if "plain" not in means:
-        why = "; ".join(report.failures(document)) or "their answers are too short"
-        name = measurement.name
-        raise BadConfig(f"{name}: cannot be measured on these prompts ({why}); give others")
+        failure_reason = "; ".join(report.failures(document)) or "their answers are too short"
+        model_name = measurement.name
+        raise BadConfig(
+            f"{model_name}: cannot be measured on these prompts ({failure_reason}); give others"
+        )
 
-    able = [spec for spec in specs if profiles.objection(spec) is None]
-    count = sum(map(len, sets.values()))
-    challenger = ahead(means, able, default) if count >= ENOUGH else None
+    eligible_specs = [spec for spec in specs if profiles.find_objection(spec) is None]
+    prompt_count = sum(map(len, sets.values()))
+    challenger = best_ahead(means, eligible_specs, default) if prompt_count >= ENOUGH else None
     winner = None
-    final = None
+    final_round = None
     if challenger is not None:
-        _, second_table = measurement.compare([default, challenger], SECOND_SECONDS)
-        second_means = _means(second_table)
-        final = {"challenger": challenger, "means": second_means}
-        winner = ahead(second_means, [challenger], default)
+        _, final_table = measurement.compare([default, challenger], SECOND_SECONDS)
+        final_means = _mean_ratios(final_table)
+        final_round = {"challenger": challenger, "means": final_means}
+        winner = best_ahead(final_means, [challenger], default)
 
-    about = profiles.conditions(lm.models)
-    path = profiles.path_of(lm.models, lm.path, about)
+    conditions = profiles.current_conditions(lm.models)
+    path = profiles.path_of(lm.models, lm.path, conditions)
     profile: dict[str, Any] = {
         "schema": profiles.SCHEMA,
-        "about": about,
+        "about": conditions,
         "model": measurement.name,
-        "few": count if count < ENOUGH else 0,  # prompts, too few to choose by
+        "few": prompt_count if prompt_count < ENOUGH else 0,  # prompts, too few to choose by
         "default": default,
         "chosen": winner or default,
         "means": means,
-        "final": final,
+        "final": final_round,
         "best": _best_by_kind(table),
-        "shown_only": [spec for spec in specs if spec not in able],
+        "shown_only": [spec for spec in specs if spec not in eligible_specs],
         "file": str(path),
-        "seconds": time.perf_counter() - began,
+        "seconds": time.perf_counter() - start_time,
         "bench": document,
     }
     write_text(path, json.dumps(profile, indent=1) + "\n", FOLDER_CURE)
@@ -122,13 +124,13 @@ def tune(
     return profile
 
 
-def candidates(lm: LM) -> tuple[str, ...]:
+def candidate_methods(lm: LM) -> tuple[str, ...]:
     """The methods that are worth measuring on this model."""
     target = lm.models["target"]
-    found = CANDIDATES + (SELF if "parts" in target.caps else ())
+    candidate_specs = CANDIDATES + (SELF if "parts" in target.caps else ())
     if shipped_head(target, HEAD.partition(":")[0]) is not None:
-        found += (HEAD, f"suffix+{HEAD}")
-    return found
+        candidate_specs += (HEAD, f"suffix+{HEAD}")
+    return candidate_specs
 
 
 class _Measurement:
@@ -144,53 +146,67 @@ class _Measurement:
     def _plain_pace(self) -> float:
         """Seconds of a token of plain decoding."""
         prompt = next(iter(self.sets.values()))[0]
-        ids = bench.prompt_ids(self.lm, prompt)
+        prompt_ids = bench.prompt_ids(self.lm, prompt)
         plain = bench.Method(self.lm, "plain")
-        plain.run([ids], PACE_TOKENS, 0.0, 0)  # warms up
-        (run,) = plain.run([ids], PACE_TOKENS, 0.0, 0)
+        plain.run([prompt_ids], PACE_TOKENS, 0.0, 0)  # warms up
+        (run,) = plain.run([prompt_ids], PACE_TOKENS, 0.0, 0)
         return run.times[-1] / len(run.tokens)
 
     def compare(self, specs: Sequence[str], limit: float) -> tuple[dict[str, Any], report.Table]:
         """The document and the table of a bench that takes about `limit` seconds."""
-        contenders = len(specs) + 1
-        tokens, count, rounds = plan(self.token_seconds, contenders, len(self.sets), limit)
+        contender_count = len(specs) + 1
+        token_count, prompt_count, round_count = choose_plan(
+            self.token_seconds, contender_count, len(self.sets), limit
+        )
         settings = bench.Settings(
             models=(self.name,),
-            dtypes=(numbers(self.lm.models["target"]),),
+            dtypes=(number_format(self.lm.models["target"]),),
             methods=tuple(specs),
-            max_new_tokens=tokens,
-            rounds=rounds,
+            max_new_tokens=token_count,
+            rounds=round_count,
         )
-        prompts = {kind: list(rows[:count]) for kind, rows in self.sets.items()}
-        document = bench.begin(settings, prompts)
-        bench.bench(settings, prompts, lambda model, dtype: self.lm, document, self.tell)
+        prompts = {kind: list(rows[:prompt_count]) for kind, rows in self.sets.items()}
+        document = bench.begin_document(settings, prompts)
+        bench.run_bench(settings, prompts, lambda model, dtype: self.lm, document, self.tell)
         (table,) = report.tables(document)
         return document, table
 
 
-def plan(token_seconds: float, contenders: int, kinds: int, limit: float) -> tuple[int, int, int]:
+def choose_plan(
+    token_seconds: float, contenders: int, kinds: int, limit: float
+) -> tuple[int, int, int]:
     """The first of PLANS that fits into `limit` seconds, else the last.
 
     `token_seconds`: of a plain token.
     """
     # A method takes less time than plain decoding: about half of it, with the prompt's forward.
-    shares = 1 + 0.5 * (contenders - 1)
-    for tokens, prompts, rounds in PLANS:
-        if token_seconds * tokens * shares * prompts * kinds * (rounds + 1) <= limit:
-            return tokens, prompts, rounds
+    plain_equivalents = 1 + 0.5 * (contenders - 1)
+    for new_tokens, prompt_count, round_count in PLANS:
+        if (
+            token_seconds
+            * new_tokens
+            * plain_equivalents
+            * prompt_count
+            * kinds
+            * (round_count + 1)
+            <= limit
+        ):
+            return new_tokens, prompt_count, round_count
     return PLANS[-1]
 
 
-def ahead(means: Mapping[str, float], able: Sequence[str], default: str) -> str | None:
-    """The best of `able` by their means, if it is ahead of the default."""
-    best = default
-    for spec in able:
-        if means.get(spec, 0.0) > means.get(best, 0.0):
-            best = spec
-    return best if means.get(best, 0.0) > AHEAD * means.get(default, 0.0) else None
+def best_ahead(
+    means: Mapping[str, float], eligible_specs: Sequence[str], default: str
+) -> str | None:
+    """The best of `eligible_specs` by their means, if it is ahead of the default."""
+    best_spec = default
+    for spec in eligible_specs:
+        if means.get(spec, 0.0) > means.get(best_spec, 0.0):
+            best_spec = spec
+    return best_spec if means.get(best_spec, 0.0) > AHEAD * means.get(default, 0.0) else None
 
 
-def _means(table: report.Table) -> dict[str, float]:
+def _mean_ratios(table: report.Table) -> dict[str, float]:
     """The mean ratio of each method that ran on every kind of text."""
     means = {spec: table.mean(spec) for spec in table.rows}
     return {spec: mean for spec, mean in means.items() if mean is not None}
@@ -198,11 +214,11 @@ def _means(table: report.Table) -> dict[str, float]:
 
 def _best_by_kind(table: report.Table) -> dict[str, str]:
     """The quickest method on each kind of text."""
-    best: dict[str, str] = {}
+    best_specs: dict[str, str] = {}
     for kind in table.sets:
         ratios: dict[str, float] = {}
         for spec, cells in table.rows.items():
             if ratio := cells[kind].get("ratio"):
                 ratios[spec] = ratio["median"]
-        best[kind] = max(ratios, key=ratios.__getitem__)
-    return best
+        best_specs[kind] = max(ratios, key=ratios.__getitem__)
+    return best_specs

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from foretell.bench.contenders import Contender
-from foretell.bench.figures import Tally, speed, timeline
+from foretell.bench.figures import Tally, batch_speed, step_timeline
 from foretell.bench.peers import Run
 from foretell.bench.settings import Settings
 from foretell.errors import ForetellError
@@ -31,61 +31,66 @@ def interleave(
     Calls `tell(name)` after each run. A contender that raises is out of the group, with its reason;
     the others go on.
     """
-    order = random.Random(settings.seed)
+    order_generator = random.Random(settings.seed)
     tallies = [Tally() for _ in contenders]
-    for turn in range(settings.rounds + 1):
+    for round_number in range(settings.rounds + 1):
         for contender in contenders:
             contender.forget()
-        for number, batch in enumerate(batches if turn else warming(batches, settings.warm_up)):
+        for batch_number, batch in enumerate(
+            batches if round_number else warm_up_batches(batches, settings.warm_up)
+        ):
             runs: dict[int, Sequence[Run]] = {}
-            for i in order.sample(range(len(contenders)), len(contenders)):
-                if not tallies[i].failed:
+            for contender_index in order_generator.sample(range(len(contenders)), len(contenders)):
+                if not tallies[contender_index].failed:
                     if settings.peers:
                         time.sleep(PAUSE)
                     try:
-                        runs[i] = contenders[i].run(
+                        runs[contender_index] = contenders[contender_index].run(
                             batch, settings.max_new_tokens, temperature, settings.seed
                         )
                     except Exception as error:  # a peer may raise anything; its cell alone is lost
-                        tallies[i].failed = reason(error)
-                tell(contenders[i].name)
-            if turn:
-                _count(contenders, tallies, runs, (turn, number))
+                        tallies[contender_index].failed = one_line_reason(error)
+                tell(contenders[contender_index].name)
+            if round_number:
+                _count_runs(contenders, tallies, runs, (round_number, batch_number))
     return tallies
 
 
-def warming(batches: Sequence[list[list[int]]], prompts: int) -> list[list[list[int]]]:
+def warm_up_batches(batches: Sequence[list[list[int]]], prompt_count: int) -> list[list[list[int]]]:
     """The batches of the warm-up: of this many prompts, or of all if 0."""
-    if not prompts:
+    if not prompt_count:
         return [*batches]
-    size = len(batches[0])
-    first = [prompt for batch in batches for prompt in batch][:prompts]
-    return [first[start : start + size] for start in range(0, len(first), size)]
+    batch_size = len(batches[0])
+    warm_up_prompts = [prompt for batch in batches for prompt in batch][:prompt_count]
+    return [
+        warm_up_prompts[batch_start : batch_start + batch_size]
+        for batch_start in range(0, len(warm_up_prompts), batch_size)
+    ]
 
 
-def _count(
+def _count_runs(
     contenders: Sequence[Contender],
     tallies: Sequence[Tally],
     runs: Mapping[int, Sequence[Run]],
-    key: tuple[int, int],
+    round_and_batch: tuple[int, int],
 ) -> None:
-    """Adds the runs of one batch, by contender, to the tallies. `key`: the round and the batch."""
-    plain = None
-    for i, contender in enumerate(contenders):
+    """Adds the runs of one batch, by contender, to the tallies. `round_and_batch`: its key."""
+    plain_index = None
+    for contender_index, contender in enumerate(contenders):
         if contender.name == "plain":
-            plain = i
-    for i, batch_runs in runs.items():
-        tally = tallies[i]
-        tally.speeds[key] = speed(batch_runs)
+            plain_index = contender_index
+    for contender_index, batch_runs in runs.items():
+        tally = tallies[contender_index]
+        tally.speeds[round_and_batch] = batch_speed(batch_runs)
         tally.runs += batch_runs
         if not tally.timeline:
-            tally.timeline = timeline(batch_runs[0])
-        if plain is not None and plain in runs and i != plain:
-            for run, reference in zip(batch_runs, runs[plain], strict=True):
-                tally.compare(key[1], run, reference)
+            tally.timeline = step_timeline(batch_runs[0])
+        if plain_index is not None and plain_index in runs and contender_index != plain_index:
+            for run, plain_run in zip(batch_runs, runs[plain_index], strict=True):
+                tally.compare(round_and_batch[1], run, plain_run)
 
 
-def reason(error: BaseException) -> str:
-    """What an error says, in one line."""
+def one_line_reason(error: BaseException) -> str:
+    """Returns an error's message in one line."""
     text = str(error) if isinstance(error, ForetellError) else f"{type(error).__name__}: {error}"
     return " ".join(text.split())[:REASON]

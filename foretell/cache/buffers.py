@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foretell.ops.logits import zeros
+from foretell.ops.logits import zero_memory
 
 Shape = tuple[int, int, int]  # of a layer: key-value heads, width of a key, width of a value
 Layout = tuple[Shape, ...]
@@ -21,12 +21,12 @@ def row_bytes(layout: Sequence[Shape | None], dtype: torch.dtype) -> int:
     return numbers * dtype.itemsize
 
 
-def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+def bytes_of(row_tensors: Iterable[torch.Tensor]) -> int:
     """Of the numbers of all of these."""
-    return sum(tensor.nbytes for tensor in tensors)
+    return sum(tensor.nbytes for tensor in row_tensors)
 
 
-def roomy(rows: int) -> int:
+def roomy_length(rows: int) -> int:
     """The length of buffers that hold at least so many rows, with some to spare."""
     return -(-(rows + rows // SPARE) // ROUND) * ROUND
 
@@ -62,8 +62,8 @@ class Rows:
         self.keys, self.values = [], []
         for shape in self.shapes:
             size = (self.layout.count(shape), shape[0], self.capacity)
-            self.keys.append(zeros((*size, shape[1]), self.dtype, self.device))
-            self.values.append(zeros((*size, shape[2]), self.dtype, self.device))
+            self.keys.append(zero_memory((*size, shape[1]), self.dtype, self.device))
+            self.values.append(zero_memory((*size, shape[2]), self.dtype, self.device))
         self._name_layers()
 
     def _name_layers(self) -> None:
@@ -71,59 +71,59 @@ class Rows:
         self.k: list[Any] = []
         self.v: list[Any] = []
         for layer, shape in enumerate(self.layout):
-            group = -1 if shape is None else self.shapes.index(shape)
-            place = self.layout[:layer].count(shape)
-            self.k.append(None if shape is None else self.keys[group][place])
-            self.v.append(None if shape is None else self.values[group][place])
+            shape_index = -1 if shape is None else self.shapes.index(shape)
+            layer_index = self.layout[:layer].count(shape)
+            self.k.append(None if shape is None else self.keys[shape_index][layer_index])
+            self.v.append(None if shape is None else self.values[shape_index][layer_index])
 
-    def begin(self, rows: int) -> None:
+    def begin_buffers(self, rows: int) -> None:
         """Gives an empty cache buffers of exactly this length."""
         self.keys, self.values, self.k, self.v = [], [], [], []
         self.capacity = rows
         self._allocate()
 
-    def grow(self, rows: int, used: int) -> None:
-        """Makes the buffers this cache's alone and at least `rows` long; keeps the first `used`."""
+    def grow_buffers(self, rows: int, used_rows: int) -> None:
+        """Makes the buffers this cache's alone and at least `rows` long; keeps the first `used_rows`."""
         self.guest = None
         if rows <= self.capacity and self.sharers[0] == 1:
             return
         if rows > self.capacity:
-            self.capacity = self.longer(rows)
-        old = (*self.keys, *self.values)
+            self.capacity = self.next_length(rows)
+        old_buffers = (*self.keys, *self.values)
         self.sharers[0] -= 1
         self.sharers = [1]
         self._allocate()
-        for new_rows, old_rows in zip((*self.keys, *self.values), old, strict=True):
-            new_rows[:, :, :used] = old_rows[:, :, :used]
+        for new_rows, old_rows in zip((*self.keys, *self.values), old_buffers, strict=True):
+            new_rows[:, :, :used_rows] = old_rows[:, :, :used_rows]
 
-    def longer(self, rows: int) -> int:
+    def next_length(self, rows: int) -> int:
         """The next length of buffers that have to hold so many rows. Executors whose memory comes
         in sizes of their own override it.
         """
-        return roomy(rows)
+        return roomy_length(rows)
 
     @property
     def buffer_bytes(self) -> int:
         """Of its buffers, or its part of those that it shares."""
         return bytes_of((*self.keys, *self.values)) // max(1, self.sharers[0])
 
-    def move(self, sources: Sequence[int], target: int) -> None:
+    def move_rows(self, sources: Sequence[int], target: int) -> None:
         """Copies these rows to `target` and behind it. The buffers must be this cache's alone."""
-        rows = torch.tensor(list(sources), dtype=torch.long, device=self.device)
-        place = slice(target, target + len(rows))
+        source_rows = torch.tensor(list(sources), dtype=torch.long, device=self.device)
+        target_range = slice(target, target + len(source_rows))
         for buffer in (*self.keys, *self.values):
-            buffer[:, :, place] = buffer[:, :, rows]
+            buffer[:, :, target_range] = buffer[:, :, source_rows]
 
-    def gather(self, chosen: Sequence[torch.Tensor | None]) -> None:
+    def gather_rows(self, surviving_rows: Sequence[torch.Tensor | None]) -> None:
         """Keeps of each layer these rows of its heads (KV, n), in their order, as its first n.
         The buffers must be this cache's alone.
         """
-        for layer, rows in enumerate(chosen):
-            if rows is None:
+        for layer, layer_rows in enumerate(surviving_rows):
+            if layer_rows is None:
                 continue
             for buffer in (self.k[layer], self.v[layer]):
-                places = rows[..., None].expand(-1, -1, buffer.shape[-1])
-                buffer[:, : rows.shape[1]] = buffer.gather(1, places)
+                row_indices = layer_rows[..., None].expand(-1, -1, buffer.shape[-1])
+                buffer[:, : layer_rows.shape[1]] = buffer.gather(1, row_indices)
 
     def drop(self) -> None:
         """Lets go of the buffers: the others that share them need not copy on its account."""

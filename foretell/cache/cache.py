@@ -21,15 +21,22 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.cache.buffers import Shape
 from foretell.cache.evicted import EvictedRows
 from foretell.cache.job import Job
 from foretell.cache.masks import seen_by
-from foretell.cache.plan import Plan, accepted, plan_part, plan_tree, resumed, reusable
+from foretell.cache.plan import (
+    Plan,
+    accepted_path,
+    plan_part,
+    plan_tree,
+    resume_ask,
+    count_reusable,
+)
 from foretell.cache.policy import NEVER, CachePolicy
-from foretell.cache.states import NO_STATES, TappedStates, joined
+from foretell.cache.states import NO_STATES, TappedStates, join_states
 
 if TYPE_CHECKING:
+    from foretell.cache.buffers import Shape
     from foretell.core.types import Ask
 
 
@@ -73,7 +80,7 @@ class Cache(EvictedRows):
 
     def reserve(self, rows: int) -> None:
         """Makes the buffers this cache's alone and at least `rows` long."""
-        self.grow(rows, self.base + len(self.tokens))
+        self.grow_buffers(rows, self.base + len(self.tokens))
 
     def fork(self) -> Cache:
         """A copy that shares the buffers until one of the two writes."""
@@ -94,22 +101,22 @@ class Cache(EvictedRows):
         if self.states is not None:
             self.states = TappedStates(self.states.taps)
         if self.policy is not None:
-            self.policy.begin(self.policy.prompt)
+            self.policy.begin_text(self.policy.prompt)
         self._plan_change()
-        all(map(self.adopt, segments))
+        all(map(self.adopt_segment, segments))
 
     # --- rows beside its own
 
     def use(self, policy: CachePolicy, prompt: int = 0) -> None:
         """Puts a new cache under a policy. `prompt`: tokens that its text begins with."""
         self.policy = policy.fork()
-        self.policy.begin(prompt)
+        self.policy.begin_text(prompt)
         self._plan_change()
 
     def _plan_change(self) -> None:
         self.changes_at = NEVER
         if self.policy is not None:
-            self.changes_at = self.length + max(1, self.policy.room(self.length))
+            self.changes_at = self.length + max(1, self.policy.room_left(self.length))
 
     @property
     def plain(self) -> bool:
@@ -124,31 +131,33 @@ class Cache(EvictedRows):
         Forgets the other scratch rows. It may keep fewer rows than were accepted: what it then
         lacks precedes the next tree.
         """
-        path = accepted(tokens, self) if self.done >= self.needed else []
-        kept = self.keep(path)
+        accepted_nodes = accepted_path(tokens, self) if self.done >= self.needed else []
+        kept_count = self.keep_nodes(accepted_nodes)
         if self.states is not None:
-            self.states.keep(path[:kept])
+            self.states.keep_nodes(accepted_nodes[:kept_count])
         if self.policy is not None:
-            self.policy.keep(self, path[:kept])
+            self.policy.keep_nodes(self, accepted_nodes[:kept_count])
         if self.positions is not None:
-            first = self.length - self.offset
-            self.positions = [*self.positions, *range(first, first + kept)]
-        self.length += kept
-        self.base += kept
+            first_position = self.length - self.offset
+            self.positions = [*self.positions, *range(first_position, first_position + kept_count)]
+        self.length += kept_count
+        self.base += kept_count
         self._clear_scratch()
         if self.policy is not None and self.length >= self.changes_at:
-            self.policy.change(self)
+            self.policy.change_rows(self)
             self._plan_change()
 
-    def keep(self, nodes: Sequence[int]) -> int:
+    def keep_nodes(self, nodes: Sequence[int]) -> int:
         """Moves these scratch rows, a path, behind the committed ones; returns how many it could.
 
-        A cache whose rows lie elsewhere, or cannot be cut anywhere, has a `keep` of its own.
+        A cache whose rows lie elsewhere, or cannot be cut anywhere, has a `keep_nodes` of its own.
         """
-        moved = next((i for i, node in enumerate(nodes) if i != node), len(nodes))
-        if moved < len(nodes):
+        kept_prefix = next((i for i, node in enumerate(nodes) if i != node), len(nodes))
+        if kept_prefix < len(nodes):
             self.reserve(self.capacity)
-            self.move([self.base + node for node in nodes[moved:]], self.base + moved)
+            self.move_rows(
+                [self.base + node for node in nodes[kept_prefix:]], self.base + kept_prefix
+            )
         return len(nodes)
 
     def settle(self, tokens: Sequence[int]) -> None:
@@ -170,37 +179,41 @@ class Cache(EvictedRows):
         False beside it: it only takes in pending tokens, at most `chunk`, and the ask stays open.
         """
         pending = self.sync(tokens)
-        layers: frozenset[Any] = frozenset(self.all_layers if ask.layers is None else ask.layers)
-        if self.needed != self.all_layers and not layers <= self.needed:
+        asked_layers: frozenset[Any] = frozenset(
+            self.all_layers if ask.layers is None else ask.layers
+        )
+        if self.needed != self.all_layers and not asked_layers <= self.needed:
             self.needed, self.recomputable = self.all_layers, True
             self.forget()
             pending = self.sync(tokens)
-        if pending and layers != self.all_layers and self.done >= self.all_layers:
+        if pending and asked_layers != self.all_layers and self.done >= self.all_layers:
             self.commit(tokens)  # the rows of pending tokens would be written over
             pending = len(tokens) - 1 - self.length
         if ask.lasting:
-            self.needed, self.recomputable = layers, layers == self.all_layers
+            self.needed, self.recomputable = asked_layers, asked_layers == self.all_layers
         if self.beside is not None:
             self.beside.settle(tokens)  # with the states that its last forward found
-        room = self.changes_at - self.length
+        room_left = self.changes_at - self.length
         # Without its state a pending token cannot enter a layer in the middle: it is read first.
-        known = 0 in layers or ask.states is None or pending + len(ask.tree) <= len(ask.states)
-        if pending > chunk or pending >= room or not known:
-            piece = tokens[self.length : self.length + min(chunk, room, pending)]
-            plan = plan_part(piece, self.all_layers)
+        has_states = (
+            0 in asked_layers or ask.states is None or pending + len(ask.tree) <= len(ask.states)
+        )
+        if pending > chunk or pending >= room_left or not has_states:
+            text_piece = tokens[self.length : self.length + min(chunk, room_left, pending)]
+            plan = plan_part(text_piece, self.all_layers)
         else:
-            ask = resumed(ask, tokens[self.length : -1], self)
+            ask = resume_ask(ask, tokens[self.length : -1], self)
             plan = plan_tree(ask, tokens[self.length : -1], self)
             if self.policy is not None:
-                depth = max(ask.tree.depths)
-                fits = self.policy.waits or pending + depth < room
-                assert fits, f"a tree {depth} deep crosses a change of the rows"
-            plan.shared = reusable(plan, ask, self)
-        job = self._job(plan, ask)
+                tree_depth = max(ask.tree.depths)
+                tree_fits = self.policy.waits or pending + tree_depth < room_left
+                assert tree_fits, f"a tree {tree_depth} deep crosses a change of the rows"
+            plan.shared = count_reusable(plan, ask, self)
+        job = self._make_job(plan, ask)
         self.synced = 0 if plan.part else len(tokens)
         # Of a text that comes in pieces all rows will be needed, unless a policy evicts them.
-        coming = max(len(plan.tokens), pending if self.policy is None else 0)
-        self.reserve(self.base + coming + max(0, job.follow - 1) * self.breadth)
+        coming_rows = max(len(plan.tokens), pending if self.policy is None else 0)
+        self.reserve(self.base + coming_rows + max(0, job.follow - 1) * self.breadth)
         # Until `finish` new rows are nobody's: an interrupted forward loses them.
         self.tokens = plan.tokens[: plan.kept]
         self.parents = plan.parents[: plan.kept]
@@ -208,50 +221,56 @@ class Cache(EvictedRows):
         self.plan = plan
         return job, not plan.part
 
-    def _job(self, plan: Plan, ask: Ask) -> Job:
-        shared = plan.shared
+    def _make_job(self, plan: Plan, ask: Ask) -> Job:
+        shared_nodes = plan.shared
         job = self.job_type(
             cache=self,
-            tokens=plan.tokens[shared:],
+            tokens=plan.tokens[shared_nodes:],
             scratch_positions=[self.length - self.offset + depth for depth in plan.depths],
-            start=self.base + shared,
+            start=self.base + shared_nodes,
             seen=None,
             rows=[],
-            first=shared - plan.pending,
+            first=shared_nodes - plan.pending,
             taps=() if self.states is None else self.states.taps,
         )
         if not plan.part:
             tree = ask.tree
-            wanted = range(max(0, job.first), len(tree)) if ask.rows is None else ask.rows
-            job.rows = [row - job.first for row in wanted]
+            wanted_nodes = range(max(0, job.first), len(tree)) if ask.rows is None else ask.rows
+            job.rows = [row - job.first for row in wanted_nodes]
             job.taps = tuple(sorted({*job.taps, *ask.taps}))
             job.layers = ask.layers
             job.states = None if ask.states is None else ask.states[-len(job.tokens) :]
             if job.rows == [len(job.tokens) - 1] and not (job.taps or self.policy):
                 job.follow = ask.follow if tree.is_chain else 0
             if plan.goes_on:
-                below = {*job.taps} & {*self.tapped} & {*range(plan.lowest)}
-                job.known = {tap: self.tapped[tap][: len(plan.tokens)] for tap in below}
+                lower_taps = {*job.taps} & {*self.tapped} & {*range(plan.lowest)}
+                job.known = {tap: self.tapped[tap][: len(plan.tokens)] for tap in lower_taps}
             if not tree.is_chain:
-                job.seen = seen_by(plan.parents, plan.pending)[shared:]
+                job.seen = seen_by(plan.parents, plan.pending)[shared_nodes:]
         if self.feeds:
-            job.features = self._features(job, None if plan.part else ask.features)
+            job.features = self._read_features(job, None if plan.part else ask.features)
         return job
 
-    def _features(self, job: Job, given: torch.Tensor | None) -> torch.Tensor:
+    def _read_features(self, job: Job, given_features: torch.Tensor | None) -> torch.Tensor:
         """(n, E) that the new nodes read: the target's states of the tokens `lag` before them.
 
         Those of nodes below the root (and with lag 0 its own) are not known yet and must be
-        `given`.
+        `given_features`.
         """
         assert self.beside is not None and self.beside.states is not None
-        new = len(job.tokens)
-        drafted = 0 if given is None else min(len(given), new)
+        new_nodes = len(job.tokens)
+        drafted_nodes = 0 if given_features is None else min(len(given_features), new_nodes)
         start = job.positions[0] - self.lag
-        exact = self.beside.states.read(self.feeds, start, start + new - drafted)
-        parts = [exact] if given is None or not drafted else [exact, given[len(given) - drafted :]]
-        features = torch.cat([part.to(exact) for part in parts])
-        assert len(features) == new, "drafted nodes below the root need `features`"
+        exact_features = self.beside.states.read_states(
+            self.feeds, start, start + new_nodes - drafted_nodes
+        )
+        feature_parts = (
+            [exact_features]
+            if given_features is None or not drafted_nodes
+            else [exact_features, given_features[len(given_features) - drafted_nodes :]]
+        )
+        features = torch.cat([part.to(exact_features) for part in feature_parts])
+        assert len(features) == new_nodes, "drafted nodes below the root need `features`"
         return features
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -269,12 +288,14 @@ class Cache(EvictedRows):
         plan = self.plan
         assert plan is not None, "finished twice"
         if self.states is not None:  # what other layers are entered with may be written over
-            entire = plan.done >= self.all_layers and not plan.goes_on
-            given = hidden if entire else joined(NO_STATES, hidden, 0, False)
-            self.states.write(plan.shared, given)
+            runs_all = plan.done >= self.all_layers and not plan.goes_on
+            tap_states = hidden if runs_all else join_states(NO_STATES, hidden, 0, False)
+            self.states.write_states(plan.shared, tap_states)
         self.tokens, self.parents, self.done = plan.tokens, plan.parents, plan.done
-        whole = self.done >= self.all_layers
-        self.tapped = {} if whole else joined(self.tapped, hidden, plan.shared, plan.goes_on)
+        all_done = self.done >= self.all_layers
+        self.tapped = (
+            {} if all_done else join_states(self.tapped, hidden, plan.shared, plan.goes_on)
+        )
         # Rows that were fed by estimates must be computed again from true states.
         self.trusted = len(plan.tokens)
         if self.feeds and not plan.part:

@@ -24,7 +24,9 @@ Layers = Sequence[torch.Tensor]  # of each layer (KV, n, D)
 class Move(Protocol):
     """Moves keys of every layer (KV, n, D) from the positions `at` (n,) to others."""
 
-    def __call__(self, layers: Layers, at: torch.Tensor, to: torch.Tensor) -> Layers: ...
+    def __call__(
+        self, layers: Layers, old_positions: torch.Tensor, new_positions: torch.Tensor
+    ) -> Layers: ...
 
 
 @dataclass(frozen=True)
@@ -38,64 +40,80 @@ class Edited:
     states: Mapping[int, torch.Tensor]  # tapped hidden states (n, E), see TappedStates
 
     @staticmethod
-    def computed(segment: Segment) -> Edited:
+    def from_segment(segment: Segment) -> Edited:
         """Rows that stand where they were computed."""
-        at = torch.arange(segment.start, segment.end)
-        return Edited(segment.tokens, at, segment.k, segment.v, segment.states)
+        row_positions = torch.arange(segment.start, segment.end)
+        return Edited(segment.tokens, row_positions, segment.k, segment.v, segment.states)
 
-    def part(self, start: int, stop: int) -> Edited:
+    def copy_part(self, start: int, stop: int) -> Edited:
         """Those of the tokens `start` to `stop` - 1, in memory of their own."""
-        rows = slice(start, stop)
-        k, v = (joined([[layer[:, rows] for layer in side]]) for side in (self.k, self.v))
-        states = {tap: held[rows].clone() for tap, held in self.states.items()}
-        return Edited(self.tokens[rows], self.at[rows], k, v, states)
+        row_range = slice(start, stop)
+        k, v = (join_layers([[layer[:, row_range] for layer in side]]) for side in (self.k, self.v))
+        states = {tap: tap_states[row_range].clone() for tap, tap_states in self.states.items()}
+        return Edited(self.tokens[row_range], self.at[row_range], k, v, states)
 
-    def spliced(self, start: int, stop: int, fresh: Edited) -> Edited:
+    def replace_tokens(self, start: int, stop: int, fresh: Edited) -> Edited:
         """With `fresh` in the place of the tokens `start` to `stop` - 1."""
-        before, behind = slice(0, start), slice(stop, len(self.tokens))
+        prefix_range, suffix_range = slice(0, start), slice(stop, len(self.tokens))
         k, v = (
-            joined([[layer[:, before] for layer in old], new, [layer[:, behind] for layer in old]])
-            for old, new in ((self.k, fresh.k), (self.v, fresh.v))
+            join_layers(
+                [
+                    [layer[:, prefix_range] for layer in old_layers],
+                    new_layers,
+                    [layer[:, suffix_range] for layer in old_layers],
+                ]
+            )
+            for old_layers, new_layers in ((self.k, fresh.k), (self.v, fresh.v))
         )
         states = {
-            tap: torch.cat([held[before], fresh.states[tap], held[behind]])
-            for tap, held in self.states.items()
+            tap: torch.cat([tap_states[prefix_range], fresh.states[tap], tap_states[suffix_range]])
+            for tap, tap_states in self.states.items()
         }
-        tokens = (*self.tokens[before], *fresh.tokens, *self.tokens[behind])
-        return Edited(tokens, torch.cat([self.at[before], fresh.at, self.at[behind]]), k, v, states)
+        tokens = (*self.tokens[prefix_range], *fresh.tokens, *self.tokens[suffix_range])
+        return Edited(
+            tokens,
+            torch.cat([self.at[prefix_range], fresh.at, self.at[suffix_range]]),
+            k,
+            v,
+            states,
+        )
 
-    def segment(self, move: Move) -> Segment:
+    def to_segment(self, move: Move) -> Segment:
         """What a text can begin with: all rows, their keys where their tokens stand now."""
-        now = torch.arange(len(self.tokens))
-        moved = (self.at != now).nonzero()[:, 0]
+        new_positions = torch.arange(len(self.tokens))
+        moved_rows = (self.at != new_positions).nonzero()[:, 0]
         k = self.k
-        if len(moved):
-            k = joined([k])
-            old = [layer[:, moved] for layer in self.k]
-            for layer, keys in zip(k, move(old, self.at[moved], now[moved]), strict=True):
-                layer[:, moved] = keys
+        if len(moved_rows):
+            k = join_layers([k])
+            old_keys = [layer[:, moved_rows] for layer in self.k]
+            for layer, keys in zip(
+                k, move(old_keys, self.at[moved_rows], new_positions[moved_rows]), strict=True
+            ):
+                layer[:, moved_rows] = keys
         return Segment(self.tokens, 0, k, self.v, self.states)
 
 
 def part_of(segment: Segment, start: int, end: int) -> Segment:
     """The part of a segment between two positions of the text, in the segment's own memory."""
-    rows = slice(start - segment.start, end - segment.start)
-    k, v = ([layer[:, rows] for layer in side] for side in (segment.k, segment.v))
-    states = {tap: held[rows] for tap, held in segment.states.items()}
-    return Segment(segment.tokens[rows], start, k, v, states)
+    row_range = slice(start - segment.start, end - segment.start)
+    k, v = ([layer[:, row_range] for layer in side] for side in (segment.k, segment.v))
+    states = {tap: tap_states[row_range] for tap, tap_states in segment.states.items()}
+    return Segment(segment.tokens[row_range], start, k, v, states)
 
 
-def joined(parts: Sequence[Layers]) -> list[torch.Tensor]:
+def join_layers(parts: Sequence[Layers]) -> list[torch.Tensor]:
     """Rows of every layer, those of all parts one behind the other; layers of one shape lie in one
     tensor.
     """
-    sizes = [(layer.shape[0], layer.shape[2]) for layer in parts[0]]
-    count = sum(part[0].shape[1] for part in parts)
-    out: list[torch.Tensor] = [parts[0][0]] * len(sizes)
-    for heads, width in set(sizes):
-        places = [place for place, size in enumerate(sizes) if size == (heads, width)]
-        made = parts[0][0].new_empty(len(places), heads, count, width)
-        for rows, place in zip(made, places, strict=True):
-            torch.cat([part[place] for part in parts], 1, out=rows)
-            out[place] = rows
-    return out
+    layer_sizes = [(layer.shape[0], layer.shape[2]) for layer in parts[0]]
+    row_count = sum(part[0].shape[1] for part in parts)
+    joined_layers: list[torch.Tensor] = [parts[0][0]] * len(layer_sizes)
+    for heads, width in set(layer_sizes):
+        layer_indices = [
+            layer_index for layer_index, size in enumerate(layer_sizes) if size == (heads, width)
+        ]
+        joined_buffer = parts[0][0].new_empty(len(layer_indices), heads, row_count, width)
+        for rows, layer_index in zip(joined_buffer, layer_indices, strict=True):
+            torch.cat([part[layer_index] for part in parts], 1, out=rows)
+            joined_layers[layer_index] = rows
+    return joined_layers

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from foretell.cache.policy import copied
+from foretell.cache.policy import copy_rows
 from foretell.cache.shared import SharedRows
 
 LEAST_ROWS = 256  # of buffers that became shorter
@@ -21,47 +21,52 @@ class EvictedRows(SharedRows):
     reserve: Callable[[int], None]
     offset = 0  # by which positions are less than places in the text
 
-    def compact(self, rows: Iterable[int]) -> None:
+    def compact_rows(self, rows: Iterable[int]) -> None:
         """Keeps these of the committed rows, in order, and gives up the others."""
         assert not self.tokens, "rows are evicted between forwards"
-        keep = list(rows)
-        self.positions = [self.row_positions()[row] for row in keep]
+        kept_rows = list(rows)
+        self.positions = [self.row_positions()[row] for row in kept_rows]
         self.reserve(self.base)
-        self.move(keep, 0)
-        self.base = len(keep)
+        self.move_rows(kept_rows, 0)
+        self.base = len(kept_rows)
 
-    def keep_rows(self, chosen: Sequence[torch.Tensor | None]) -> None:
+    def keep_rows(self, surviving_rows: Sequence[torch.Tensor | None]) -> None:
         """Keeps of every layer (None: it has no rows) these committed rows of its heads (KV, n),
         each in order, and gives up the others. Rows have no common positions then.
         """
         assert not self.tokens, "rows are evicted between forwards"
-        counts = {rows.shape[1] for rows in chosen if rows is not None}
-        assert len(counts) == 1, "all heads keep as many rows"
+        row_counts = {
+            layer_rows.shape[1] for layer_rows in surviving_rows if layer_rows is not None
+        }
+        assert len(row_counts) == 1, "all heads keep as many rows"
         self.reserve(self.base)
-        self.gather(chosen)
-        self.base = counts.pop()
+        self.gather_rows(surviving_rows)
+        self.base = row_counts.pop()
 
-    def give(self, count: int, first: int = 0) -> tuple[list[Any], list[Any]]:
+    def give_rows(self, count: int, first_count: int = 0) -> tuple[list[Any], list[Any]]:
         """Copies of keys and of values of every layer (KV, count, D; None: it has no rows) of
-        `count` committed rows behind the `first` ones, which leave the cache: who asks keeps them.
+        `count` committed rows behind the `first_count` ones, which leave the cache: who asks keeps them.
         """
-        k, v = (copied(layers, slice(first, first + count)) for layers in (self.k, self.v))
-        self.compact([*range(first), *range(first + count, self.base)])
+        k, v = (
+            copy_rows(layers, slice(first_count, first_count + count))
+            for layers in (self.k, self.v)
+        )
+        self.compact_rows([*range(first_count), *range(first_count + count, self.base)])
         self._shrink()
         return k, v
 
     def _shrink(self) -> None:
         """Lets go of buffers that are far longer than its rows, as those of a long prompt are."""
-        rows = LEAST_ROWS
-        while rows < self.base + SPARE_ROWS:
-            rows *= 2
-        if rows * 4 > self.capacity:
+        buffer_rows = LEAST_ROWS
+        while buffer_rows < self.base + SPARE_ROWS:
+            buffer_rows *= 2
+        if buffer_rows * 4 > self.capacity:
             return
-        k, v = (copied(layers, slice(0, self.base)) for layers in (self.k, self.v))
-        self.begin(rows)
-        for own, kept in zip((*self.k, *self.v), (*k, *v), strict=True):
-            if own is not None:
-                own[:, : self.base] = kept
+        k, v = (copy_rows(layers, slice(0, self.base)) for layers in (self.k, self.v))
+        self.begin_buffers(buffer_rows)
+        for layer_buffer, kept_rows in zip((*self.k, *self.v), (*k, *v), strict=True):
+            if layer_buffer is not None:
+                layer_buffer[:, : self.base] = kept_rows
 
     def row_positions(self) -> Sequence[int]:
         """Of the committed rows, their tokens' positions in the text."""

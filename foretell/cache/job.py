@@ -12,7 +12,14 @@ from typing import Any
 
 import torch
 
-from foretell.ops.attention import Attention, Bias, attend, merge, own_part, partial_attention
+from foretell.ops.attention import (
+    Attention,
+    Bias,
+    attend,
+    merge_parts,
+    self_part,
+    partial_attention,
+)
 
 
 @dataclass(slots=True, frozen=True)
@@ -59,8 +66,8 @@ class Job:
     @property
     def rows_before(self) -> int:
         """Cache rows that the new nodes attend to, those that it shares with others included."""
-        shared = sum(segment.end - segment.start for segment in self.cache.segments)
-        return self.start + int(shared)
+        shared_rows = sum(segment.end - segment.start for segment in self.cache.segments)
+        return self.start + int(shared_rows)
 
     @property
     def entry(self) -> Any:
@@ -86,7 +93,7 @@ class Job:
     def watched(self) -> bool:
         """Whether its cache's policy computes the attention of its nodes."""
         policy = self.cache.policy
-        return policy is not None and policy.watches(self)
+        return policy is not None and policy.watches_job(self)
 
     def suits(
         self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
@@ -95,10 +102,12 @@ class Job:
         leaves attention to policies, or computes positions of a canvas.
         """
         cache = self.cache
-        whole = self.layers is None and self.states is None
+        all_layers = self.layers is None and self.states is None
         layers = layers and all(isinstance(layer, int) for layer in self.layers or ())
-        ordinary = self.features is None and (not self.watched or (watched and not cache.segments))
-        return ordinary and (whole or layers) and (segments or not cache.segments)
+        is_ordinary = self.features is None and (
+            not self.watched or (watched and not cache.segments)
+        )
+        return is_ordinary and (all_layers or layers) and (segments or not cache.segments)
 
     def lay_out(self) -> RowMemory:
         """For executors, of a cache whose layers have one shape: its own memory, or a copy."""
@@ -132,23 +141,27 @@ class Job:
         """Of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n, H, D)."""
         keys, values = self.write(layer, k, v)
         if self.watched:
-            mask = self.biased_mask(window, q.dtype, bias)
-            asked = Attention(layer, q, keys, values, mask, scale, softcap, sinks)
-            return self.by_policy(asked)
+            node_mask = self.biased_mask(window, q.dtype, bias)
+            attention = Attention(layer, q, keys, values, node_mask, scale, softcap, sinks)
+            return self.by_policy(attention)
         if self.cache.segments:
-            parts = self._parts(layer, q, keys, values, scale, window, softcap, sinks, bias)
-            return merge(parts).to(q.dtype)
+            row_parts = self._attend_parts(
+                layer, q, keys, values, scale, window, softcap, sinks, bias
+            )
+            return merge_parts(row_parts).to(q.dtype)
         if bias is not None:
-            mask = self.biased_mask(window, q.dtype, bias)
-            return attend(q, keys, values, mask, scale, softcap, sinks, grouped=False)
-        grouped = softcap is None and sinks is None
-        times = len(q) // len(k) if grouped else 1
-        return attend(q, keys, values, self.mask(window, q.dtype, times), scale, softcap, sinks)
+            node_mask = self.biased_mask(window, q.dtype, bias)
+            return attend(q, keys, values, node_mask, scale, softcap, sinks, grouped=False)
+        shares_keys = softcap is None and sinks is None
+        heads_per_key = len(q) // len(k) if shares_keys else 1
+        return attend(
+            q, keys, values, self.mask(window, q.dtype, heads_per_key), scale, softcap, sinks
+        )
 
-    def by_policy(self, asked: Attention) -> torch.Tensor:
+    def by_policy(self, attention: Attention) -> torch.Tensor:
         """What the policy makes of a layer's attention -> (n, H, D)."""
-        out: torch.Tensor = self.cache.policy.attend(self, asked)
-        return out
+        node_outputs: torch.Tensor = self.cache.policy.attend_job(self, attention)
+        return node_outputs
 
     def attend_with(
         self,
@@ -156,7 +169,7 @@ class Job:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        own: tuple[torch.Tensor, torch.Tensor],
+        own_row: tuple[torch.Tensor, torch.Tensor],
         scale: float,
     ) -> torch.Tensor:
         """`attend` of nodes that see one more key and value each (KV, n, D), which they alone see
@@ -164,10 +177,10 @@ class Job:
         """
         assert self.cache.policy is None or self.cache.policy.plain
         keys, values = self.write(layer, k, v)
-        parts = self._parts(layer, q, keys, values, scale)
-        return merge([*parts, own_part(q, *own, scale)]).to(q.dtype)
+        row_parts = self._attend_parts(layer, q, keys, values, scale)
+        return merge_parts([*row_parts, self_part(q, *own_row, scale)]).to(q.dtype)
 
-    def _parts(
+    def _attend_parts(
         self,
         layer: int,
         q: torch.Tensor,
@@ -180,13 +193,13 @@ class Job:
         bias: Bias | None = None,
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Attention over the cache's own rows and over each segment, see `partial_attention`."""
-        mask = self.biased_mask(window, q.dtype, bias)
-        parts = [partial_attention(q, keys, values, mask, scale, softcap, sinks)]
+        own_mask = self.biased_mask(window, q.dtype, bias)
+        row_parts = [partial_attention(q, keys, values, own_mask, scale, softcap, sinks)]
         for segment in self.cache.segments:
-            prefix = self.prefix_mask(segment.start, segment.end, window, q.dtype, bias)
-            rows = segment.k[layer], segment.v[layer]
-            parts.append(partial_attention(q, *rows, prefix, scale, softcap))
-        return parts
+            segment_mask = self.prefix_mask(segment.start, segment.end, window, q.dtype, bias)
+            segment_rows = segment.k[layer], segment.v[layer]
+            row_parts.append(partial_attention(q, *segment_rows, segment_mask, scale, softcap))
+        return row_parts
 
     # --- who sees whom
 
@@ -197,34 +210,34 @@ class Job:
         """
         if window is not None and max(self.scratch_positions, default=0) < window:
             window = None
-        key = (window, times)
-        if key not in self.masks:
-            self.masks[key] = self._additive(self._seen(window), dtype, times)
-        return self.masks[key]
+        mask_key = (window, times)
+        if mask_key not in self.masks:
+            self.masks[mask_key] = self._additive_mask(self._visible_rows(window), dtype, times)
+        return self.masks[mask_key]
 
-    def _seen(self, window: int | None) -> torch.Tensor | None:
+    def _visible_rows(self, window: int | None) -> torch.Tensor | None:
         """Bool (n, start + n); None: every node sees all."""
-        new, base = len(self.tokens), self.cache.base
-        if new == 1 and self.seen is None and window is None:
+        node_count, scratch_start = len(self.tokens), self.cache.base
+        if node_count == 1 and self.seen is None and window is None:
             return None
-        total = self.start + new
-        seen = torch.ones(new, total, dtype=torch.bool)
+        row_count = self.start + node_count
+        visible_mask = torch.ones(node_count, row_count, dtype=torch.bool)
         if self.seen is None:
-            seen = seen.tril_(self.start)
+            visible_mask = visible_mask.tril_(self.start)
         else:
-            seen[:, base:] = self.seen
+            visible_mask[:, scratch_start:] = self.seen
         if window is not None:
-            columns = torch.tensor([*self.cache.row_positions(), *self.scratch_positions])
-            here = torch.tensor(self.positions)
-            seen &= here[:, None] - columns[None, :] < window
-        return seen
+            row_positions = torch.tensor([*self.cache.row_positions(), *self.scratch_positions])
+            node_positions = torch.tensor(self.positions)
+            visible_mask &= node_positions[:, None] - row_positions[None, :] < window
+        return visible_mask
 
-    def _additive(
-        self, seen: torch.Tensor | None, dtype: torch.dtype, times: int
+    def _additive_mask(
+        self, visible_mask: torch.Tensor | None, dtype: torch.dtype, times: int
     ) -> torch.Tensor | None:
-        if seen is None:
+        if visible_mask is None:
             return None
-        mask = torch.where(seen, 0.0, -torch.inf).to(self.cache.device, dtype)
+        mask = torch.where(visible_mask, 0.0, -torch.inf).to(self.cache.device, dtype)
         return mask if times == 1 else mask.repeat(times, 1)
 
     def biased_mask(
@@ -234,9 +247,9 @@ class Job:
         mask = self.mask(window, dtype)
         if bias is None:
             return mask
-        columns = [*self.cache.row_positions(), *self.scratch_positions]
-        added = self._bias(bias, columns, dtype)
-        return added if mask is None else added + mask
+        row_positions = [*self.cache.row_positions(), *self.scratch_positions]
+        bias_mask = self._bias_mask(bias, row_positions, dtype)
+        return bias_mask if mask is None else bias_mask + mask
 
     def prefix_mask(
         self, start: int, end: int, window: int | None, dtype: torch.dtype, bias: Bias | None
@@ -244,21 +257,21 @@ class Job:
         """The same over rows of the shared positions `start` to `end`, which every node follows."""
         mask = None
         if window is not None:
-            here = torch.tensor(self.positions)
-            seen = here[:, None] - torch.arange(start, end)[None, :] < window
-            mask = self._additive(seen, dtype, 1)
+            node_positions = torch.tensor(self.positions)
+            visible_mask = node_positions[:, None] - torch.arange(start, end)[None, :] < window
+            mask = self._additive_mask(visible_mask, dtype, 1)
         if bias is None:
             return mask
-        added = self._bias(bias, list(range(start, end)), dtype)
-        return added if mask is None else added + mask
+        bias_mask = self._bias_mask(bias, list(range(start, end)), dtype)
+        return bias_mask if mask is None else bias_mask + mask
 
-    def _bias(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:
-        here = torch.tensor(self.positions, device=self.cache.device)
-        there = torch.tensor(columns, device=self.cache.device)
-        return bias(here, there).to(dtype)
+    def _bias_mask(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:
+        node_positions = torch.tensor(self.positions, device=self.cache.device)
+        row_positions = torch.tensor(columns, device=self.cache.device)
+        return bias(node_positions, row_positions).to(dtype)
 
 
-def entering(
+def join_entry_states(
     jobs: Sequence[Job], embed: Callable[[Sequence[int]], torch.Tensor]
 ) -> torch.Tensor | None:
     """(T, E): the states that asks gave of the jobs' nodes, and `embed`dings of those without.
@@ -267,11 +280,11 @@ def entering(
     """
     if all(job.states is None for job in jobs):
         return None
-    parts = []
+    state_parts = []
     for job in jobs:
-        given = 0 if job.states is None else len(job.states)
-        if given < len(job.tokens):
-            parts.append(embed(job.tokens[: len(job.tokens) - given]))
+        state_count = 0 if job.states is None else len(job.states)
+        if state_count < len(job.tokens):
+            state_parts.append(embed(job.tokens[: len(job.tokens) - state_count]))
         if job.states is not None:
-            parts.append(job.states)
-    return torch.cat([part.to(parts[0]) for part in parts])
+            state_parts.append(job.states)
+    return torch.cat([part.to(state_parts[0]) for part in state_parts])

@@ -52,35 +52,35 @@ class Scratch(Protocol):
     beside: Any
 
 
-def plan_part(piece: Sequence[int], layers: frozenset[int]) -> Plan:
+def plan_part(text_piece: Sequence[int], layers: frozenset[int]) -> Plan:
     """The next pending tokens alone; their rows are kept, so all layers run."""
-    depths = list(range(len(piece)))
+    depths = list(range(len(text_piece)))
     parents = [depth - 1 for depth in depths]
-    return Plan(list(piece), parents, depths, len(piece), True, layers, layers)
+    return Plan(list(text_piece), parents, depths, len(text_piece), True, layers, layers)
 
 
-def plan_tree(ask: Ask, before: Sequence[int], scratch: Scratch) -> Plan:
-    """The pending tokens `before` the tree, and the tree."""
-    tree, pending = ask.tree, len(before)
-    tokens, parents = _nodes(ask, before)
+def plan_tree(ask: Ask, pending_tokens: Sequence[int], scratch: Scratch) -> Plan:
+    """The pending tokens `pending_tokens` the tree, and the tree."""
+    tree, pending = ask.tree, len(pending_tokens)
+    tokens, parents = _join_nodes(ask, pending_tokens)
     depths = [*range(pending), *(depth + pending for depth in tree.depths)]
     layers = scratch.all_layers if ask.layers is None else frozenset(ask.layers)
     # The same nodes again, entered with states: further layers of a forward that stopped before.
     # Rows that have no token may stand behind them: no layer below knows these.
-    count = len(tokens)
-    while count > len(scratch.tokens) and tokens[count - 1] < 0:
-        count -= 1
-    same_nodes = _begins_with(scratch, tokens[:count], parents[:count])
+    known_count = len(tokens)
+    while known_count > len(scratch.tokens) and tokens[known_count - 1] < 0:
+        known_count -= 1
+    same_nodes = _begins_with(scratch, tokens[:known_count], parents[:known_count])
     goes_on = ask.states is not None and same_nodes and not layers & scratch.done
     done = layers | scratch.done if goes_on else layers
     return Plan(tokens, parents, depths, pending, False, layers, done, goes_on)
 
 
-def _nodes(ask: Ask, before: Sequence[int]) -> tuple[list[int], list[int]]:
+def _join_nodes(ask: Ask, pending_tokens: Sequence[int]) -> tuple[list[int], list[int]]:
     """Tokens and parents of the pending tokens and the tree."""
-    pending = len(before)
+    pending = len(pending_tokens)
     parents = [*range(-1, pending), *(parent + pending for parent in ask.tree.parents[1:])]
-    return [*before, *ask.tree.tokens], parents
+    return [*pending_tokens, *ask.tree.tokens], parents
 
 
 def _begins_with(scratch: Scratch, tokens: list[int], parents: list[int]) -> bool:
@@ -88,29 +88,29 @@ def _begins_with(scratch: Scratch, tokens: list[int], parents: list[int]) -> boo
     return (scratch.tokens[:count], scratch.parents[:count]) == (tokens, parents)
 
 
-def resumed(ask: Ask, before: Sequence[int], scratch: Scratch) -> Ask:
+def resume_ask(ask: Ask, pending_tokens: Sequence[int], scratch: Scratch) -> Ask:
     """What is left to run of an ask for all layers, where the first ones have run over its nodes.
 
     That is so after asks that ran the layers below E and tapped what enters layer E, as drafters
     do that exit early: the layers from E on are entered with those states.
     """
-    first = len(scratch.done)
-    states = scratch.tapped.get(first)
-    whole = ask.layers is None and ask.states is None and scratch.beside is None
-    if states is None or not whole or scratch.done != frozenset(range(first)):
+    first_layer = len(scratch.done)
+    states = scratch.tapped.get(first_layer)
+    is_whole = ask.layers is None and ask.states is None and scratch.beside is None
+    if states is None or not is_whole or scratch.done != frozenset(range(first_layer)):
         return ask
-    wanted = {*ask.taps, *(() if scratch.states is None else scratch.states.taps)}
-    below = {tap for tap in wanted if tap < first}
-    tokens, parents = _nodes(ask, before)
-    if not below <= scratch.tapped.keys() or not _begins_with(scratch, tokens, parents):
+    needed_taps = {*ask.taps, *(() if scratch.states is None else scratch.states.taps)}
+    lower_taps = {tap for tap in needed_taps if tap < first_layer}
+    tokens, parents = _join_nodes(ask, pending_tokens)
+    if not lower_taps <= scratch.tapped.keys() or not _begins_with(scratch, tokens, parents):
         return ask
-    rest = tuple(range(first, len(scratch.all_layers)))
-    return replace(ask, layers=rest, states=states[: len(tokens)])
+    rest_layers = tuple(range(first_layer, len(scratch.all_layers)))
+    return replace(ask, layers=rest_layers, states=states[: len(tokens)])
 
 
-def accepted(tokens: Sequence[int], scratch: Scratch) -> list[int]:
+def accepted_path(tokens: Sequence[int], scratch: Scratch) -> list[int]:
     """The scratch rows that hold the branch's next tokens, one below the other."""
-    path: list[int] = []
+    accepted_nodes: list[int] = []
     node = -1
     child = 0
     for token in tokens[scratch.length : len(tokens) - 1]:
@@ -120,24 +120,24 @@ def accepted(tokens: Sequence[int], scratch: Scratch) -> list[int]:
             child += 1
         if child >= scratch.trusted:
             break
-        path.append(child)
+        accepted_nodes.append(child)
         node = child
         child += 1
-    return path
+    return accepted_nodes
 
 
-def reusable(plan: Plan, ask: Ask, scratch: Scratch) -> int:
+def count_reusable(plan: Plan, ask: Ask, scratch: Scratch) -> int:
     """How many of the plan's first nodes have their rows already."""
     if plan.layers != scratch.done:
         return 0
     # Nodes with given states are computed anew, and so are those whose logits are wanted.
-    known = len(plan.tokens) - (0 if ask.states is None else len(ask.states))
+    token_nodes = len(plan.tokens) - (0 if ask.states is None else len(ask.states))
     first_wanted = min(ask.rows) if ask.rows else len(ask.tree)
-    end = min(len(scratch.tokens), known, plan.pending + first_wanted)
-    shared = 0
-    while shared < end:
-        node = (plan.tokens[shared], plan.parents[shared])
-        if node != (scratch.tokens[shared], scratch.parents[shared]):
+    last_candidate = min(len(scratch.tokens), token_nodes, plan.pending + first_wanted)
+    shared_count = 0
+    while shared_count < last_candidate:
+        node = (plan.tokens[shared_count], plan.parents[shared_count])
+        if node != (scratch.tokens[shared_count], scratch.parents[shared_count]):
             break
-        shared += 1
-    return plan.pending if shared == len(plan.tokens) else shared
+        shared_count += 1
+    return plan.pending if shared_count == len(plan.tokens) else shared_count

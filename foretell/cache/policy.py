@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.ops.attention import Attention
+if TYPE_CHECKING:
+    from foretell.ops.attention import Attention
 
 NEVER = 1 << 62  # more tokens than any text has
 EVERY = slice(None)
@@ -33,7 +34,7 @@ class CachePolicy:
     spared = 0  # tokens that its texts may have beyond the positions that they take
     prompt = 0  # tokens of the text when its cache was made
 
-    def begin(self, prompt: int) -> None:
+    def begin_text(self, prompt: int) -> None:
         """A new cache is under it, of a text that begins with so many tokens."""
         self.prompt = prompt
 
@@ -51,52 +52,52 @@ class CachePolicy:
     def drop(self) -> None:
         """Its cache is dropped, and it with it."""
 
-    def watches(self, job: Any) -> bool:
-        """Whether `attend` computes the attention of this job's nodes."""
+    def watches_job(self, job: Any) -> bool:
+        """Whether `attend_job` computes the attention of this job's nodes."""
         return not self.plain
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
         """These scratch rows, a path, become the next committed ones; the others are forgotten."""
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""
         return NEVER
 
     def room_of(self, length: int, prompt: int) -> int:
-        """`room` of a cache whose text begins with so many tokens."""
+        """`room_left` of a cache whose text begins with so many tokens."""
         if prompt == self.prompt:
-            return self.room(length)
+            return self.room_left(length)
         twin = copy.copy(self)
         twin.prompt = prompt
-        return twin.room(length)
+        return twin.room_left(length)
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
         """Attention of its own for the jobs that it watches -> (n, H, D)."""
         raise NotImplementedError
 
-    def skips(self, job: Any) -> bool:
-        """Whether `through` takes this job's nodes through the layers: not all of them pass all.
+    def runs_layers(self, job: Any) -> bool:
+        """Whether `run_layers` takes this job's nodes through the layers: not all of them pass all.
 
         Only models that say so (`skips`) ask, see kv/evict/layer_skipping.py.
         """
         return False
 
-    def through(self, job: Any, taps: Sequence[int], run: Any) -> Any:
+    def run_layers(self, job: Any, taps: Sequence[int], run_jobs: Any) -> Any:
         """What `Model.compute` gives of this job alone, by forwards of parts of it, which
-        `run(jobs, taps)` computes as quickly as the model can.
+        `run_jobs(jobs, taps)` computes as quickly as the model can.
         """
         raise NotImplementedError
 
 
-def longest(policy: CachePolicy | None, model: Any) -> int:
+def max_text_length(policy: CachePolicy | None, model: Any) -> int:
     """Tokens that a text under this policy may have for a model, by its positions."""
     if policy is None:
         return int(model.context)
-    endless = policy.endless and "blocks" not in model.caps
-    return NEVER if endless else int(model.context) + policy.spared
+    is_endless = policy.endless and "blocks" not in model.caps
+    return NEVER if is_endless else int(model.context) + policy.spared
 
 
 @dataclass(eq=False)
@@ -122,19 +123,23 @@ class Segment:
     @property
     def bytes(self) -> int:
         """Of its rows and states."""
-        held = [*self.k, *self.v, *self.states.values()]
-        return sum(part.numel() * part.element_size() for part in held if part is not None)
+        all_tensors = [*self.k, *self.v, *self.states.values()]
+        return sum(
+            layer_tensor.numel() * layer_tensor.element_size()
+            for layer_tensor in all_tensors
+            if layer_tensor is not None
+        )
 
 
-def copied(layers: Sequence[Any], rows: slice = EVERY) -> list[Any]:
+def copy_rows(layers: Sequence[Any], rows: slice = EVERY) -> list[Any]:
     """Copies of these rows of every layer (KV, n, D); layers of one shape lie in one tensor."""
-    parts: list[Any] = [None] * len(layers)
+    copied_layers: list[Any] = [None] * len(layers)
     by_shape: dict[Any, list[int]] = {}
-    for place, layer in enumerate(layers):
+    for layer_index, layer in enumerate(layers):
         if layer is not None:
-            by_shape.setdefault(layer.shape, []).append(place)
-    for places in by_shape.values():
-        together = torch.stack([layers[place][:, rows] for place in places])
-        for place, part in zip(places, together, strict=True):
-            parts[place] = part
-    return parts
+            by_shape.setdefault(layer.shape, []).append(layer_index)
+    for layer_indices in by_shape.values():
+        stacked_rows = torch.stack([layers[layer_index][:, rows] for layer_index in layer_indices])
+        for layer_index, layer_copy in zip(layer_indices, stacked_rows, strict=True):
+            copied_layers[layer_index] = layer_copy
+    return copied_layers

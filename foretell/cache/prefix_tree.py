@@ -21,7 +21,7 @@ from zlib import crc32
 
 import torch
 
-from foretell.cache.policy import Segment, copied
+from foretell.cache.policy import Segment, copy_rows
 
 MOST_PARTS = 32  # segments that one text may begin with
 SHORT = 256  # tokens below which a leaf is joined with what follows it
@@ -51,86 +51,99 @@ class PrefixTree:
 
     # --- reading
 
-    def match(self, tenant: str, tokens: Sequence[int], taps: Sequence[int] = ()) -> list[Segment]:
+    def match_prefix(
+        self, tenant: str, tokens: Sequence[int], taps: Sequence[int] = ()
+    ) -> list[Segment]:
         """The segments of the longest known beginning of a text, in order, as far as they have the
         hidden states of these taps.
         """
-        found: list[Segment] = []
-        now = next(self.clock)
+        matched_segments: list[Segment] = []
+        clock_time = next(self.clock)
         children = self.roots.get(tenant, {})
-        place = 0
-        while place < len(tokens) and len(found) < MOST_PARTS:
-            node = children.get(tokens[place])
+        position = 0
+        while position < len(tokens) and len(matched_segments) < MOST_PARTS:
+            node = children.get(tokens[position])
             if node is None or not node.segment.has_states(taps):
                 break
-            common = common_length(node.segment.tokens, tokens[place:])
-            if common < len(node.segment.tokens):
-                node = self._cut(node, common)
-            node.used = now
-            found.append(node.segment)
-            place += common
+            common_count = common_length(node.segment.tokens, tokens[position:])
+            if common_count < len(node.segment.tokens):
+                node = self._cut_node(node, common_count)
+            node.used = clock_time
+            matched_segments.append(node.segment)
+            position += common_count
             children = node.children
-        return found
+        return matched_segments
 
-    def known(self, tenant: str, tokens: Sequence[int], taps: Sequence[int] = ()) -> int:
+    def count_known(self, tenant: str, tokens: Sequence[int], taps: Sequence[int] = ()) -> int:
         """How many of a text's first tokens are known with these states; changes nothing."""
         children = self.roots.get(tenant, {})
-        place = 0
-        while place < len(tokens):
-            node = children.get(tokens[place])
+        position = 0
+        while position < len(tokens):
+            node = children.get(tokens[position])
             if node is None or not node.segment.has_states(taps):
                 break
-            common = common_length(node.segment.tokens, tokens[place:])
-            place += common
-            if common < len(node.segment.tokens):
+            common_count = common_length(node.segment.tokens, tokens[position:])
+            position += common_count
+            if common_count < len(node.segment.tokens):
                 break
             children = node.children
-        return place
+        return position
 
-    def nodes(self) -> Iterator[Node]:
+    def iterate_nodes(self) -> Iterator[Node]:
         """All of them, parents before their children."""
-        waiting = [node for root in self.roots.values() for node in root.values()]
-        while waiting:
-            node = waiting.pop()
+        waiting_nodes = [node for root in self.roots.values() for node in root.values()]
+        while waiting_nodes:
+            node = waiting_nodes.pop()
             yield node
-            waiting += node.children.values()
+            waiting_nodes += node.children.values()
 
     # --- writing
 
-    def insert(self, tenant: str, segments: Sequence[Segment]) -> None:
+    def insert_text(self, tenant: str, segments: Sequence[Segment]) -> None:
         """Takes in the segments of one text, in order from its first token.
 
         Of what is known already only states are taken that were missing.
         """
         tokens = [token for segment in segments for token in segment.tokens]
-        known = self.match(tenant, tokens)
-        for old in known:
-            self._add_states(old, segments)
-        if len(known) == MOST_PARTS:  # more of it may be known, and no text would reach more
+        known_segments = self.match_prefix(tenant, tokens)
+        for known_segment in known_segments:
+            self._add_states(known_segment, segments)
+        if (
+            len(known_segments) == MOST_PARTS
+        ):  # more of it may be known, and no text would reach more
             return
-        length = known[-1].end if known else 0
-        parent = self._node_at(tenant, known)
+        known_length = known_segments[-1].end if known_segments else 0
+        parent = self._node_at(tenant, known_segments)
         for segment in segments:
-            if segment.end <= length:
+            if segment.end <= known_length:
                 continue
-            fresh = cut(segment, max(length, segment.start), segment.end)
-            parent = self._append(tenant, parent, fresh)
-        self._evict()
+            new_segment = cut_segment(segment, max(known_length, segment.start), segment.end)
+            parent = self._append_node(tenant, parent, new_segment)
+        self._evict_leaves()
 
-    def _add_states(self, known: Segment, segments: Sequence[Segment]) -> None:
+    def _add_states(self, known_segment: Segment, segments: Sequence[Segment]) -> None:
         """Gives a known segment the states that these, of the same text, have and it lacks."""
-        parts = [one for one in segments if one.start < known.end and one.end > known.start]
-        taps = set.intersection(*(set(part.states) for part in parts)) - known.states.keys()
-        if not taps or parts[0].start > known.start or parts[-1].end < known.end:
+        parts = [
+            segment
+            for segment in segments
+            if segment.start < known_segment.end and segment.end > known_segment.start
+        ]
+        taps = set.intersection(*(set(part.states) for part in parts)) - known_segment.states.keys()
+        if not taps or parts[0].start > known_segment.start or parts[-1].end < known_segment.end:
             return
-        rows = [slice(max(0, known.start - part.start), known.end - part.start) for part in parts]
-        before = known.bytes
-        added = {
-            tap: torch.cat([part.states[tap][own] for part, own in zip(parts, rows, strict=True)])
+        rows = [
+            slice(max(0, known_segment.start - part.start), known_segment.end - part.start)
+            for part in parts
+        ]
+        earlier_bytes = known_segment.bytes
+        added_states = {
+            tap: torch.cat(
+                [part.states[tap][part_rows] for part, part_rows in zip(parts, rows, strict=True)]
+            )
             for tap in taps
         }
-        known.states = {**known.states, **added}
-        self.bytes += known.bytes - before
+        known_segment.states = {**known_segment.states, **added_states}
+        self.bytes += known_segment.bytes - earlier_bytes
 
     def _node_at(self, tenant: str, segments: Sequence[Segment]) -> Node | None:
         node = None
@@ -140,12 +153,12 @@ class PrefixTree:
             children = node.children
         return node
 
-    def _append(self, tenant: str, parent: Node | None, segment: Segment) -> Node:
-        short = parent is not None and len(parent.segment.tokens) < SHORT
-        alike = parent is not None and parent.segment.states.keys() == segment.states.keys()
-        if parent is not None and not parent.children and short and alike:
+    def _append_node(self, tenant: str, parent: Node | None, segment: Segment) -> Node:
+        is_short = parent is not None and len(parent.segment.tokens) < SHORT
+        same_states = parent is not None and parent.segment.states.keys() == segment.states.keys()
+        if parent is not None and not parent.children and is_short and same_states:
             self.bytes += segment.bytes
-            parent.segment = join(parent.segment, segment)
+            parent.segment = join_segments(parent.segment, segment)
             parent.digest = None
             return parent
         children = self.roots.setdefault(tenant, {}) if parent is None else parent.children
@@ -154,87 +167,106 @@ class PrefixTree:
         self.bytes += segment.bytes
         return node
 
-    def _cut(self, node: Node, length: int) -> Node:
+    def _cut_node(self, node: Node, length: int) -> Node:
         """Divides a node behind `length` tokens; returns the first part."""
-        whole = node.segment
-        first = Node(cut(whole, whole.start, whole.start + length), node.parent, used=node.used)
-        siblings = self._siblings(node)
-        siblings[whole.tokens[0]] = first
-        node.segment = cut(whole, whole.start + length, whole.end)
-        node.parent = first
+        old_segment = node.segment
+        first_node = Node(
+            cut_segment(old_segment, old_segment.start, old_segment.start + length),
+            node.parent,
+            used=node.used,
+        )
+        sibling_nodes = self._siblings(node)
+        sibling_nodes[old_segment.tokens[0]] = first_node
+        node.segment = cut_segment(old_segment, old_segment.start + length, old_segment.end)
+        node.parent = first_node
         node.digest = None
-        first.children = {node.segment.tokens[0]: node}
-        return first
+        first_node.children = {node.segment.tokens[0]: node}
+        return first_node
 
     def _siblings(self, node: Node) -> dict[int, Node]:
         """The children among which a node stands."""
         if node.parent is not None:
             return node.parent.children
-        first = node.segment.tokens[0]
-        return next(root for root in self.roots.values() if root.get(first) is node)
+        first_token = node.segment.tokens[0]
+        return next(root for root in self.roots.values() if root.get(first_token) is node)
 
-    def _evict(self) -> None:
+    def _evict_leaves(self) -> None:
         """Gives up the leaves that were used longest ago; those that are being read come last."""
         while self.bytes > self.limit:
-            leaves = [node for node in self.nodes() if not node.children]
+            leaves = [node for node in self.iterate_nodes() if not node.children]
             oldest = min(leaves, key=lambda leaf: (leaf.segment.readers > 0, leaf.used))
             self.bytes -= oldest.segment.bytes
             del self._siblings(oldest)[oldest.segment.tokens[0]]
 
     # --- checks
 
-    def troubles(self) -> list[str]:
+    def find_troubles(self) -> list[str]:
         """What is wrong with the tree. Rows are compared with what they were at the last check."""
-        found = []
-        total = 0
-        for node in self.nodes():
+        troubles = []
+        total_bytes = 0
+        for node in self.iterate_nodes():
             segment = node.segment
-            total += segment.bytes
+            total_bytes += segment.bytes
             start = 0 if node.parent is None else node.parent.segment.end
             if segment.start != start:
-                found.append(f"a shared segment begins at {segment.start} and not at {start}")
+                troubles.append(f"a shared segment begins at {segment.start} and not at {start}")
             digest = digest_of(segment)
             if node.digest is not None and node.digest != digest:
-                found.append(f"rows {segment.start} to {segment.end - 1} of a prefix have changed")
+                troubles.append(
+                    f"rows {segment.start} to {segment.end - 1} of a prefix have changed"
+                )
             node.digest = digest
-        if total != self.bytes:
-            found.append(f"shared segments hold {total} bytes and not {self.bytes} as counted")
-        return found
+        if total_bytes != self.bytes:
+            troubles.append(
+                f"shared segments hold {total_bytes} bytes and not {self.bytes} as counted"
+            )
+        return troubles
 
 
-def common_length(first: Sequence[int], second: Sequence[int]) -> int:
+def common_length(first_text: Sequence[int], second_text: Sequence[int]) -> int:
     """How many of their first tokens two texts have in common."""
-    low, high = 0, min(len(first), len(second))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if tuple(first[low:middle]) == tuple(second[low:middle]):
-            low = middle
+    equal_length, max_length = 0, min(len(first_text), len(second_text))
+    while equal_length < max_length:
+        middle_length = (equal_length + max_length + 1) // 2
+        if tuple(first_text[equal_length:middle_length]) == tuple(
+            second_text[equal_length:middle_length]
+        ):
+            equal_length = middle_length
         else:
-            high = middle - 1
-    return low
+            max_length = middle_length - 1
+    return equal_length
 
 
-def cut(segment: Segment, start: int, end: int) -> Segment:
+def cut_segment(segment: Segment, start: int, end: int) -> Segment:
     """The part of a segment between two positions, with rows of its own unless it is the whole."""
     if (start, end) == (segment.start, segment.end):
         return segment
-    rows = slice(start - segment.start, end - segment.start)
-    k, v = (copied(layers, rows) for layers in (segment.k, segment.v))
-    states = {tap: held[rows].clone() for tap, held in segment.states.items()}
-    return Segment(segment.tokens[rows], start, k, v, states)
+    row_range = slice(start - segment.start, end - segment.start)
+    k, v = (copy_rows(layers, row_range) for layers in (segment.k, segment.v))
+    states = {tap: tap_states[row_range].clone() for tap, tap_states in segment.states.items()}
+    return Segment(segment.tokens[row_range], start, k, v, states)
 
 
-def join(first: Segment, second: Segment) -> Segment:
+def join_segments(first_segment: Segment, second_segment: Segment) -> Segment:
     """Two segments that follow each other and have states of the same taps, as one."""
     k, v = (
         [
-            None if one is None else torch.cat([one, other], 1)
-            for one, other in zip(*layers, strict=True)
+            None if first_layer is None else torch.cat([first_layer, second_layer], 1)
+            for first_layer, second_layer in zip(*layers, strict=True)
         ]
-        for layers in ((first.k, second.k), (first.v, second.v))
+        for layers in ((first_segment.k, second_segment.k), (first_segment.v, second_segment.v))
     )
-    states = {tap: torch.cat([held, second.states[tap]]) for tap, held in first.states.items()}
-    return Segment(first.tokens + second.tokens, first.start, copied(k), copied(v), states)
+    states = {
+        tap: torch.cat([tap_states, second_segment.states[tap]])
+        for tap, tap_states in first_segment.states.items()
+    }
+    return Segment(
+        first_segment.tokens + second_segment.tokens,
+        first_segment.start,
+        copy_rows(k),
+        copy_rows(v),
+        states,
+    )
 
 
 def digest_of(segment: Segment) -> int:
@@ -242,6 +274,6 @@ def digest_of(segment: Segment) -> int:
     digest = 0
     for layer in (*segment.k, *segment.v):
         if layer is not None:
-            rows = layer.detach().cpu().contiguous().view(torch.uint8)
-            digest = crc32(rows.numpy().data, digest)
+            layer_bytes = layer.detach().cpu().contiguous().view(torch.uint8)
+            digest = crc32(layer_bytes.numpy().data, digest)
     return digest

@@ -1,4 +1,4 @@
-"""The command line: one file a command, found by its name, and quick to start.
+"""The command line: commands are found by their files, and are quick to start.
 
 What is asked for goes to standard output, everything else to standard error. No command imports
 torch before it needs it, so that `foretell methods` and `--help` answer at once.
@@ -39,8 +39,8 @@ READER_LEFT = 141
 app = command_group(__name__, Path(__file__).parent, foretell.__doc__)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_requested: bool) -> None:
+    if is_requested:
         emit(f"foretell {foretell.__version__}")
         raise typer.Exit
 
@@ -104,7 +104,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 @functools.cache
-def _whole() -> Any:
+def _build_command() -> Any:
     """The command with all below it, which takes a while to put together."""
     return typer.main.get_command(app)
 
@@ -112,7 +112,7 @@ def _whole() -> Any:
 def _invoke(arguments: list[str]) -> int:
     """Typer's own way to run a command catches closed pipes and interrupts; this one does not."""
     check_arguments(arguments)
-    command = _whole()
+    command = _build_command()
     try:
         with warned_in_lines(), command.make_context("foretell", arguments) as context:
             return int(command.invoke(context) or 0)

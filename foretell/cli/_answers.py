@@ -13,22 +13,22 @@ if TYPE_CHECKING:
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "red")  # of drafters, as they appear
 
 
-def coloured(piece: Piece, styles: dict[str, str]) -> Text:
+def colour_piece(piece: Piece, styles: dict[str, str]) -> Text:
     """The text of a piece; a drafter that is new gets the next colour in `styles`.
 
     Escape characters become visible ones: a model must not command the terminal.
     """
     text = Text()
-    shown = 0
+    shown_length = 0
     for part, source in zip(piece.parts, piece.draft, strict=True):
         if source != "target" and source not in styles:
             styles[source] = COLOURS[len(styles) % len(COLOURS)]
-        text.append(harmless(part), styles.get(source))
-        shown += len(part)
-    return text.append(harmless(piece.text[shown:]))
+        text.append(harmless_text(part), styles.get(source))
+        shown_length += len(part)
+    return text.append(harmless_text(piece.text[shown_length:]))
 
 
-def harmless(text: str) -> str:
+def harmless_text(text: str) -> str:
     """A text that commands no terminal."""
     return text.replace("\x1b", "\u241b").replace("\x9b", "\u241b")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.live import Live
 from rich.text import Text
 
-from foretell.cli._answers import coloured, harmless
+from foretell.cli._answers import colour_piece, harmless_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,7 @@ class Canvas:
         self.fresh: set[int] = set()  # filled by the last step
 
     def take(self, piece: Piece) -> None:
-        self.text.append_text(coloured(piece, {}))
+        self.text.append_text(colour_piece(piece, {}))
         self.final += len(piece.tokens)
         if piece.length is None:
             return
@@ -38,24 +38,24 @@ class Canvas:
         self.cells = [*self.cells[: piece.length], *[None] * lacking]
         self.cells_changed(piece.placed)
 
-    def cells_changed(self, placed: Sequence[tuple[int, int | None]]) -> None:
-        for place, token in placed:
-            self.cells[place] = token
-        self.fresh = {place for place, token in placed if token is not None}
+    def cells_changed(self, placed_tokens: Sequence[tuple[int, int | None]]) -> None:
+        for cell_number, token in placed_tokens:
+            self.cells[cell_number] = token
+        self.fresh = {cell_number for cell_number, token in placed_tokens if token is not None}
 
     def __rich__(self) -> Text:
-        whole = self.text.copy()
-        for place in range(self.final, len(self.cells)):
-            token = self.cells[place]
+        full_text = self.text.copy()
+        for cell_number in range(self.final, len(self.cells)):
+            token = self.cells[cell_number]
             if token is None:
-                whole.append(MASK, OPEN)
+                full_text.append(MASK, OPEN)
             else:
-                said = harmless(self.decode([token])).replace("\n", "\u21b5")
-                whole.append(said, FRESH if place in self.fresh else STANDING)
-        return whole
+                cell_text = harmless_text(self.decode([token])).replace("\n", "\u21b5")
+                full_text.append(cell_text, FRESH if cell_number in self.fresh else STANDING)
+        return full_text
 
 
-def show(
+def show_canvas(
     prompt: Text,
     pieces: Iterator[Piece],
     decode: Callable[[Sequence[int]], str],
@@ -67,10 +67,10 @@ def show(
     canvas = Canvas(prompt, decode)
     piece = None
     try:
-        with Live(canvas, console=console, transient=True, auto_refresh=False) as shown:
+        with Live(canvas, console=console, transient=True, auto_refresh=False) as live_canvas:
             for piece in pieces:
                 canvas.take(piece)
-                shown.refresh()
+                live_canvas.refresh()
     finally:
         console.print(canvas.text)
     return piece

@@ -19,7 +19,7 @@ from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
 from foretell.errors import BadConfig
 from foretell.loading.fetch import resolve
-from foretell.progress import working
+from foretell.progress import show_working
 
 if TYPE_CHECKING:
     from foretell.batch.running import Limits
@@ -58,9 +58,9 @@ class ClusterOptions:
             option = f"--{field.name.replace('_', '-')}"
             if not self.ray and getattr(self, field.name) != field.default:
                 raise BadConfig(f"{option} is for clusters; add --ray")
-        least, colon, most = self.workers.partition(":")
+        min_text, colon, max_text = self.workers.partition(":")
         try:
-            numbers = int(least), int(most if colon else least)
+            numbers = int(min_text), int(max_text if colon else min_text)
         except ValueError:
             numbers = 0, 0
         if not 1 <= numbers[0] <= numbers[1]:
@@ -68,9 +68,9 @@ class ClusterOptions:
         return numbers
 
 
-def travelling(models: ModelOptions) -> ModelOptions:
-    """The same models for other processes, whose working directory is another one. A known name is
-    fetched here, before they all do it.
+def portable_options(models: ModelOptions) -> ModelOptions:
+    """Options for other processes, whose working directory is another one. A known name is fetched
+    here, before they all do it.
     """
 
     def absolute(name: str) -> str:
@@ -78,10 +78,14 @@ def travelling(models: ModelOptions) -> ModelOptions:
         return str(Path(name).resolve()) if Path(name).exists() else name
 
     draft = None if models.draft is None else absolute(models.draft)
-    kept = None if models.draft_vocab is None else str(Path(models.draft_vocab).resolve())
-    named = [f"{name}={absolute(model)}" for name, model in models.others.items()]
+    vocab_file = None if models.draft_vocab is None else str(Path(models.draft_vocab).resolve())
+    named_models = [f"{name}={absolute(model)}" for name, model in models.named_models.items()]
     return dataclasses.replace(
-        models, model=absolute(models.model), draft=draft, draft_vocab=kept, named=named
+        models,
+        model=absolute(models.model),
+        draft=draft,
+        draft_vocab=vocab_file,
+        named=named_models,
     )
 
 
@@ -97,26 +101,28 @@ def batch_workers(
     limits: Limits,
 ) -> Iterator[tuple[str, Any]]:
     """Workers of a batch: the digest of what their results depend on, and what does the work."""
-    least, most = options.counts()
-    if least != most:
+    min_workers, max_workers = options.counts()
+    if min_workers != max_workers:
         raise BadConfig(f"--workers {options.workers}: a batch has one number of workers")
-    from foretell.cluster.cluster import check_installed, cluster
+    from foretell.cluster.cluster import check_installed, ray_cluster
 
     check_installed()
-    make = partial(batch_worker, travelling(models), executors, models.model, limits)
-    with cluster(options.ray_address):
-        from foretell.batch.progress import Meter, shown
-        from foretell.cluster.batching import Crew, answer, workers
+    make_worker = partial(batch_worker, portable_options(models), executors, models.model, limits)
+    with ray_cluster(options.ray_address):
+        from foretell.batch.progress import Meter, show_meter
+        from foretell.cluster.batching import Crew, answer_on_cluster, worker_starter
 
-        with working(f"loading {models.model} in {most} workers", messages):
-            start = workers(make, method, options.worker_cpus, options.worker_gpus)
-            crew = Crew(start, most)
+        with show_working(f"loading {models.model} in {max_workers} workers", messages):
+            start_worker = worker_starter(
+                make_worker, method, options.worker_cpus, options.worker_gpus
+            )
+            crew = Crew(start_worker, max_workers)
 
         def work(asked: Any, file: Any, tell: Any) -> Any:
             left = len(asked) - len(file.lines)
             meter = Meter(left, len(file.lines))
-            with shown(meter, messages) as tick:
-                return meter, answer(crew, asked, file, meter, tick, tell)
+            with show_meter(meter, messages) as tick:
+                return meter, answer_on_cluster(crew, asked, file, meter, tick, tell)
 
         yield crew.digest, work
 
@@ -124,7 +130,7 @@ def batch_workers(
 def batch_worker(
     models: ModelOptions, executors: ExecutorOptions, name: str, limits: Limits
 ) -> tuple[Served, Limits]:
-    """What a worker loads, in its own process."""
+    """Loads the model of a worker, in its own process."""
     from foretell.serve.served import Served
 
     return Served(load_model(models, executors), name), limits
@@ -145,52 +151,55 @@ def serve_on_cluster(
     """Deploys the server. On a cluster of its own it stays until a signal ends it; on one that is
     there the server stays, and the command ends.
     """
-    from foretell.cluster.cluster import check_installed, cluster
+    from foretell.cluster.cluster import check_installed, ray_cluster
 
     check_installed()
-    least, most = options.counts()
-    make = partial(server, travelling(models), executors, settings, name)
-    with cluster(options.ray_address):
-        from foretell.cluster.serving import Scale, deploy, end
+    min_workers, max_workers = options.counts()
+    make_replica = partial(build_replica, portable_options(models), executors, settings, name)
+    with ray_cluster(options.ray_address):
+        from foretell.cluster.serving import Scale, deploy_server, end_server
 
         scale = Scale(
-            least=least,
-            most=most,
+            min_replicas=min_workers,
+            max_replicas=max_workers,
             cpus=options.worker_cpus,
             gpus=options.worker_gpus,
             busy=settings.running,
             body=settings.body,
             drain=settings.drain,
         )
-        with working(f"loading {models.model} in {least} processes", messages):
-            deploy(make, scale, host, port)
+        with show_working(f"loading {models.model} in {min_workers} processes", messages):
+            deploy_server(make_replica, scale, host, port)
         message(f"{name} at http://{host}:{port}/v1, in {options.workers} processes")
         if options.ray_address is not None:
             message("the same command replaces it bit by bit; `serve shutdown` ends it")
             return 0
         _wait_for_signal()
         message(f"ending, when requests in flight are answered or {settings.drain:g} s are over")
-        end()
+        end_server()
     message("ended")
     return 0
 
 
-def server(models: ModelOptions, executors: ExecutorOptions, settings: Settings, name: str) -> Any:
+def build_replica(
+    models: ModelOptions, executors: ExecutorOptions, settings: Settings, name: str
+) -> Any:
     """The application of one replica, in its own process."""
-    from foretell.serve.app import build
+    from foretell.serve.app import build_app
     from foretell.serve.served import Served
 
     if settings.hosts:  # the replica asks itself for its health by this name
         settings = dataclasses.replace(settings, hosts=(*settings.hosts, "localhost"))
-    return build(Served(load_model(models, executors), name), settings)
+    return build_app(Served(load_model(models, executors), name), settings)
 
 
 def _wait_for_signal() -> None:
     """Returns when the process is to end."""
-    over = threading.Event()
+    signal_event = threading.Event()
     handlers = {
-        sign: signal.signal(sign, lambda *_: over.set()) for sign in (signal.SIGINT, signal.SIGTERM)
+        sign: signal.signal(sign, lambda *_: signal_event.set())
+        for sign in (signal.SIGINT, signal.SIGTERM)
     }
-    over.wait()
+    signal_event.wait()
     for sign, handler in handlers.items():
         signal.signal(sign, handler)

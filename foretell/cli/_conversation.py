@@ -86,14 +86,14 @@ class Chat:
         """Answers the last question again, with the next seed. The old answer stays where there is
         no new one. Raises BadConfig where nothing was asked.
         """
-        old = self.undo()
+        old_turn = self.undo()
         count = len(self.turns)
         self.sampling["seed"] = self.sampling.get("seed", 0) + 1
         try:
-            yield from self.ask(old.question)
+            yield from self.ask(old_turn.question)
         finally:
             if len(self.turns) == count:
-                self.turns.append(old)
+                self.turns.append(old_turn)
 
     def undo(self) -> Turn:
         """Takes the last turn away, and returns it. Raises BadConfig where there is none."""
@@ -110,7 +110,7 @@ class Chat:
     # --- what the model is shown
 
     def tokens(self) -> int:
-        """Of the conversation as the model would be shown it now."""
+        """Tokens of the conversation as the model would be shown it now."""
         if not self.system and not self.turns[self.left_out :]:
             return 0
         return len(self.lm.prompt_ids(self._messages(self.left_out)))
@@ -152,12 +152,12 @@ class Chat:
         """Goes on with the conversation of a document that `to_dict` made. `place`: where it is
         from. Raises BadFile where it is something else.
         """
-        system, self.turns = conversation(document, place)
+        system, self.turns = read_conversation(document, place)
         self.tell(system)
 
 
-def conversation(document: Any, place: str) -> tuple[str, list[Turn]]:
-    """What the model is told, and the turns, of a saved chat. Raises BadFile."""
+def read_conversation(document: Any, place: str) -> tuple[str, list[Turn]]:
+    """System text and turns of a saved chat. Raises BadFile."""
     if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
         raise BadFile(
             f"{place}: no saved chat (its schema is not {SCHEMA}); name one that /save wrote"
@@ -171,6 +171,6 @@ def conversation(document: Any, place: str) -> tuple[str, list[Turn]]:
     system = contents.pop(0)[1] if contents and contents[0][0] == "system" else ""
     if [role for role, _ in contents] != list(ROLES) * (len(contents) // 2):
         raise BadFile(f"{place}: damaged: every question (user) needs an answer (assistant)")
-    said = [content for _, content in contents]
-    turns = [Turn(*pair) for pair in zip(said[::2], said[1::2], strict=True)]
+    turn_contents = [content for _, content in contents]
+    turns = [Turn(*pair) for pair in zip(turn_contents[::2], turn_contents[1::2], strict=True)]
     return system, turns

@@ -20,10 +20,10 @@ def check_arguments(arguments: Sequence[str]) -> None:
         try:
             argument.encode("utf-8")
         except UnicodeEncodeError as error:
-            before = argument[max(0, error.start - SHOWN) : error.start]
+            preceding = argument[max(0, error.start - SHOWN) : error.start]
             byte = ord(argument[error.start]) & 0xFF
             raise BadConfig(
-                f"argument {number}, after {before!r}: not UTF-8 text (byte 0x{byte:02x}); "
+                f"argument {number}, after {preceding!r}: not UTF-8 text (byte 0x{byte:02x}); "
                 "write it in UTF-8"
             ) from None
 
@@ -54,16 +54,16 @@ def standard_input(cure: str) -> None:
         sys.stdin.reconfigure(encoding="utf-8", errors="strict")
 
 
-def texts_of(sources: Sequence[str]) -> Iterator[str]:
+def source_texts(sources: Sequence[str]) -> Iterator[str]:
     """The documents of these sources that are not empty.
 
     Raises BadConfig for a source that is not there.
     """
-    from foretell.train.corpus import documents
+    from foretell.train.corpus import read_documents
 
     for source in sources:
         try:
-            for _, text in documents(source):
+            for _, text in read_documents(source):
                 if text:
                     # A .jsonl file may hold half a character, which no tokenizer takes.
                     yield text.encode("utf-8", "replace").decode()

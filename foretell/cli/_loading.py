@@ -12,7 +12,7 @@ from foretell.cli._options import ExecutorOptions, ModelOptions
 from foretell.cli._output import message, messages
 from foretell.errors import BareText, Unsupported
 from foretell.loading.fetch import resolve
-from foretell.progress import working
+from foretell.progress import show_working
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -23,7 +23,7 @@ AUTO = ExecutorOptions()
 
 
 @contextlib.contextmanager
-def quiet() -> Iterator[None]:
+def quiet_libraries() -> Iterator[None]:
     """No progress bars or logs of transformers; a warning is one line on standard error."""
     from transformers.utils import logging
 
@@ -42,15 +42,15 @@ def load_model(
     """Loads the model. `profile`: also reads what `foretell tune` kept of it, and says in one line
     if that cannot be used; without one, what `auto` stands for is measured.
     """
-    others = options.others
-    for name in (options.model, options.draft, *others.values()):
+    named_models = options.named_models
+    for name in (options.model, options.draft, *named_models.values()):
         if name is not None:
             resolve(name)  # is fetched here, before the status, since it shows its own progress
-    with working(f"loading {options.model}", messages), quiet():
+    with show_working(f"loading {options.model}", messages), quiet_libraries():
         lm = foretell.load(
             options.model,
             draft=options.draft,
-            models=others,
+            models=named_models,
             draft_vocab=options.draft_vocab,
             device=options.device,
             dtype=options.dtype,
@@ -64,7 +64,7 @@ def load_model(
         return lm
 
 
-def asked(lm: LM, text: str, turn: bool | None) -> str | list[dict[str, str]]:
+def prompt_of(lm: LM, text: str, turn: bool | None) -> str | list[dict[str, str]]:
     """The prompt as `LM.generate` takes it: a turn of a chat or a text to continue. Where the user
     has not said which it is, it is a turn for a model that has a chat template, and one line says
     so.
@@ -90,7 +90,9 @@ def check_writes(lm: LM, command: str, cure: str = "generate and serve run it") 
     """
     if fills_canvases(lm):
         need = "a model that writes from left to right, and this one fills canvases"
-        raise Unsupported.missing(f"foretell {command}", lm.models["target"].name, need, cure)
+        raise Unsupported.missing_capability(
+            f"foretell {command}", lm.models["target"].name, need, cure
+        )
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenizerBase:
@@ -98,5 +100,5 @@ def load_tokenizer(name: str, revision: str | None = None) -> PreTrainedTokenize
     from foretell.loading.load import load_tokenizer as load
 
     resolve(name)
-    with working(f"loading {name}", messages), quiet():
+    with show_working(f"loading {name}", messages), quiet_libraries():
         return load(name, revision)

@@ -16,7 +16,7 @@ import typer
 from foretell.cli._output import message
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 
 DEFAULT = Sampling()
 
@@ -129,29 +129,29 @@ class ModelOptions:
     named: Named = None
 
     @property
-    def others(self) -> dict[str, str]:
+    def named_models(self) -> dict[str, str]:
         """The models under names, in order. Raises BadConfig."""
-        found: dict[str, str] = {}
-        for given in self.named or []:
-            name, _, model = given.partition("=")
+        models_by_name: dict[str, str] = {}
+        for definition in self.named or []:
+            name, _, model = definition.partition("=")
             if not (name and model):
-                raise BadConfig(f"--models {given}: write NAME=MODEL, as in judge=FOLDER")
-            if name in found:
-                raise BadConfig(f"--models {given}: {name!r} is named twice")
-            found[name] = model
-        return found
+                raise BadConfig(f"--models {definition}: write NAME=MODEL, as in judge=FOLDER")
+            if name in models_by_name:
+                raise BadConfig(f"--models {definition}: {name!r} is named twice")
+            models_by_name[name] = model
+        return models_by_name
 
 
 @dataclass(frozen=True)
 class ChatModelOptions(ModelOptions):
-    """The same of a command that answers others: a chat model, unless another one is named."""
+    """Model of a command that answers others: a chat model, unless another one is named."""
 
     model: Model = "smollm2"
 
 
 @dataclass(frozen=True)
 class ExecutorOptions:
-    """What computes the model's forwards."""
+    """Options that say what computes the model's forwards."""
 
     executor: Annotated[
         str,
@@ -266,26 +266,26 @@ class SamplingOptions:
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        """What LM.generate takes. Raises BadConfig for a value outside its range."""
-        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        """Arguments of LM.generate. Raises BadConfig for a value outside its range."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         if self.max_new_tokens is None:
-            del given["max_new_tokens"]  # the model's kind decides
+            del options["max_new_tokens"]  # the model's kind decides
         for name in ("bad_words", "stop", "stop_token_ids"):
-            given[name] = given[name] or ()
-        given["logit_bias"] = biases(self.logit_bias or [])
+            options[name] = options[name] or ()
+        options["logit_bias"] = read_biases(self.logit_bias or [])
         if self.temperature is None:
-            del given["temperature"]
+            del options["temperature"]
         if self.json_schema is not None:
-            given["json_schema"] = schema(self.json_schema)
+            options["json_schema"] = read_schema(self.json_schema)
         if self.grammar is not None:
-            given["grammar"] = content("--grammar", self.grammar)
-        given["warp"] = given["warp"] or ()
+            options["grammar"] = read_content("--grammar", self.grammar)
+        options["warp"] = options["warp"] or ()
         check_named("warp", self.warp)
         check_named("constraint", self.constraint)
         # The model's tokenizer is needed to check these.
         unencoded = ("bad_words", "logit_bias", "warp", "constraint")
-        Sampling(**{name: value for name, value in given.items() if name not in unencoded})
-        return given
+        Sampling(**{name: value for name, value in options.items() if name not in unencoded})
+        return options
 
 
 def split_specs(text: str, option: str = "--method") -> list[str]:
@@ -293,7 +293,7 @@ def split_specs(text: str, option: str = "--method") -> list[str]:
     before it.
     """
     specs: list[str] = []
-    for part in several(text):
+    for part in split_parts(text):
         if specs and "=" in part.partition(":")[0]:
             specs[-1] += f",{part}"
         else:
@@ -306,82 +306,87 @@ def split_specs(text: str, option: str = "--method") -> list[str]:
 def check_method(spec: str) -> None:
     """Raises UnknownMethod before anything is loaded."""
     from foretell.registry import kind_of
-    from foretell.spec import pieces
+    from foretell.spec import split_methods
 
-    for piece in pieces(spec) if spec != "auto" else ():
+    for piece in split_methods(spec) if spec != "auto" else ():
         kind_of(piece.partition(":")[0])
 
 
-def tempered(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def with_temperature(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a run with a temperature, and a line where the method's card gives it."""
     from foretell.cards import card
     from foretell.registry import kind_of
-    from foretell.spec import pieces
+    from foretell.spec import split_methods
 
-    found = {"temperature": DEFAULT.temperature, **options}
-    names = [piece.partition(":")[0] for piece in pieces(spec)] if spec != "auto" else []
-    usual = max((card(name, kind_of(name)).temperature for name in names), default=0.0)
-    if usual and "temperature" not in options:
-        found["temperature"] = usual
-        message(f"{spec} chooses among what is drawn: temperature {usual:g}, as none is given")
-    return found
+    run_options = {"temperature": DEFAULT.temperature, **options}
+    names = [piece.partition(":")[0] for piece in split_methods(spec)] if spec != "auto" else []
+    card_temperature = max((card(name, kind_of(name)).temperature for name in names), default=0.0)
+    if card_temperature and "temperature" not in options:
+        run_options["temperature"] = card_temperature
+        message(
+            f"{spec} chooses among what is drawn: temperature {card_temperature:g}, "
+            "as none is given"
+        )
+    return run_options
 
 
 def check_named(kind: str, spec: str | None) -> None:
-    """The same for the methods of another kind that a spec joins by `+`."""
-    from foretell.registry import names, unknown
-    from foretell.spec import pieces
+    """Raises UnknownMethod for methods of another kind, which a spec joins by `+`."""
+    from foretell.registry import method_names, unknown_method
+    from foretell.spec import split_methods
 
-    for piece in pieces(spec, kind) if spec is not None else ():
+    for piece in split_methods(spec, kind) if spec is not None else ():
         name = piece.partition(":")[0]
-        if name not in names(kind):
-            raise unknown(kind, name)
+        if name not in method_names(kind):
+            raise unknown_method(kind, name)
 
 
-def several(text: str) -> tuple[str, ...]:
+def split_parts(text: str) -> tuple[str, ...]:
     """The parts of a text between commas, without those that are empty."""
     parts = (part.strip() for part in text.split(","))
     return tuple(part for part in parts if part)
 
 
-def numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
+def split_numbers(option: str, text: str, kind: Callable[[str], Any]) -> tuple[Any, ...]:
     """The numbers of a text between commas. Raises BadConfig."""
     try:
-        return tuple(kind(part) for part in several(text))
+        return tuple(kind(part) for part in split_parts(text))
     except ValueError:
         raise BadConfig(f"{option} {text}: write numbers separated by commas") from None
 
 
-def biases(pairs: Sequence[str]) -> dict[int, float]:
-    """Of `ID=BIAS` texts. Raises BadConfig."""
-    read: dict[int, float] = {}
+def read_biases(pairs: Sequence[str]) -> dict[int, float]:
+    """Reads biases by token from `ID=BIAS` texts. Raises BadConfig."""
+    bias_by_token: dict[int, float] = {}
     for pair in pairs:
         token, _, bias = pair.partition("=")
         try:
-            read[int(token)] = float(bias)
+            bias_by_token[int(token)] = float(bias)
         except ValueError:
             raise BadConfig(f"--logit-bias {pair}: write ID=BIAS, as in 13=-5") from None
-    return read
+    return bias_by_token
 
 
-def schema(given: str) -> str:
+def read_schema(option_value: str) -> str:
     """The JSON text of `--json-schema`, which is that text itself or a file's name. Raises
     BadConfig.
     """
-    written = given.lstrip().startswith("{") or given.strip() == "true"
-    text = given if written else content("--json-schema", given)
+    is_json_text = option_value.lstrip().startswith("{") or option_value.strip() == "true"
+    text = option_value if is_json_text else read_content("--json-schema", option_value)
     try:
-        json_of(text)
+        parse_json(text)
     except ValueError as error:
-        shown = "" if written else f" {given}"
-        raise BadConfig(f"--json-schema{shown}: this is no JSON ({error}); correct it") from None
+        shown_value = "" if is_json_text else f" {option_value}"
+        raise BadConfig(
+            f"--json-schema{shown_value}: this is no JSON ({error}); correct it"
+        ) from None
     return text
 
 
-def content(option: str, name: str) -> str:
-    """What stands in the file that an option names. Raises BadConfig."""
+def read_content(option: str, name: str) -> str:
+    """Reads the file that an option names. Raises BadConfig."""
     try:
         return Path(name).read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadConfig(f"{option} {name}: cannot be read ({what}); name a UTF-8 file") from None
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadConfig(f"{option} {name}: cannot be read ({reason}); name a UTF-8 file") from None

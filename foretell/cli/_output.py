@@ -50,12 +50,12 @@ def emit(text: str, end: str = "\n") -> None:
 
 
 def emit_json(document: Any) -> None:
-    """The one document of `--json`."""
+    """Writes the document of `--json`."""
     emit(json_text(document))
 
 
 def json_text(document: Any) -> str:
-    """JSON has no numbers that are infinite or not a number: these are null."""
+    """Text of a JSON document; numbers that are infinite or not a number are null."""
     return json.dumps(_finite(document), indent=1, allow_nan=False)
 
 
@@ -74,19 +74,21 @@ def show(*renderables: Any, **options: Any) -> None:
     terminal is, a row is a line; on one that is too narrow long texts alone go over several.
     """
     console = Console(highlight=False)
-    wide = console.options.update(max_width=WIDEST)
-    for one in renderables:
-        if not isinstance(one, Table):
+    wide_options = console.options.update(max_width=WIDEST)
+    for renderable in renderables:
+        if not isinstance(renderable, Table):
             continue
-        needed = Measurement.get(console, wide, one).maximum
-        for column in one.columns:
-            parts = [Measurement.get(console, wide, p) for p in (column.header, *column.cells)]
-            widest = max(part.maximum for part in parts)
-            column.no_wrap = widest <= TEXT or not console.is_terminal
+        needed_width = Measurement.get(console, wide_options, renderable).maximum
+        for column in renderable.columns:
+            parts = [
+                Measurement.get(console, wide_options, p) for p in (column.header, *column.cells)
+            ]
+            column_width = max(part.maximum for part in parts)
+            column.no_wrap = column_width <= TEXT or not console.is_terminal
             if not column.no_wrap:
                 column.overflow = "fold"
-                needed -= widest - max(part.minimum for part in parts)
-        console.width = max(console.width, needed)
+                needed_width -= column_width - max(part.minimum for part in parts)
+        console.width = max(console.width, needed_width)
     with refusals("standard output"):
         console.print(*renderables, **options)
 
@@ -97,15 +99,15 @@ def table(*columns: str | Column) -> Table:
 
 
 def message(text: str) -> None:
-    """One line on standard error."""
+    """Writes one line to standard error."""
     print(" ".join(text.split()), file=sys.stderr)
 
 
 @contextlib.contextmanager
 def warned_in_lines() -> Iterator[None]:
-    """A warning is one line on standard error, without the place in the program."""
+    """Writes warnings as one line on standard error, without the place in the program."""
 
-    tell = message
+    write_message = message
 
     def showwarning(
         message: Warning | str,
@@ -115,7 +117,7 @@ def warned_in_lines() -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        tell(f"warning: {message}")
+        write_message(f"warning: {message}")
 
     with warnings.catch_warnings():
         warnings.showwarning = showwarning

@@ -42,8 +42,8 @@ def audit(
     with progress_bar() as progress:
         bar = progress.add_task("audit", total=None)
 
-        def tell(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
+        def tell(activity: str, completed: int, total: int) -> None:
+            progress.update(bar, description=activity, completed=completed, total=total)
 
         report = auditor.audit(
             lm,
@@ -57,4 +57,4 @@ def audit(
         emit_json(report.to_dict())
     else:
         emit(report.text())
-    return 0 if report.held else 1
+    return 0 if report.all_held else 1

@@ -21,7 +21,7 @@ from foretell.cli._options import (
 )
 from foretell.cli._output import check_writable, message, messages
 from foretell.errors import BadConfig
-from foretell.progress import working
+from foretell.progress import show_working
 
 if TYPE_CHECKING:
     from foretell.batch.answering import Shared, Tell
@@ -70,38 +70,41 @@ def batch(
     check_writable("--out", results)
     if results.exists() and requests.exists() and results.samefile(requests):
         raise BadConfig(f"--out {results}: that is the file of requests; name another")
-    from foretell.batch.requests import read
+    from foretell.batch.requests import read_requests
     from foretell.batch.results import Results, Run
     from foretell.batch.running import Limits
 
-    asked = read(requests)
-    told = 0
+    request_file = read_requests(requests)
+    told_count = 0
 
     def tell(line: int, error: ApiError) -> None:
-        nonlocal told
-        told += 1
-        if told <= SHOWN:
+        nonlocal told_count
+        told_count += 1
+        if told_count <= SHOWN:
             message(f"{requests}, line {line}: {error.message}")
-        elif told == SHOWN + 1:
+        elif told_count == SHOWN + 1:
             message(f"more such lines follow: {results} has all of them")
 
     limits = Limits(int(memory * GIGABYTE), max_requests)
     with _work(models, executors, cluster, method, limits) as (digest, work):
-        file = Results(results, Run(asked.digest, digest))
-        with file.opened():
-            _say_what_is_there(file, len(asked))
-            earlier = len(file.lines)
+        result_file = Results(results, Run(request_file.digest, digest))
+        with result_file.opened():
+            _say_what_is_there(result_file, len(request_file))
+            earlier = len(result_file.lines)
             try:
-                meter, shared = work(asked, file, tell)
+                meter, shared_tokens = work(request_file, result_file, tell)
             except KeyboardInterrupt:
                 raise KeyboardInterrupt(
-                    f"interrupted: {len(file.lines):,} of {len(asked):,} are done; "
+                    f"interrupted: {len(result_file.lines):,} of {len(request_file):,} are done; "
                     "the same command goes on from there"
                 ) from None
-            if len(file.lines) > earlier:
-                _say_what_was_done(meter, shared)
-    message(f"{len(asked) - file.failed:,} of {len(asked):,} answered, {file.failed:,} failed")
-    return 1 if file.failed else 0
+            if len(result_file.lines) > earlier:
+                _say_what_was_done(meter, shared_tokens)
+    message(
+        f"{len(request_file) - result_file.failed:,} of {len(request_file):,} answered, "
+        f"{result_file.failed:,} failed"
+    )
+    return 1 if result_file.failed else 0
 
 
 @contextmanager
@@ -113,39 +116,39 @@ def _work(
     limits: Limits,
 ) -> Iterator[tuple[str, Work]]:
     """The digest of what results depend on, and what does the work."""
-    from foretell.batch.answering import answer, model_digest, prepare_rest
-    from foretell.batch.progress import Meter, shown
+    from foretell.batch.answering import answer_batch, model_digest, prepare_pending
+    from foretell.batch.progress import Meter, show_meter
     from foretell.serve.served import Served
 
     if cluster.ray:
-        with batch_workers(models, executors, cluster, method, limits) as found:
-            yield found
+        with batch_workers(models, executors, cluster, method, limits) as workers:
+            yield workers
         return
     lm = load_model(models, executors)
     lm.bring(method)
 
     def work(asked: Requests, file: Results, tell: Tell) -> tuple[Meter, Shared]:
-        with working("reading the prompts", messages):
-            ready = prepare_rest(asked, file, Served(lm, models.model), method, tell)
+        with show_working("reading the prompts", messages):
+            ready = prepare_pending(asked, file, Served(lm, models.model), method, tell)
         meter = Meter(len(ready), len(file.lines))
-        with shown(meter, messages) as tick:
-            return meter, answer(lm, ready, file, limits, meter, tick, tell)
+        with show_meter(meter, messages) as tick:
+            return meter, answer_batch(lm, ready, file, limits, meter, tick, tell)
 
     yield model_digest(lm, method), work
 
 
-def _say_what_is_there(file: Results, total: int) -> None:
-    if file.torn:
-        message(f"{file.path}: its last line was not whole; that request is answered again")
-    if file.lines:
-        message(f"{len(file.lines):,} of {total:,} are done already")
+def _say_what_is_there(result_file: Results, total: int) -> None:
+    if result_file.torn:
+        message(f"{result_file.path}: its last line was not whole; that request is answered again")
+    if result_file.lines:
+        message(f"{len(result_file.lines):,} of {total:,} are done already")
 
 
-def _say_what_was_done(meter: Meter, shared: Shared) -> None:
-    from foretell.progress import duration
+def _say_what_was_done(meter: Meter, shared_tokens: Shared) -> None:
+    from foretell.progress import format_duration
 
     message(
-        f"{meter.done:,} requests in {duration(meter.seconds)}: {meter.tokens:,} tokens, "
-        f"{meter.tokens / meter.seconds:,.1f} tokens/s; {shared.ratio:.1%} of "
-        f"{shared.prompt_tokens:,} prompt tokens were shared and not computed again"
+        f"{meter.done:,} requests in {format_duration(meter.seconds)}: {meter.tokens:,} tokens, "
+        f"{meter.tokens / meter.seconds:,.1f} tokens/s; {shared_tokens.ratio:.1%} of "
+        f"{shared_tokens.prompt_tokens:,} prompt tokens were shared and not computed again"
     )

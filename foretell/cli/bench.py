@@ -19,8 +19,8 @@ from foretell.cli._options import (
     ModelOptions,
     Threads,
     check_method,
-    numbers,
-    several,
+    split_numbers,
+    split_parts,
     split_specs,
 )
 from foretell.cli._output import (
@@ -171,33 +171,33 @@ def bench(
     check_writable("--json", file)
     check_writable("--html", html_out)
     specs = split_specs(methods, "--methods")
-    own = () if suite is None else _ways(suite)
+    suite_ways = () if suite is None else _suite_ways(suite)
     for spec in specs:
-        if spec.partition(":")[0] not in own:
+        if spec.partition(":")[0] not in suite_ways:
             check_method(spec)
     options: dict[str, Any] = {"prompts": prompts, "schemas": schemas, "limit": limit}
     options |= {"warp": warp, "reward": reward, "tasks": tasks, "budget": budget, "data": data}
-    given = _given(suite, options | {"html": html_out is not None})
+    suite_files = _suite_files(suite, options | {"html": html_out is not None})
     import torch
 
     from foretell import bench as runner
     from foretell.bench import report, suites
 
     settings = runner.Settings(
-        models=several(model),
+        models=split_parts(model),
         draft=draft,
-        dtypes=several(dtype),
+        dtypes=split_parts(dtype),
         methods=tuple(specs),
-        peers=several(peers),
+        peers=split_parts(peers),
         max_new_tokens=max_new_tokens,
-        temperatures=numbers("--temperature", temperature, float),
+        temperatures=split_numbers("--temperature", temperature, float),
         seed=seed,
         rounds=rounds,
         warm_up=warm_up,
-        requests=numbers("--requests", requests, int),
-        contexts=numbers("--contexts", contexts, int),
+        requests=split_numbers("--requests", requests, int),
+        contexts=split_numbers("--contexts", contexts, int),
         device=device,
-        tasks=several(tasks),
+        tasks=split_parts(tasks),
         budget=budget or "",
         warps=tuple(split_specs(warp, "--warp")) if warp else (),
         rewards=tuple(split_specs(reward, "--reward")) if reward else (),
@@ -205,23 +205,25 @@ def bench(
     if threads:
         torch.set_num_threads(threads)
     if suite is not None:
-        of = suites.suite(suite)
-        items = of.prepare(given, settings, limit)
-        document = of.begin(settings, items, file)
-        canvases = bool(getattr(of, "CANVASES", False))
+        suite_module = suites.load_suite(suite)
+        items = suite_module.prepare(suite_files, settings, limit)
+        document = suite_module.begin(settings, items, file)
+        canvases = bool(getattr(suite_module, "CANVASES", False))
         models = ModelOptions("", draft, device)
-        _run(partial(of.run, settings, items), models, document, file, canvases)
+        _run_bench(partial(suite_module.run, settings, items), models, document, file, canvases)
         if html_out is not None:
-            write_file("--html", html_out, of.html(document))
+            write_file("--html", html_out, suite_module.html(document))
         if to_stdout:
             emit_json(document)
         else:
-            for title, (head, *rows) in of.tables(document):
+            for title, (head, *rows) in suite_module.tables(document):
                 _print_table(title, head, rows)
-        return _told(of.failures(document))
+        return _report_failures(suite_module.failures(document))
     sets = runner.read_sets(prompts or [])
-    document = runner.begin(settings, sets, file)
-    _run(partial(runner.bench, settings, sets), ModelOptions("", draft, device), document, file)
+    document = runner.begin_document(settings, sets, file)
+    _run_bench(
+        partial(runner.run_bench, settings, sets), ModelOptions("", draft, device), document, file
+    )
     if html_out is not None:
         write_file("--html", html_out, report.html(document))
     if to_stdout:
@@ -230,36 +232,36 @@ def bench(
         for measured in report.tables(document):
             head, *rows = measured.text()
             _print_table(measured.title, head, rows)
-    return _told(report.failures(document))
+    return _report_failures(report.failures(document))
 
 
-def _ways(suite: str) -> tuple[str, ...]:
-    """What a suite can compare beside the methods."""
+def _suite_ways(suite: str) -> tuple[str, ...]:
+    """Ways that a suite can compare beside the methods."""
     from foretell.bench import suites
 
-    found: tuple[str, ...] = getattr(suites.suite(suite), "WAYS", ())
-    return found
+    ways: tuple[str, ...] = getattr(suites.load_suite(suite), "WAYS", ())
+    return ways
 
 
-def _given(suite: str | None, options: Mapping[str, Any]) -> list[str | Path]:
+def _suite_files(suite: str | None, options: Mapping[str, Any]) -> list[str | Path]:
     """The files that a suite is run on. Raises BadConfig for options that it has no use for."""
     if suite is None:
-        for names, of in OF_SUITES.items():
+        for names, suite_name in OF_SUITES.items():
             if any(options[name] for name in names):
                 options_named = " and ".join(f"--{name}" for name in names)
-                raise BadConfig(f"{options_named}: are of a suite; add --suite {of}")
+                raise BadConfig(f"{options_named}: are of a suite; add --suite {suite_name}")
         return []
     from foretell.bench import suites
 
-    taken = getattr(suites.suite(suite), "TAKES", ("schemas",))
+    taken_options = getattr(suites.load_suite(suite), "TAKES", ("schemas",))
     for name, value in options.items():
-        if value and name not in (*taken, "limit"):
+        if value and name not in (*taken_options, "limit"):
             raise BadConfig(f"--{name}: --suite {suite} has no use for it; leave it out")
-    named = next((options[name] for name in FILES if name in taken), None) or []
-    return [named] if isinstance(named, Path) else named
+    named_files = next((options[name] for name in FILES if name in taken_options), None) or []
+    return [named_files] if isinstance(named_files, Path) else named_files
 
 
-def _run(
+def _run_bench(
     work: Any,
     options: ModelOptions,
     document: dict[str, Any],
@@ -275,8 +277,10 @@ def _run(
     with progress_bar(still=True) as progress:
         bar = progress.add_task("bench", total=None)
 
-        def tell(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total, refresh=True)
+        def tell(activity: str, completed: int, total: int) -> None:
+            progress.update(
+                bar, description=activity, completed=completed, total=total, refresh=True
+            )
 
         def load(name: str, number_format: str) -> LM:
             progress.stop()  # loading and measuring show their own
@@ -292,12 +296,12 @@ def _run(
         def save(measured: dict[str, Any]) -> None:
             if file is not None:
                 with refusals(f"--json {file}"):
-                    runner.write(measured, file)
+                    runner.write_document(measured, file)
 
         work(load, document, tell, save)
 
 
-def _told(failures: list[str]) -> int:
+def _report_failures(failures: list[str]) -> int:
     """The exit code, once the failures have been told."""
     for failure in failures:
         message(f"failed: {failure}")
@@ -305,8 +309,8 @@ def _told(failures: list[str]) -> int:
 
 
 def _print_table(title: str, head: list[str], rows: list[list[str]]) -> None:
-    shown = table(*head)
+    result_table = table(*head)
     for row in rows:
-        shown.add_row(*(Text(cell) for cell in row))
+        result_table.add_row(*(Text(cell) for cell in row))
     show(Text(title, "bold"), soft_wrap=True)
-    show(shown)
+    show(result_table)

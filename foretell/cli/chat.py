@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from foretell.cli._answers import coloured, stats_line
-from foretell.cli._conversation import Chat, conversation
+from foretell.cli._answers import colour_piece, stats_line
+from foretell.cli._conversation import Chat, read_conversation
 from foretell.cli._input import standard_input
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
@@ -37,7 +37,7 @@ from foretell.cli._output import (
 )
 from foretell.errors import BadConfig, BadFile, ForetellError, UnknownMethod
 from foretell.ops.files import cache_folder
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 
 if TYPE_CHECKING:
     from foretell.api.outputs import Piece
@@ -96,12 +96,12 @@ class Session:
     known_left_out: int = 0  # turns of which was said that they are
 
     def run(self) -> int:
-        """Until /quit, the end of the input, or Ctrl-C at the prompt. Returns the exit code: of a
-        pipe that of the last line that failed, if one did.
+        """Runs until /quit, the end of the input, or Ctrl-C at the prompt. Returns the exit code:
+        of a pipe that of the last line that failed, if one did.
         """
         code = 0
         while True:
-            text = self.read()
+            text = self.read_input()
             try:
                 if text is None or not self.take(text):
                     return code
@@ -113,7 +113,7 @@ class Session:
                     raise
                 message("interrupted")
 
-    def read(self) -> str | None:
+    def read_input(self) -> str | None:
         """The next question or command. A line that ends in a backslash goes on in the next one.
 
         None: there is no more. Raises BadConfig where what is piped in is no UTF-8 text.
@@ -121,17 +121,17 @@ class Session:
         lines: list[str] = []
         try:
             while True:
-                line = self._line(GOES_ON if lines else PROMPT)
+                line = self._read_line(GOES_ON if lines else PROMPT)
                 if not line.endswith("\\"):
                     return "\n".join([*lines, line])
                 lines.append(line[:-1])
         except UnicodeDecodeError as error:
-            wrong = f"not UTF-8 text (byte 0x{error.object[error.start]:02x})"
+            decoding_fault = f"not UTF-8 text (byte 0x{error.object[error.start]:02x})"
             if not self.interactive:  # the lines behind it are lost as well
                 raise BadConfig(
-                    f"standard input: {wrong}; convert it, for example with iconv -t UTF-8"
+                    f"standard input: {decoding_fault}; convert it, for example with iconv -t UTF-8"
                 ) from None
-            message(f"error: {wrong}; set the terminal to UTF-8")
+            message(f"error: {decoding_fault}; set the terminal to UTF-8")
             return ""
         except EOFError:
             if self.interactive:
@@ -143,7 +143,7 @@ class Session:
             messages.print()
             return None
 
-    def _line(self, prompt: str) -> str:
+    def _read_line(self, prompt: str) -> str:
         if not self.interactive:
             return input()
         if self.console.is_terminal:
@@ -160,7 +160,7 @@ class Session:
             return True
         name, _, argument = text.partition(" ")
         if name not in COMMANDS:
-            raise UnknownMethod.near("command", name, COMMANDS)
+            raise UnknownMethod.suggest_names("command", name, COMMANDS)
         command = COMMANDS[name]
         argument = argument.strip()
         if argument and not command.argument:
@@ -170,7 +170,7 @@ class Session:
 
     def answer(self, pieces: Generator[Piece, None, None]) -> None:
         """Shows an answer as it comes. Ctrl-C ends it on a terminal; what was said is kept."""
-        known = set(self.styles)
+        known_sources = set(self.styles)
         piece = None
         try:
             with contextlib.closing(pieces):
@@ -180,9 +180,9 @@ class Session:
         except KeyboardInterrupt:
             if not self.interactive:
                 raise
-            kept = "what was said is kept" if piece is not None else "nothing was said yet"
+            kept_text = "what was said is kept" if piece is not None else "nothing was said yet"
             self._end_line(piece)
-            message(f"interrupted; {kept}")
+            message(f"interrupted; {kept_text}")
             return
         except ForetellError:
             self._end_line(piece)
@@ -191,7 +191,7 @@ class Session:
         if piece is not None and piece.finish_reason == "length":
             message("cut off at --max-new-tokens, or where the model's context ends")
         if self.console.is_terminal and not self.console.no_color:
-            for source in [name for name in self.styles if name not in known]:
+            for source in [name for name in self.styles if name not in known_sources]:
                 messages.print(Text(f"drafted by {source}", self.styles[source]))
 
     def _show(self, piece: Piece) -> None:
@@ -199,7 +199,7 @@ class Session:
             emit(piece.text, end="")
             return
         with refusals("standard output"):
-            self.console.print(coloured(piece, self.styles), end="")
+            self.console.print(colour_piece(piece, self.styles), end="")
 
     def _end_line(self, piece: Piece | None) -> None:
         if piece is not None or self.console.is_terminal:
@@ -216,10 +216,10 @@ class Session:
     # --- commands
 
     def help(self, _: str) -> None:
-        listed = Table.grid(padding=(0, 2))
+        command_table = Table.grid(padding=(0, 2))
         for name, command in COMMANDS.items():
-            listed.add_row(f"{name} {command.argument}".rstrip(), command.about)
-        messages.print(listed)
+            command_table.add_row(f"{name} {command.argument}".rstrip(), command.help_text)
+        messages.print(command_table)
         message(
             "A line that ends in \\ goes on in the next one; // begins a question with a slash."
         )
@@ -234,17 +234,20 @@ class Session:
         turns = self.chat.turns
         if turns and turns[-1].stats is not None:
             message(stats_line(turns[-1].stats, self.chat.method))
-        stats = [turn.stats for turn in turns if turn.stats is not None]
+        finished_stats = [turn.stats for turn in turns if turn.stats is not None]
         lm = self.chat.lm
         context = lm.models["target"].context
-        numbers = lm.engine.status()
+        engine_status = lm.engine.status()
+        accepted = sum(answer_stats.accepted for answer_stats in finished_stats)
+        drafted = sum(answer_stats.drafted for answer_stats in finished_stats)
+        interrupted = len(turns) - len(finished_stats)
         message(
-            f"conversation: {len(turns)} turns, {len(turns) - len(stats)} of them interrupted, "
-            f"{self.chat.left_out} left out; "
-            f"{sum(one.accepted for one in stats)} of {sum(one.drafted for one in stats)} drafted "
+            f"conversation: {len(turns)} turns, {interrupted} of them interrupted, "
+            f"{self.chat.left_out} left out; {accepted} of {drafted} drafted "
             f"tokens accepted; {self.chat.tokens()} of {context} tokens of context; "
-            f"{numbers['prefix_tokens_reused']} of {numbers['prefix_tokens_asked']} tokens of "
-            "questions and what was before them known already"
+            f"{engine_status['prefix_tokens_reused']} of "
+            f"{engine_status['prefix_tokens_asked']} tokens of questions and what was before "
+            "them known already"
         )
 
     def system(self, text: str) -> None:
@@ -263,11 +266,11 @@ class Session:
         self.answer(self.chat.retry())
 
     def save(self, name: str) -> None:
-        path = named("/save", name)
+        path = command_path("/save", name)
         check_writable("/save", path)
         if path.exists():
             try:
-                conversation(document(path), str(path))
+                read_conversation(read_document(path), str(path))
             except BadFile:
                 raise BadConfig(
                     f"/save {path}: exists, and is no saved chat; name another file"
@@ -276,17 +279,17 @@ class Session:
         message(f"{len(self.chat.turns)} turns saved to {path}")
 
     def load(self, name: str) -> None:
-        path = named("/load", name)
-        self.chat.take(document(path), str(path))
+        path = command_path("/load", name)
+        self.chat.take(read_document(path), str(path))
         message(f"{len(self.chat.turns)} turns loaded from {path}")
 
     def seed(self, text: str) -> None:
-        self._set("seed", int, text)
+        self._set_number("seed", int, text)
 
     def temperature(self, text: str) -> None:
-        self._set("temperature", float, text)
+        self._set_number("temperature", float, text)
 
-    def _set(self, name: str, kind: Callable[[str], Any], text: str) -> None:
+    def _set_number(self, name: str, kind: Callable[[str], Any], text: str) -> None:
         if text:
             try:
                 value = kind(text)
@@ -301,7 +304,7 @@ class Session:
 
 class Command(NamedTuple):
     argument: str  # as it is shown; empty: there is none
-    about: str
+    help_text: str
     run: Callable[[Session, str], None]
 
 
@@ -325,19 +328,19 @@ COMMANDS = {
 }
 
 
-def named(command: str, name: str) -> Path:
+def command_path(command: str, name: str) -> Path:
     """The path of a command's file. Raises BadConfig without a name."""
     if not name:
         raise BadConfig(f"{command}: name a file, as in {command} talk.json")
     return Path(name).expanduser()
 
 
-def document(path: Path) -> Any:
+def read_document(path: Path) -> Any:
     """The JSON of a file. Raises BadFile."""
     with refusals(str(path), "name a file that /save wrote"):
         data = path.read_bytes()
     try:
-        return json_of(data)
+        return parse_json(data)
     except ValueError:
         raise BadFile(f"{path}: no JSON text; name a file that /save wrote") from None
 
@@ -356,8 +359,10 @@ def line_editing(history: Path | None) -> Generator[None, None, None]:
         return
 
     def complete(text: str, state: int) -> str | None:
-        found = [name for name in COMMANDS if text.startswith("/") and name.startswith(text)]
-        return found[state] if state < len(found) else None
+        matching_names = [
+            name for name in COMMANDS if text.startswith("/") and name.startswith(text)
+        ]
+        return matching_names[state] if state < len(matching_names) else None
 
     readline.set_completer_delims(" ")
     readline.set_completer(complete)

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from foretell.cli._input import texts_of
+from foretell.cli._input import source_texts
 from foretell.cli._loading import load_tokenizer
 from foretell.cli._output import emit, progress_bar, refusals
 
@@ -33,18 +33,18 @@ def datastore(
     ],
 ) -> int:
     """Index texts for the method `rest`, which looks up what follows in them."""
-    from foretell.drafters.lookup.datastore import build
+    from foretell.drafters.lookup.datastore import build_datastore
 
-    coder = load_tokenizer(tokenizer)
+    text_tokenizer = load_tokenizer(tokenizer)
 
     def tokens() -> Iterator[list[int]]:
-        rest = texts_of(text)
+        rest = source_texts(text)
         while batch := list(itertools.islice(rest, BATCH)):
-            coded = coder(batch, add_special_tokens=False, return_attention_mask=False)
+            coded = text_tokenizer(batch, add_special_tokens=False, return_attention_mask=False)
             yield from coded["input_ids"]
 
     def decode(ids: Sequence[int]) -> str:  # as LM.decode does, with whose texts it is compared
-        decoded = coder.decode(
+        decoded = text_tokenizer.decode(
             list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(decoded)
@@ -52,10 +52,10 @@ def datastore(
     with progress_bar() as progress, refusals(f"--out {out}"):
         bar = progress.add_task("reading", total=None)
 
-        def tell(what: str, done: int, total: int | None) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
+        def tell(activity: str, completed: int, total: int | None) -> None:
+            progress.update(bar, description=activity, completed=completed, total=total)
 
-        store = build(out, tokens(), decode, tell)
+        store = build_datastore(out, tokens(), decode, tell)
     emit(
         f"{out}: {store.documents:,} documents, {len(store.tokens):,} tokens, "
         f"{store.nbytes / 1e6:,.1f} MB; use it with --method rest:path={out}"

@@ -68,9 +68,9 @@ def doctor(
     if model is not None:
         options = ModelOptions(model, draft, device, dtype, revision, trust_remote_code)
         lm = load_model(options, executors, profile=False)
-        from foretell.api.diagnosis import diagnose
+        from foretell.api.diagnosis import diagnose_models
 
-        reports = diagnose(lm)
+        reports = diagnose_models(lm)
     if as_json:
         emit_json(
             {
@@ -90,7 +90,7 @@ def doctor(
 
 
 def machine_facts() -> dict[str, Any]:
-    """What decides how fast a model runs here."""
+    """Facts that decide how fast a model runs here."""
     import torch
     import transformers
 
@@ -113,10 +113,10 @@ def c_library() -> str:
     from foretell.native import library
 
     try:
-        library.library()
+        library.load_kernels()
     except LookupError as error:
         return f"none: {error}"
-    return f"{library.kind()} kernels"
+    return f"{library.kernel_kind()} kernels"
 
 
 def optional_packages() -> list[Package] | None:
@@ -131,22 +131,27 @@ def optional_packages() -> list[Package] | None:
     except importlib.metadata.PackageNotFoundError:
         return None
     for requirement in requirements:
-        extra = re.search(r"""extra\s*==\s*["']([\w-]+)["']""", requirement)
-        name = re.match(r"[\w.-]+", requirement)
-        if extra is None or name is None or extra[1] in FOR_DEVELOPMENT or name[0] in packages:
+        extra_match = re.search(r"""extra\s*==\s*["']([\w-]+)["']""", requirement)
+        name_match = re.match(r"[\w.-]+", requirement)
+        if (
+            extra_match is None
+            or name_match is None
+            or extra_match[1] in FOR_DEVELOPMENT
+            or name_match[0] in packages
+        ):
             continue
-        wanted = requirement.partition(";")[0][name.end() :].strip()
+        supported_versions = requirement.partition(";")[0][name_match.end() :].strip()
         try:
-            version = importlib.metadata.version(name[0])
+            version = importlib.metadata.version(name_match[0])
         except importlib.metadata.PackageNotFoundError:
             version = None
-        install = f"pip install 'foretell[{extra[1]}]'"
-        packages[name[0]] = Package(name[0], wanted, version, install)
+        install = f"pip install 'foretell[{extra_match[1]}]'"
+        packages[name_match[0]] = Package(name_match[0], supported_versions, version, install)
     return list(packages.values())
 
 
 def model_text(report: ModelReport) -> str:
-    """What computes one model, as text."""
+    """Text that says what computes one model."""
     facts = {
         "computed by": report.executor,
         "number format": report.dtype,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from foretell.cli._loading import quiet
+from foretell.cli._loading import quiet_libraries
 from foretell.cli._output import emit
 from foretell.errors import BadConfig
 
@@ -52,27 +52,29 @@ def export_head(
     from foretell.drafters.heads.formats import reading
     from foretell.drafters.heads.networks import folder as own
 
-    writers = {name: format for name, format in reading.formats().items() if format.writes}
+    writers = {name: format for name, format in reading.list_formats().items() if format.writes}
     if to not in {"", reading.OWN, *writers}:
         raise BadConfig.field("--to", to, f"one of {', '.join([reading.OWN, *sorted(writers)])}")
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadConfig(f"--out {out}: is there already; name a new folder")
-    with quiet():
+    with quiet_libraries():
         lm = foretell.load(model, executor="torch")  # not every executor shows hidden states
     target = lm.models["target"]
-    head, kept = reading.load(folder, target, taps=taps)
+    head, draft_tokens = reading.load_any_head(folder, target, taps=taps)
     if check:
-        asked = prompt_ids(lm, [{"role": "user", "content": prompt}])
-        answer = lm.generate([asked], "plain", max_new_tokens=check, temperature=0.0)[0].tokens
-        tokens = [*asked, *answer]
+        question_ids = prompt_ids(lm, [{"role": "user", "content": prompt}])
+        answer = lm.generate([question_ids], "plain", max_new_tokens=check, temperature=0.0)[
+            0
+        ].tokens
+        tokens = [*question_ids, *answer]
         shares = reading.check_taps(folder, target, tokens, taps)
-        told = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-        emit(f"right on the {len(tokens)} tokens of a question and its answer: {told}")
+        share_text = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+        emit(f"right on the {len(tokens)} tokens of a question and its answer: {share_text}")
     to = to or next((name for name in writers if writers[name].kind == head.kind), reading.OWN)
     out.mkdir(parents=True, exist_ok=True)
     if to == reading.OWN:
-        own.save(head, kept, out, target, {})
+        own.save_head(head, draft_tokens, out, target, {})
     else:
-        writers[to].write(head, kept, target, out)
+        writers[to].write_head(head, draft_tokens, target, out)
     emit(f"{out}: a head of kind {head.kind} in the layout {to}")
     return 0

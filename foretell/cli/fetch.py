@@ -25,29 +25,34 @@ def fetch(
 ) -> int:
     """Fetch a real model where it is not here, and print its folder; or list the known ones."""
     from foretell.loading import fetch as fetching
-    from foretell.loading.names import aliases, find
+    from foretell.loading.names import aliases, find_alias
 
     if name is not None:
         fetching.fetch(name)
-        known = [find(name)]
+        known_models = [find_alias(name)]
     else:
-        known = list(aliases().values())
+        known_models = list(aliases().values())
     if as_json:
-        emit_json({"schema": "foretell.fetch/1", "models": [_document(alias) for alias in known]})
+        emit_json(
+            {
+                "schema": "foretell.fetch/1",
+                "models": [_alias_document(alias) for alias in known_models],
+            }
+        )
     elif name is not None:
-        emit(str(fetching.here(known[0])))
+        emit(str(fetching.fetched_folder(known_models[0])))
     else:
         rows = table("name", "what it is", "licence", Column("folder", overflow="fold"))
-        for alias in known:
-            folder = fetching.here(alias)
-            place = "not fetched" if folder is None else str(folder)
-            rows.add_row(Text(alias.name, "bold"), alias.about, alias.licence, place)
+        for alias in known_models:
+            folder = fetching.fetched_folder(alias)
+            shown_folder = "not fetched" if folder is None else str(folder)
+            rows.add_row(Text(alias.name, "bold"), alias.about, alias.licence, shown_folder)
         show(rows)
     return 0
 
 
-def _document(alias: Alias) -> dict[str, Any]:
+def _alias_document(alias: Alias) -> dict[str, Any]:
     from foretell.loading import fetch as fetching
 
-    folder = fetching.here(alias)
+    folder = fetching.fetched_folder(alias)
     return dataclasses.asdict(alias) | {"folder": None if folder is None else str(folder)}

@@ -13,10 +13,10 @@ from rich.text import Text
 
 import foretell
 from foretell.api.contexts import Contexts
-from foretell.cli._answers import coloured, stats_line
-from foretell.cli._canvas import show as show_canvas
+from foretell.cli._answers import colour_piece, stats_line
+from foretell.cli._canvas import show_canvas
 from foretell.cli._input import prompt_text
-from foretell.cli._loading import asked, load_model
+from foretell.cli._loading import load_model, prompt_of
 from foretell.cli._options import (
     Budget,
     ExecutorOptions,
@@ -31,8 +31,8 @@ from foretell.cli._options import (
     Turn,
     check_method,
     check_named,
-    content,
-    tempered,
+    read_content,
+    with_temperature,
 )
 from foretell.cli._output import (
     emit,
@@ -46,7 +46,7 @@ from foretell.cli._output import (
 )
 from foretell.core.spending import spending_of
 from foretell.errors import BadConfig
-from foretell.progress import working
+from foretell.progress import show_working
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -103,7 +103,7 @@ def generate(
     options = {**sampling.arguments(), "rows": rows, "reward": reward, "budget": budget}
     options["kv"] = kv
     check_method(method)
-    options = tempered(method, options)
+    options = with_temperature(method, options)
     if compare and sampling.n > 1:
         raise BadConfig("--compare measures one sample: leave --n out")
     if sampling.n > 1 and not options["temperature"]:
@@ -112,55 +112,55 @@ def generate(
         raise BadConfig("--prefix: it stands before contexts, and there are none; add --context")
     if expand and not context:
         raise BadConfig("--expand: it names contexts, and there are none; add --context")
-    texts = [content("--context", name) for name in context or ()]
+    texts = [read_content("--context", name) for name in context or ()]
     text = prompt_text(prompt)
     lm = load_model(models, executors)
-    question = asked(lm, text, turn)
+    question = prompt_of(lm, text, turn)
     prompted: Asked = Contexts(texts, question, prefix, expand or ()) if context else question
-    from foretell.engine.cost_profile import numbers
+    from foretell.engine.cost_profile import number_format
 
-    about = {
+    document_head = {
         "schema": "foretell.generate/1",
         "version": foretell.__version__,
         "model": models.model,
-        "dtype": numbers(lm.models["target"]),
+        "dtype": number_format(lm.models["target"]),
         "method": method,
         "prompt": text,
         "chat": not isinstance(question, str),
     }
     if compare:
-        compared = _compare(lm, prompted, method, options, visible=not as_json)
+        compared = _compare_plain(lm, prompted, method, options, visible=not as_json)
         if as_json:
-            emit_json(about | compared)
+            emit_json(document_head | compared)
         return 0
     if as_json or sampling.n > 1:
-        with working("generating", messages):
+        with show_working("generating", messages):
             output = lm.generate(prompted, method, **options)
         if as_json:
-            emit_json(about | _document(output))
+            emit_json(document_head | _output_document(output))
         else:
-            _print_samples(output, method, sampling.seed, _fills(lm))
+            _print_samples(output, method, sampling.seed, _fills_canvas(lm))
         return 0
     last_piece = _print_stream(prompted, lm.stream(prompted, method, **options), lm)
     if last_piece is not None and last_piece.stats is not None:
         _print_others(last_piece)
-        message(stats_line(last_piece.stats, method, fills=_fills(lm)))
+        message(stats_line(last_piece.stats, method, fills=_fills_canvas(lm)))
     return 0
 
 
 def _print_others(piece: Piece) -> None:
-    """What else its method found, best first."""
-    for number, other in enumerate(piece.others, 2):
-        told = "" if other.score is None else f", score {other.score:.4g}"
-        message(f"--- text {number} of {len(piece.others) + 1}{told}")
-        emit(other.text)
+    """Prints what else the method found, best first."""
+    for number, other_text in enumerate(piece.others, 2):
+        score_text = "" if other_text.score is None else f", score {other_text.score:.4g}"
+        message(f"--- text {number} of {len(piece.others) + 1}{score_text}")
+        emit(other_text.text)
 
 
-def _fills(lm: LM) -> bool:
+def _fills_canvas(lm: LM) -> bool:
     return "canvas" in lm.models["target"].caps
 
 
-def _document(output: Output) -> dict[str, Any]:
+def _output_document(output: Output) -> dict[str, Any]:
     document = output.to_dict()
     if len(output.samples) > 1:
         document["samples"] = [sample.to_dict() for sample in output.samples]
@@ -170,8 +170,10 @@ def _document(output: Output) -> dict[str, Any]:
 def _print_samples(output: Output, method: str, seed: int, fills: bool) -> None:
     count = len(output.samples)
     for index, sample in enumerate(output.samples):
-        told = f"seed {seed + index}" if sample.score is None else f"score {sample.score:.4g}"
-        message(f"--- sample {index + 1} of {count}, {told}")
+        sample_title = (
+            f"seed {seed + index}" if sample.score is None else f"score {sample.score:.4g}"
+        )
+        message(f"--- sample {index + 1} of {count}, {sample_title}")
         emit(sample.text)
         message(stats_line(sample.stats, method, fills))
 
@@ -181,46 +183,49 @@ def _print_stream(prompt: Asked, pieces: Iterator[Piece], lm: LM | None = None) 
     where `lm` fills canvases, with what stands on its canvas. Returns the last piece.
     """
     console = Console(highlight=False, soft_wrap=True)
-    terminal = console.is_terminal
+    is_terminal = console.is_terminal
     styles: dict[str, str] = {}
     piece = None
     with refusals("standard output"):
-        if terminal:
-            said: Any = prompt.question if isinstance(prompt, Contexts) else prompt
-            shown = Text(
-                _end(said if isinstance(said, str) else f"{said[0]['content']}\n\n"), "dim"
+        if is_terminal:
+            question: Any = prompt.question if isinstance(prompt, Contexts) else prompt
+            shown_prompt = Text(
+                _prompt_end(
+                    question if isinstance(question, str) else f"{question[0]['content']}\n\n"
+                ),
+                "dim",
             )
-            if lm is not None and _fills(lm):
-                return show_canvas(shown, pieces, lm.decode, console)
-            console.print(shown, end="")
+            if lm is not None and _fills_canvas(lm):
+                return show_canvas(shown_prompt, pieces, lm.decode, console)
+            console.print(shown_prompt, end="")
         try:
-            with working("reading the prompt", messages):
-                first = next(pieces, None)
-            for piece in chain(() if first is None else (first,), pieces):
-                if terminal:
-                    console.print(coloured(piece, styles), end="")
+            with show_working("reading the prompt", messages):
+                first_piece = next(pieces, None)
+            for piece in chain(() if first_piece is None else (first_piece,), pieces):
+                if is_terminal:
+                    console.print(colour_piece(piece, styles), end="")
                 else:
                     emit(piece.text, end="")
         finally:
-            if piece is not None or terminal:
+            if piece is not None or is_terminal:
                 print()
     for source, colour in styles.items():
         messages.print(Text(f"drafted by {source}", colour))
     return piece
 
 
-def _end(text: str) -> str:
-    """Of a prompt so much as is worth seeing again."""
+def _prompt_end(text: str) -> str:
+    """End of a prompt, as much as is worth seeing again."""
     return text if len(text) <= ECHOED else f"… {text[-ECHOED:]}"
 
 
-def _compare(
+def _compare_plain(
     lm: LM, prompt: Asked, method: str, options: dict[str, Any], visible: bool
 ) -> dict[str, Any]:
     """Plain decoding and `method` in turns; what drafters learn is forgotten before every run."""
-    from foretell.api.defaults import baseline
+    from foretell.api.defaults import baseline_method
 
-    base = baseline(lm.models["target"])
+    base = baseline_method(lm.models["target"])
     lm.generate(prompt, base, **options)  # the first run of anything is slower
     if visible:
         _print_stream(prompt, lm.stream(prompt, method, **options), lm)
@@ -274,7 +279,7 @@ def _compare(
 
 
 def _speed_up(plain: list[float], method: list[float]) -> dict[str, float] | None:
-    """Of the ratios round by round; None if the answers are too short to have a speed."""
+    """Speed-up by the ratios of rounds; None if the answers are too short to have a speed."""
     ratios = [b / a for a, b in zip(plain, method, strict=True) if a and b]
     if not ratios:
         return None
@@ -283,7 +288,7 @@ def _speed_up(plain: list[float], method: list[float]) -> dict[str, float] | Non
 
 def _first_difference(a: list[int], b: list[int]) -> int | None:
     """The first place where two lists of tokens differ; None if they are equal."""
-    for place, (token, other) in enumerate(zip(a, b, strict=False)):
-        if token != other:
-            return place
+    for position, (token, other_token) in enumerate(zip(a, b, strict=False)):
+        if token != other_token:
+            return position
     return None if len(a) == len(b) else min(len(a), len(b))

@@ -9,7 +9,7 @@ import typer
 from rich.text import Text
 
 from foretell.cli._loading import check_writes, load_model
-from foretell.cli._options import ModelOptions, Threads, numbers
+from foretell.cli._options import ModelOptions, Threads, split_numbers
 from foretell.cli._output import (
     check_writable,
     emit,
@@ -60,7 +60,7 @@ def lab(
         raise BadConfig(f"--plot {plot}: the plot is an SVG; give a name that ends in .svg")
     check_writable("--json", json_file)
     check_writable("--plot", plot)
-    temperatures = numbers("--temperature", temperature, float)
+    temperatures = split_numbers("--temperature", temperature, float)
     from foretell import lab as laboratory
     from foretell.bench import read_sets
 
@@ -80,8 +80,8 @@ def lab(
     with progress_bar() as progress:
         bar = progress.add_task("lab", total=None)
 
-        def tell(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total)
+        def tell(activity: str, completed: int, total: int) -> None:
+            progress.update(bar, description=activity, completed=completed, total=total)
 
         report = laboratory.lab(lm, settings, sets, tell)
     document = json_text(report.to_dict())
@@ -93,11 +93,11 @@ def lab(
         emit(document)
         return 0
     for title, (head, *lines) in report.tables():
-        shown = table(*head)
+        result_table = table(*head)
         for line in lines:
-            shown.add_row(*(Text(cell) for cell in line))
+            result_table.add_row(*(Text(cell) for cell in line))
         show(Text(title, "bold"))
-        show(shown)
+        show(result_table)
     skipped = f"; {report.skipped:,} without a draft left out" if report.skipped else ""
     message(f"{report.places:,} places of {report.target}, drafts of {report.draft}{skipped}")
     return 0

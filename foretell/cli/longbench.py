@@ -14,8 +14,8 @@ from foretell.cli._options import (
     ModelOptions,
     Threads,
     check_named,
-    numbers,
-    several,
+    split_numbers,
+    split_parts,
 )
 from foretell.cli._output import (
     check_writable,
@@ -97,7 +97,7 @@ def longbench(
     import torch
 
     from foretell import longbench as bench
-    from foretell.bench.document import write
+    from foretell.bench.document import write_document
 
     settings = bench.Settings(
         model=models.model,
@@ -105,44 +105,46 @@ def longbench(
         device=models.device,
         executor=executors.executor,
         kv=tuple(kv or ()),
-        budgets=several(budgets),
-        tasks=several(tasks),
-        modes=several(modes),
-        lengths=numbers("--lengths", lengths, int),
+        budgets=split_parts(budgets),
+        tasks=split_parts(tasks),
+        modes=split_parts(modes),
+        lengths=split_numbers("--lengths", lengths, int),
         limit=limit,
         seed=seed,
         text=None if text is None else str(text),
     )
     if threads:
         torch.set_num_threads(threads)
-    document = bench.begin(settings, file)
+    document = bench.begin_document(settings, file)
     lm = load_model(models, executors, profile=False)
     check_writes(lm, "longbench")
 
     def save(measured: dict[str, Any]) -> None:
         if file is not None:
             with refusals(f"--json {file}"):
-                write(measured, file)
+                write_document(measured, file)
 
     with progress_bar(still=True) as progress:
         bar = progress.add_task("longbench", total=None)
 
-        def tell(what: str, done: int, total: int) -> None:
-            progress.update(bar, description=what, completed=done, total=total, refresh=True)
+        def tell(activity: str, completed: int, total: int) -> None:
+            progress.update(
+                bar, description=activity, completed=completed, total=total, refresh=True
+            )
 
-        bench.run(lm, settings, document, tell, save)
+        bench.run_units(lm, settings, document, tell, save)
     if html_out is not None:
-        write_file("--html", html_out, bench.html(document))
+        write_file("--html", html_out, bench.render_html(document))
     if to_stdout:
         emit_json(document)
     else:
-        for title, (head, *rows) in bench.tables(document):
-            shown = table(*head)
+        for title, (head, *rows) in bench.result_tables(document):
+            result_table = table(*head)
             for row in rows:
-                shown.add_row(*(Text(cell) for cell in row))
+                result_table.add_row(*(Text(cell) for cell in row))
             show(Text(title, "bold"), soft_wrap=True)
-            show(shown)
-    failed = bench.failures(document)
-    for failure in failed:
+            show(result_table)
+    failures = bench.failure_lines(document)
+    for failure in failures:
         message(f"failed: {failure}")
-    return 1 if failed else 0
+    return 1 if failures else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +11,8 @@ from rich.text import Text
 
 import foretell
 from foretell.cli._options import Json
-from foretell.cli._output import emit_json, show, table
+from foretell.cli._output import emit_json, show
+from foretell.registry import FOLDERS, TITLES
 
 if TYPE_CHECKING:
     from foretell.cards import Card
@@ -24,26 +26,42 @@ def methods(
 ) -> int:
     """List the methods, or show the card of one."""
     from foretell.cards import card
-    from foretell.registry import BESIDE, names
+    from foretell.registry import BESIDE, method_names
 
     # Beside the methods, what goes with any of them and is no rule of verification.
-    others = [card(one, kind) for kind in BESIDE if kind != "rule" for one in names(kind)]
-    cards = [*foretell.methods(), *others]
+    companion_cards = [
+        card(listed_card, kind)
+        for kind in BESIDE
+        if kind != "rule"
+        for listed_card in method_names(kind)
+    ]
+    cards = [*foretell.methods(), *companion_cards]
     if name is not None:
-        cards = [one for one in others if one.name == name] or [card(name)]
+        cards = [listed_card for listed_card in companion_cards if listed_card.name == name] or [
+            card(name)
+        ]
     if as_json:
-        emit_json({"schema": "foretell.methods/1", "methods": [_document(c) for c in cards]})
+        emit_json({"schema": "foretell.methods/1", "methods": [_card_document(c) for c in cards]})
     elif name is not None:
         _print_card(cards[0])
     else:
-        rows = table("method", "kind", "guarantee", "what it does")
-        for one in cards:
-            rows.add_row(Text(one.name, "bold"), one.kind, one.guarantee, one.summary)
-        show(rows)
+        _print_list(cards)
     return 0
 
 
-def _document(card: Card) -> dict[str, Any]:
+def _print_list(cards: Sequence[Card]) -> None:
+    """Prints one line a method, below the kind that it is of."""
+    width = max(len(method.name) for method in cards)
+    for kind in FOLDERS:
+        members = [method for method in cards if method.kind == kind]
+        if members:
+            show(Text(f"\n{TITLES[kind]}", "bold"))
+        for method in members:
+            claim = method.guarantee.partition(":")[0]
+            show(f"  {method.name:{width}}  {claim:7}  {method.summary}", markup=False)
+
+
+def _card_document(card: Card) -> dict[str, Any]:
     document = {field.name: getattr(card, field.name) for field in dataclasses.fields(card)}
     return document | {"file": str(card.file)}
 

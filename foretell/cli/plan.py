@@ -11,7 +11,7 @@ import typer
 from rich.table import Column
 
 from foretell.cli._loading import load_model
-from foretell.cli._options import ExecutorOptions, Json, ModelOptions, numbers
+from foretell.cli._options import ExecutorOptions, Json, ModelOptions, split_numbers
 from foretell.cli._output import emit_json, message, show, table
 from foretell.errors import BadConfig
 
@@ -57,9 +57,9 @@ def plan(
     as_json: Json = False,
 ) -> int:
     """Predict the speed of draft models, draft lengths and batches that were not measured."""
-    asked: dict[str, Any] = {
-        "--batches": _whole("--batches", batches, 1),
-        "--lengths": _whole("--lengths", lengths, 1),
+    requested_values: dict[str, Any] = {
+        "--batches": _whole_numbers("--batches", batches, 1),
+        "--lengths": _whole_numbers("--lengths", lengths, 1),
         "--tokens": _above_zero("--tokens", tokens),
         "--parameters": _above_zero("--parameters", parameters),
     }
@@ -77,41 +77,45 @@ def plan(
     mat = measured["mat"]
     longest = int(max(point["length"] for point in mat))
     grid: dict[str, Any] = {
-        "lengths": asked["--lengths"] or tuple(range(1, 2 * longest + 1)),
-        "tokens": asked["--tokens"] or _values(point["tokens"] for point in mat),
-        "parameters": asked["--parameters"] or _values(point["parameters"] for point in mat),
+        "lengths": requested_values["--lengths"] or tuple(range(1, 2 * longest + 1)),
+        "tokens": requested_values["--tokens"]
+        or _distinct_values(point["tokens"] for point in mat),
+        "parameters": requested_values["--parameters"]
+        or _distinct_values(point["parameters"] for point in mat),
     }
     count = len(grid["lengths"]) * len(grid["tokens"]) * len(grid["parameters"])
     if count > MOST:
         raise BadConfig(f"{count:,} combinations are more than {MOST:,}: name fewer values")
-    wanted = asked["--batches"] or _values(int(p["batch"]) for p in measured["verify"])
-    best = [planner.best(batch, **grid) for batch in wanted]
+    batch_sizes = requested_values["--batches"] or _distinct_values(
+        int(p["batch"]) for p in measured["verify"]
+    )
+    best_choices = [planner.best_choice(batch, **grid) for batch in batch_sizes]
     if as_json:
-        emit_json(_document(planner, best))
+        emit_json(_plan_document(planner, best_choices))
     else:
-        _print(planner, best)
+        _print_plan(planner, best_choices)
     return 0
 
 
 # --- what was asked for
 
 
-def _whole(option: str, text: str, least: int) -> tuple[int, ...]:
-    found = numbers(option, text, int)
-    if any(number < least for number in found):
-        raise BadConfig(f"{option} {text}: must be whole numbers of at least {least}")
-    return found
+def _whole_numbers(option: str, text: str, lower: int) -> tuple[int, ...]:
+    whole_numbers = split_numbers(option, text, int)
+    if any(number < lower for number in whole_numbers):
+        raise BadConfig(f"{option} {text}: must be whole numbers of at least {lower}")
+    return whole_numbers
 
 
 def _above_zero(option: str, text: str) -> tuple[float, ...]:
-    found = numbers(option, text, float)
-    if not all(0 < number < float("inf") for number in found):
+    positive_numbers = split_numbers(option, text, float)
+    if not all(0 < number < float("inf") for number in positive_numbers):
         raise BadConfig(f"{option} {text}: must be numbers above 0")
-    return found
+    return positive_numbers
 
 
-def _values(found: Iterable[Any]) -> tuple[Any, ...]:
-    return tuple(sorted(set(found)))
+def _distinct_values(values: Iterable[Any]) -> tuple[Any, ...]:
+    return tuple(sorted(set(values)))
 
 
 # --- what is measured here
@@ -119,29 +123,29 @@ def _values(found: Iterable[Any]) -> tuple[Any, ...]:
 
 def _verify_here(models: ModelOptions, executors: ExecutorOptions) -> Any:
     from foretell.bench.planning import verify_points
-    from foretell.engine.cost_profile import profile
+    from foretell.engine.cost_profile import profile_model
     from foretell.speculation.costs import SIZES
 
     lm = load_model(models, executors, profile=False)
-    costs, _ = profile(lm.models["target"])
+    costs, _ = profile_model(lm.models["target"])
     return verify_points(costs, SIZES[-1])
 
 
 def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOptions) -> Any:
     from foretell.bench.planning import draft_points
-    from foretell.engine.cost_profile import profile
+    from foretell.engine.cost_profile import profile_model
     from foretell.speculation.costs import SIZES
 
     points = []
     for name in names:
-        one = dataclasses.replace(models, model=name, draft=None, named=None)
-        model = load_model(one, executors, profile=False).models["target"]
+        draft_options = dataclasses.replace(models, model=name, draft=None, named=None)
+        model = load_model(draft_options, executors, profile=False).models["target"]
         hf = getattr(model, "hf", None)
         if hf is None:
             raise BadConfig(
                 f"--drafts {name}: its parameters cannot be counted; list `draft` points"
             )
-        costs, _ = profile(model)
+        costs, _ = profile_model(model)
         points += draft_points(float(hf.num_parameters()), costs, SIZES[-1])
     return points
 
@@ -149,27 +153,27 @@ def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOpti
 # --- what is told
 
 
-def _document(planner: Planner, best: list[Choice]) -> dict[str, Any]:
+def _plan_document(planner: Planner, best_choices: list[Choice]) -> dict[str, Any]:
     fits = {}
-    for name, fitted in (
+    for name, fit in (
         ("mat", planner.mat),
         ("verify", planner.verify),
         ("draft", planner.draft),
     ):
         fits[name] = {
-            "coefficients": fitted.coefficients.tolist(),
-            "r2": fitted.r2,
-            "spread": fitted.spread,
+            "coefficients": fit.coefficients.tolist(),
+            "r2": fit.r2,
+            "spread": fit.spread,
         }
     return {
         "fits": fits,
         "reference_length": planner.reference,
         "checks": [dataclasses.asdict(check) for check in planner.checks()],
-        "best": [dataclasses.asdict(choice) for choice in best],
+        "best": [dataclasses.asdict(choice) for choice in best_choices],
     }
 
 
-def _print(planner: Planner, best: list[Choice]) -> None:
+def _print_plan(planner: Planner, best_choices: list[Choice]) -> None:
     a, b, c = planner.mat.coefficients
     drafted = f"with drafts of {planner.reference}"
     show(
@@ -178,14 +182,14 @@ def _print(planner: Planner, best: list[Choice]) -> None:
     )
     _print_seconds("t_verify", planner.verify, "", "batch", "batch x length")
     _print_seconds("t_draft", planner.draft, "", "N", "N x batch")
-    for name, fitted in (
+    for name, fit in (
         ("MAT", planner.mat),
         ("t_verify", planner.verify),
         ("t_draft", planner.draft),
     ):
-        if fitted.r2 < WEAK:
+        if fit.r2 < WEAK:
             message(
-                f"{name}: R² {fitted.r2:.2f}, so sizes explain little of what was measured; "
+                f"{name}: R² {fit.r2:.2f}, so sizes explain little of what was measured; "
                 "give more points before you go by what follows"
             )
     show("")
@@ -195,16 +199,16 @@ def _print(planner: Planner, best: list[Choice]) -> None:
         for check in checks:
             point = check.point
             sizes = (f"{point['tokens']:.3g}", f"{point['parameters']:.3g}", f"{point['length']:g}")
-            told = f"{check.mat:.2f} ± {check.mat_error:.2f}"
+            prediction = f"{check.mat:.2f} ± {check.mat_error:.2f}"
             if check.speed is not None:
-                told += f"; {check.speed:,.0f} of {point['speed']:,.0f} tokens/s"
-            rows.add_row(*sizes, f"{point['mat']:.2f}", told)
+                prediction += f"; {check.speed:,.0f} of {point['speed']:,.0f} tokens/s"
+            rows.add_row(*sizes, f"{point['mat']:.2f}", prediction)
         show(rows)
         show("")
     else:
         message("too few points to predict each by the others")
     rows = table(Column("best", no_wrap=True), "D", "N", "length", "MAT", "tokens/s", "to plain")
-    for choice in best:
+    for choice in best_choices:
         size = (f"{choice.tokens:.3g}", f"{choice.parameters:.3g}") if choice.length else ("", "")
         rows.add_row(
             f"batch {choice.batch}",
@@ -217,7 +221,7 @@ def _print(planner: Planner, best: list[Choice]) -> None:
     show(rows)
 
 
-def _print_seconds(name: str, fitted: Fit, *features: str) -> None:
-    pairs = zip(fitted.coefficients.tolist(), features, strict=True)
+def _print_seconds(name: str, fit: Fit, *features: str) -> None:
+    pairs = zip(fit.coefficients.tolist(), features, strict=True)
     terms = " + ".join(f"{number:.3g} {feature}".strip() for number, feature in pairs)
-    show(f"{name} = {terms} s, R² {fitted.r2:.4f}", soft_wrap=True)
+    show(f"{name} = {terms} s, R² {fit.r2:.4f}", soft_wrap=True)

@@ -72,21 +72,21 @@ def replay(
     check_writable("--json", json_file)
     check_writable("--plot", plot)
     from foretell.bench.recordings import Recordings
-    from foretell.bench.replay import replay as score
+    from foretell.bench.replay import replay_documents as score
 
     recordings = Recordings(text, questions)
-    coder = load_tokenizer(tokenizer, revision)
+    text_tokenizer = load_tokenizer(tokenizer, revision)
     with _progress_bar() as progress:
         bar = progress.add_task("replay", total=recordings.size)
 
-        def tell(done: int) -> None:
-            what = f"replay: {done:,} documents"
-            progress.update(bar, description=what, completed=recordings.read)
+        def tell(documents_read: int) -> None:
+            description = f"replay: {documents_read:,} documents"
+            progress.update(bar, description=description, completed=recordings.read)
 
         documents = itertools.islice(recordings, limit)
-        report = score(coder, specs, documents, nodes, fresh=fresh, tell=tell)
-    more = {"tokenizer": tokenizer, "text": str(text), "skipped": recordings.skipped}
-    document = json_text(report.to_dict() | more)
+        report = score(text_tokenizer, specs, documents, nodes, fresh=fresh, tell=tell)
+    run_facts = {"tokenizer": tokenizer, "text": str(text), "skipped": recordings.skipped}
+    document = json_text(report.to_dict() | run_facts)
     if json_file is not None:
         write_file("--json", json_file, document + "\n")
     if plot is not None:
@@ -104,6 +104,6 @@ def replay(
 
 
 def _progress_bar() -> Bar:
-    """By bytes of the file, since the number of its documents is not known beforehand."""
+    """Bar by bytes of the file, since the number of its documents is not known beforehand."""
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TimeElapsedColumn())
     return progress_bar(columns=columns)

@@ -30,7 +30,7 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 @dataclass(frozen=True)
 class DoorOptions:
-    """Where the server listens, and to whom."""
+    """Options that say where the server listens, and to whom."""
 
     host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000
@@ -141,8 +141,8 @@ def serve(
     check_installed()
     check_method(method)
     cluster.counts()
-    settings = _settings(door, load, method)
-    listening = _listen(door)
+    settings = _serve_settings(door, load, method)
+    listening = _open_socket(door)
     if cluster.ray:
         host, port = listening.getsockname()[:2]
         listening.close()  # the port is free; Ray's own proxy listens there
@@ -155,7 +155,7 @@ def serve(
         from foretell.serve.served import Served
 
         served = Served(lm, name or models.model)
-        return _run(served, settings, listening)
+        return _run_server(served, settings, listening)
     finally:
         listening.close()
 
@@ -167,16 +167,16 @@ def _check_kind(lm: LM, method: str) -> None:
         lm.generate([0], method, max_new_tokens=0)  # which says what is lacking
 
 
-def _settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
-    """What the options allow. Raises BadConfig, BadFile or Unsupported."""
+def _serve_settings(door: DoorOptions, load: LoadOptions, method: str) -> Settings:
+    """Makes the server's settings of options. Raises BadConfig, BadFile or Unsupported."""
     from foretell.serve.keys import Keys, read_keys
     from foretell.serve.settings import Settings
     from foretell.serve.translate import Bounds
-    from foretell.spec import build
+    from foretell.spec import build_method
 
     tests = "" if door.allow_tests is None else str(door.allow_tests)
     if tests:
-        build("tests", "reward", {"path": tests})  # so that a fault is told before the start
+        build_method("tests", "reward", {"path": tests})  # so that a fault is told before the start
     keys = Keys()
     if door.api_key_file is not None:
         keys, warning = read_keys(door.api_key_file)
@@ -236,7 +236,7 @@ def _is_local(host: str) -> bool:
         return False
 
 
-def _listen(door: DoorOptions) -> socket.socket:
+def _open_socket(door: DoorOptions) -> socket.socket:
     """A socket at the address, before anything slow begins. Raises BadConfig."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -256,21 +256,23 @@ def _listen(door: DoorOptions) -> socket.socket:
     return listening
 
 
-def _run(served: Served, settings: Settings, listening: socket.socket) -> int:
+def _run_server(served: Served, settings: Settings, listening: socket.socket) -> int:
     """Serves until a signal ends it."""
-    from foretell.serve.app import build
+    from foretell.serve.app import build_app
     from foretell.serve.connections import Config
     from foretell.serve.lifecycle import Server
-    from foretell.serve.logs import begin
+    from foretell.serve.logs import begin_logging
 
-    begin(sys.stderr)
-    app = build(served, settings)
+    begin_logging(sys.stderr)
+    app = build_app(served, settings)
     server = Server(Config(app, settings.patience), app.state.service.gate, settings.drain)
     listening.listen()  # from here on clients wait rather than fail
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    name, guarantee = served.about(settings.bounds.method)
-    message(f"{served.name} at http://{shown}:{port}/v1, and a page at http://{shown}:{port}/")
+    shown_host = f"[{host}]" if ":" in host else host
+    name, guarantee = served.describe_method(settings.bounds.method)
+    message(
+        f"{served.name} at http://{shown_host}:{port}/v1, and a page at http://{shown_host}:{port}/"
+    )
     message(f"method {name}, computed by {served.computed_by}; its answers are {guarantee}")
     message(_who_may_ask(settings, host))
     server.run(sockets=[listening])

@@ -6,7 +6,7 @@ import dataclasses
 
 import foretell
 from foretell.cli._input import prompt_text
-from foretell.cli._loading import asked, check_writes, load_model
+from foretell.cli._loading import check_writes, load_model, prompt_of
 from foretell.cli._options import (
     ExecutorOptions,
     Json,
@@ -16,11 +16,11 @@ from foretell.cli._options import (
     SamplingOptions,
     Turn,
     check_method,
-    tempered,
+    with_temperature,
 )
 from foretell.cli._output import emit, emit_json, messages
 from foretell.errors import BadConfig
-from foretell.progress import working
+from foretell.progress import show_working
 
 
 def trace(
@@ -34,7 +34,7 @@ def trace(
 ) -> int:
     """Show every step of one generation, and the first token that plain decoding has otherwise."""
     check_method(method)
-    options = tempered(method, sampling.arguments())
+    options = with_temperature(method, sampling.arguments())
     if sampling.n > 1:
         raise BadConfig("trace shows one sample: leave --n out")
     text = prompt_text(prompt)
@@ -42,8 +42,8 @@ def trace(
     check_writes(lm, "trace", "watch its canvas with generate or serve")
     from foretell.core import tracing
 
-    prompted = asked(lm, text, turn)
-    with working("generating", messages):
+    prompted = prompt_of(lm, text, turn)
+    with show_working("generating", messages):
         steps = lm.trace(prompted, method, **options)
         greedy = options["temperature"] == 0
         plain = lm.trace(prompted, "plain", **options) if greedy else []
@@ -64,10 +64,10 @@ def trace(
             }
         )
         return 0
-    emit(tracing.render(steps, lm.decode))
+    emit(tracing.render_steps(steps, lm.decode))
     emit("")
     if greedy:
-        count = len(tracing.places(steps))
+        count = len(tracing.list_places(steps))
         emit(tracing.render_divergence(divergence, count, method, lm.decode))
     else:
         emit("not compared with plain decoding: two runs draw different tokens above temperature 0")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretell.cli._input import texts_of
+from foretell.cli._input import source_texts
 from foretell.cli._loading import load_model
 from foretell.cli._options import ModelOptions
 from foretell.cli._output import check_writable, emit, message, progress_bar, show, table
@@ -59,49 +59,55 @@ def trim(
     if not isinstance(draft, Decoder):
         name = models.model if draft is None else draft.name
         cure = "give --draft"
-        raise Unsupported.missing("foretell trim", name, "a draft model of transformers", cure)
-    counts = trimming.counts_of(_tokens(lm, text, answers, prompt), draft.vocab)
-    ranking = trimming.Ranking(counts, _always(lm, draft.vocab), head_share(draft))
-    chosen = size or ranking.best(alpha, coverage)
-    if not ranking.least <= chosen <= ranking.vocab:
-        allowed = f"{ranking.least} (special tokens) to {ranking.vocab}, or 0"
-        raise BadConfig.field("--size", size, allowed)
-    rows = ranking.table(alpha, chosen)
-    trimming.save(out, ranking.kept(chosen), ranking.vocab, lm.decode, rows)
-    _print(ranking, rows, chosen, 1 - coverage)
-    emit(f"{out}: {chosen:,} of {ranking.vocab:,} tokens; use it with --draft-vocab {out}")
+        raise Unsupported.missing_capability(
+            "foretell trim", name, "a draft model of transformers", cure
+        )
+    counts = trimming.counts_of(_counted_tokens(lm, text, answers, prompt), draft.vocab)
+    ranking = trimming.Ranking(counts, _special_tokens(lm, draft.vocab), head_share(draft))
+    chosen_size = size or ranking.best_size(alpha, coverage)
+    if not ranking.least <= chosen_size <= ranking.vocab:
+        allowed_values = f"{ranking.least} (special tokens) to {ranking.vocab}, or 0"
+        raise BadConfig.field("--size", size, allowed_values)
+    rows = ranking.size_table(alpha, chosen_size)
+    trimming.save_kept_tokens(out, ranking.kept_tokens(chosen_size), ranking.vocab, lm.decode, rows)
+    _print_sizes(ranking, rows, chosen_size, 1 - coverage)
+    emit(f"{out}: {chosen_size:,} of {ranking.vocab:,} tokens; use it with --draft-vocab {out}")
     return 0
 
 
-def _tokens(lm: LM, sources: Sequence[str], answers: int, prompt: int) -> Iterator[list[int]]:
+def _counted_tokens(
+    lm: LM, sources: Sequence[str], answers: int, prompt: int
+) -> Iterator[list[int]]:
     """The tokens to count: of the texts themselves, or of what the model writes behind each."""
     with progress_bar() as progress:
         bar = progress.add_task("answering" if answers else "reading", total=None)
-        for done, text in enumerate(texts_of(sources), 1):
+        for texts_done, text in enumerate(source_texts(sources), 1):
             ids = lm.encode(text, special=False)
             if answers:
                 ids = lm.generate(ids[:prompt], max_new_tokens=answers).tokens
             yield ids
-            progress.update(bar, completed=done)
+            progress.update(bar, completed=texts_done)
 
 
-def _always(lm: LM, vocab: int) -> set[int]:
+def _special_tokens(lm: LM, vocab: int) -> set[int]:
     """The ends of texts and the tokenizer's special tokens."""
     tokenizer: Any = lm.tokenizer
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    special = {token for token, what in added.items() if what.special}
-    return {token for token in special | {*lm.engine.eos} if token < vocab}
+    added_tokens = getattr(tokenizer, "added_tokens_decoder", {})
+    special_ids = {token for token, added_token in added_tokens.items() if added_token.special}
+    return {token for token in special_ids | {*lm.engine.eos} if token < vocab}
 
 
-def _print(ranking: Ranking, rows: Sequence[dict[str, float]], chosen: int, least: float) -> None:
+def _print_sizes(
+    ranking: Ranking, rows: Sequence[dict[str, float]], chosen_size: int, max_unseen: float
+) -> None:
     sizes = table("tokens", "covers", "saves", "worth", "")
     for row in rows:
         figures = [f"{row[name]:.1%}" for name in ("coverage", "saved")]
-        mark = "chosen" if row["size"] == chosen else ""
+        mark = "chosen" if row["size"] == chosen_size else ""
         sizes.add_row(f"{row['size']:,}", *figures, f"{row['utility']:.4f}", mark)
     show(f"{ranking.total:,} tokens counted", soft_wrap=True)
     show(sizes)
-    if ranking.unseen > least:
+    if ranking.unseen > max_unseen:
         message(
             f"these are few texts: about {ranking.unseen:.0%} of the tokens of others like them "
             "stand in none of these (by how many stand here once), so they cover less; give more"

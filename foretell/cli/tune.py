@@ -60,14 +60,14 @@ def tune(
     from foretell.bench import read_sets, report, tuning
 
     if forget:
-        return _forget(models)
+        return _forget_profiles(models)
     sets = read_sets(prompts or [])
     if threads:
         torch.set_num_threads(threads)
     lm = load_model(models)
     check_writes(lm, "tune")
     if kept:
-        profile, _ = profiles.kept(lm.models, lm.path)
+        profile, _ = profiles.load_profile(lm.models, lm.path)
         if profile is None:
             raise BadConfig(
                 f"--show: there is no profile of {models.model} here; leave --show out to measure"
@@ -76,12 +76,14 @@ def tune(
         with progress_bar(still=True) as progress:
             bar = progress.add_task("measuring", total=None)
 
-            def tell(what: str, done: int, total: int) -> None:
-                progress.update(bar, description=what, completed=done, total=total, refresh=True)
+            def tell(activity: str, completed: int, total: int) -> None:
+                progress.update(
+                    bar, description=activity, completed=completed, total=total, refresh=True
+                )
 
-            profile = tuning.tune(lm, sets, specs, model=models.model, tell=tell)
+            profile = tuning.tune_model(lm, sets, specs, model=models.model, tell=tell)
     if html_out is not None:
-        write_file("--html", html_out, report.tuned(profile))
+        write_file("--html", html_out, report.tuning_page(profile))
     if as_json:
         emit_json(profile)
     else:
@@ -92,12 +94,12 @@ def tune(
     return 1 if failures else 0
 
 
-def _forget(models: ModelOptions) -> int:
+def _forget_profiles(models: ModelOptions) -> int:
     """Deletes the model's profiles, without loading it."""
     from foretell.api import profiles
     from foretell.loading.load import source_of
 
-    count = profiles.forget(models.model, source_of(models.model))
+    count = profiles.forget_profiles(models.model, source_of(models.model))
     message(f"{count} profiles of {models.model} are forgotten; auto is its default")
     return 0
 
@@ -108,23 +110,23 @@ def _print_profile(profile: dict[str, Any]) -> None:
 
     (measured,) = report.tables(profile["bench"])
     show(Text(measured.title, "bold"), soft_wrap=True)
-    show(_speeds(profile, measured))
+    show(_speed_table(profile, measured))
     show("")
-    show(_costs(profile))
+    show(_cost_table(profile))
     show("")
     kinds_of: dict[str, list[str]] = {}
     for kind, name in profile["best"].items():
         kinds_of.setdefault(name, []).append(kind)
-    best = [f"{name} on {', '.join(kinds)}" for name, kinds in kinds_of.items()]
+    best_lines = [f"{name} on {', '.join(kinds)}" for name, kinds in kinds_of.items()]
     speed = profile["bench"]["bandwidth"]["bytes_per_s"] / 1e9
     show(f"memory: {speed:.1f} GB/s", soft_wrap=True)
-    show("best: " + "; ".join(best), soft_wrap=True)
+    show("best: " + "; ".join(best_lines), soft_wrap=True)
     verdict = Text(f"auto stands for {profile['chosen']}.", "bold")
-    show(verdict, report.reasons(profile), soft_wrap=True)
+    show(verdict, report.explain_choice(profile), soft_wrap=True)
     message(f"kept in {profile['file']}; measured in {profile['seconds']:.0f} s")
 
 
-def _speeds(profile: dict[str, Any], measured: Any) -> Any:
+def _speed_table(profile: dict[str, Any], measured: Any) -> Any:
     """Tokens per second of each method on each kind of text."""
     from foretell.bench import report
 
@@ -136,13 +138,13 @@ def _speeds(profile: dict[str, Any], measured: Any) -> Any:
             median = (cells[kind].get("tokens_per_s") or {}).get("median")
             figures.append("" if median is None else f"{median:,.0f}")
         figures.append(f"{means[name]:.2f}x" if name in means else "")
-        drafted = report.drafted(list(cells.values()))
+        drafted = report.mean_draft_size(list(cells.values()))
         figures.append("" if drafted is None else f"{drafted:.1f}")
         speeds.add_row(Text(name, "bold" if name == profile["chosen"] else ""), *figures)
     return speeds
 
 
-def _costs(profile: dict[str, Any]) -> Any:
+def _cost_table(profile: dict[str, Any]) -> Any:
     """Milliseconds of a forward, by its tokens and by the tokens of the text before them."""
     (model,) = profile["bench"]["models"]
     by_rows = model["seconds"]

@@ -16,13 +16,13 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from foretell.batch.answering import Shared, Tell, model_digest, rest, writer
+from foretell.batch.answering import Shared, Tell, list_pending, model_digest, result_writer
 from foretell.batch.progress import Meter
-from foretell.batch.requests import Item, Prepared, Requests, prepare
+from foretell.batch.requests import Item, Prepared, Requests, prepare_item
 from foretell.batch.results import Results
-from foretell.batch.running import Limits, run
-from foretell.cluster.sharding import pieces
-from foretell.errors import RequestFailed, first_line
+from foretell.batch.running import Limits, run_batch
+from foretell.cluster.sharding import cut_batch
+from foretell.errors import RequestFailed, first_message_line
 from foretell.serve.errors import ApiError
 from foretell.serve.served import Served
 
@@ -34,18 +34,18 @@ Deliver = Callable[[Item, "dict[str, Any] | ApiError"], None]
 
 
 class Worker:
-    """One process with the model. `make` loads it, there."""
+    """Process with the model, which `make` loads there."""
 
     def __init__(self, make: Callable[[], tuple[Served, Limits]], method: str):
         self.served, self.limits = make()
         self.method = method
 
-    async def ready(self) -> str:
+    async def load_digest(self) -> str:
         """The digest of what results depend on, when the model is loaded."""
         return model_digest(self.served.lm, self.method)
 
     async def process(self) -> int:
-        """Its number in its machine's list of processes."""
+        """Number of this process on its machine."""
         return os.getpid()
 
     async def reused(self) -> int:
@@ -54,27 +54,27 @@ class Worker:
 
     async def answer(self, items: Sequence[Item]) -> AsyncIterator[Answered]:
         """The answers of a piece, each as soon as it is done."""
-        done: asyncio.Queue[Answered | None] = asyncio.Queue()
+        answer_queue: asyncio.Queue[Answered | None] = asyncio.Queue()
         batch: list[Prepared] = []
         for item in items:
             try:
-                batch.append(await asyncio.to_thread(prepare, item, self.served, self.method))
+                batch.append(await asyncio.to_thread(prepare_item, item, self.served, self.method))
             except ApiError as error:
                 yield item.line, error
 
-        def deliver(one: Prepared, answer: dict[str, Any] | ApiError) -> None:
-            done.put_nowait((one.item.line, answer))
+        def deliver(prepared: Prepared, answer: dict[str, Any] | ApiError) -> None:
+            answer_queue.put_nowait((prepared.item.line, answer))
 
         async def work() -> None:
             try:
-                await run(self.served.lm, batch, self.limits, deliver)
+                await run_batch(self.served.lm, batch, self.limits, deliver)
             finally:
-                done.put_nowait(None)
+                answer_queue.put_nowait(None)
 
         task = asyncio.create_task(work())
         try:
-            while (answered := await done.get()) is not None:
-                yield answered
+            while (finished_line := await answer_queue.get()) is not None:
+                yield finished_line
             await task  # raises what went wrong
         finally:
             task.cancel()
@@ -93,7 +93,7 @@ class Piece:
         return self.items.pop(place)
 
     def after_death(self) -> list[Piece]:
-        """What is dealt out again when a worker died over it.
+        """Returns the pieces that are dealt out again when a worker died over this one.
 
         The first time nothing is known to be wrong with it. The second time its requests go one by
         one, so that one that kills its worker is alone; where that dies twice, it is given up.
@@ -120,9 +120,9 @@ class Crew:
         self.running: dict[Any, tuple[Any, Piece]] = {}  # a worker's answers -> it, its piece
         self.fruitless = 0  # workers that died since the last answer
         try:
-            digests = set(ray.get([worker.ready.remote() for worker in self.idle]))
+            digests = set(ray.get([worker.load_digest.remote() for worker in self.idle]))
         except RayActorError as error:
-            raise RequestFailed(f"a worker cannot be started: {reason(error)}") from error
+            raise RequestFailed(f"a worker cannot be started: {error_reason(error)}") from error
         if len(digests) > 1:
             raise RequestFailed(
                 "the workers' models differ in weights, number format or settings; "
@@ -134,14 +134,14 @@ class Crew:
         self, items: Sequence[Item], deliver: Deliver, tick: Callable[[], None] = lambda: None
     ) -> None:
         """Answers every item and delivers each once. `tick` is called about once a second."""
-        self.waiting = [Piece(one) for one in reversed(pieces(items, self.count))]
+        self.waiting = [Piece(item_group) for item_group in reversed(cut_batch(items, self.count))]
         while self.waiting or self.running:
             while self.idle and self.waiting:
                 worker, piece = self.idle.pop(), self.waiting.pop()
                 self.running[worker.answer.remote(list(piece.items))] = worker, piece
             tick()
-            ready, _ = ray.wait(list(self.running), timeout=POLL)
-            for answers in ready:
+            ready_answers, _ = ray.wait(list(self.running), timeout=POLL)
+            for answers in ready_answers:
                 self._take(answers, deliver)
 
     def reused(self) -> int:
@@ -165,7 +165,7 @@ class Crew:
             del self.running[answers]
             self._bury(piece, deliver, error)
         except RayTaskError as error:
-            raise RequestFailed(f"a worker failed: {reason(error)}") from error
+            raise RequestFailed(f"a worker failed: {error_reason(error)}") from error
         else:
             self.fruitless = 0
             deliver(piece.without(line), answer)
@@ -174,25 +174,25 @@ class Crew:
         """Deals out again what a dead worker had, and starts another worker."""
         self.fruitless += 1
         if self.fruitless > FRUITLESS + DEATHS * self.count:
-            raise RequestFailed(f"workers end again and again: {reason(error)}") from error
-        again = piece.after_death()
-        self.waiting += again
-        if not again:
+            raise RequestFailed(f"workers end again and again: {error_reason(error)}") from error
+        dealt_again = piece.after_death()
+        self.waiting += dealt_again
+        if not dealt_again:
             for item in piece.items:
-                deliver(item, died())
+                deliver(item, death_error())
         self.idle.append(self.start())
 
 
-def workers(
+def worker_starter(
     make: Callable[[], tuple[Served, Limits]], method: str, cpus: float = 1.0, gpus: float = 0.0
 ) -> Callable[[], Any]:
-    """What starts a worker on the cluster that this process is connected to."""
-    kind: Any = ray.remote(Worker)
-    kind = kind.options(num_cpus=cpus, num_gpus=gpus)
-    return lambda: kind.remote(make, method)
+    """Returns a function that starts a worker on the cluster that this process is connected to."""
+    worker_class: Any = ray.remote(Worker)
+    worker_class = worker_class.options(num_cpus=cpus, num_gpus=gpus)
+    return lambda: worker_class.remote(make, method)
 
 
-def answer(
+def answer_on_cluster(
     crew: Crew,
     requests: Requests,
     results: Results,
@@ -206,17 +206,17 @@ def answer(
         results.sync()
         tick()
 
-    items = rest(requests, results, tell)
-    crew.answer(items, writer(results, meter, tell), ticking)
+    items = list_pending(requests, results, tell)
+    crew.answer(items, result_writer(results, meter, tell), ticking)
     return Shared(meter.prompt_tokens, crew.reused())
 
 
-def died() -> ApiError:
-    """Of a request that nobody survives."""
+def death_error() -> ApiError:
+    """Error of a request that no worker survives."""
     return ApiError(f"{DEATHS} workers ended over this request alone", None, "worker_died", 500)
 
 
-def reason(error: Exception) -> str:
+def error_reason(error: Exception) -> str:
     """The last line of an error of Ray, whose first ones say where it was."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[-1] if lines else first_line(error)
+    return lines[-1] if lines else first_message_line(error)

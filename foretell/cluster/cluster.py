@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import Any
 
-from foretell.errors import BadConfig, Unsupported, first_line
+from foretell.errors import BadConfig, Unsupported, first_message_line
 
 KNOCK = 5.0  # seconds for a cluster to take a connection
 
@@ -25,7 +25,7 @@ def check_installed() -> None:
 
 
 @contextmanager
-def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
+def ray_cluster(address: str | None = None, **options: Any) -> Iterator[None]:
     """Connected to the cluster at this address (`auto`: the one of this machine), or to one that
     begins and ends with the block; `options` of ray.init are for that one.
 
@@ -35,17 +35,18 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
-    told: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    init_options: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if address is None:
-        ray.init(include_dashboard=False, **told, **options)
+        ray.init(include_dashboard=False, **init_options, **options)
     else:
         try:
-            _knock(address)
-            ray.init(address, **told)
+            _knock_at(address)
+            ray.init(address, **init_options)
         except (OSError, ValueError, RuntimeError) as error:
             raise BadConfig(
-                f"--ray-address {address}: no Ray cluster answers there ({first_line(error)}); "
-                "start one with `ray start --head`, or leave the option out"
+                f"--ray-address {address}: no Ray cluster answers there "
+                f"({first_message_line(error)}); start one with `ray start --head`, "
+                "or leave the option out"
             ) from error
     try:
         yield
@@ -53,7 +54,7 @@ def cluster(address: str | None = None, **options: Any) -> Iterator[None]:
         ray.shutdown()
 
 
-def _knock(address: str) -> None:
+def _knock_at(address: str) -> None:
     """Raises OSError or ValueError where nobody listens at host:port: Ray would ask for minutes."""
     if address in ("auto", "local"):
         return

@@ -18,15 +18,17 @@ class _Merged(Collector):
         yield from self.families.values()
 
 
-def merged(pages: Mapping[str, str]) -> bytes:
-    """One page of those of several servers by name: every number has the label `replica`."""
+def merge_metrics(pages: Mapping[str, str]) -> bytes:
+    """Merges the pages of several servers by name: every number gets the label `replica`."""
     families: dict[str, Metric] = {}
     for replica, page in pages.items():
         for family in text_string_to_metric_families(page):
-            known = Metric(family.name, family.documentation, family.type, family.unit)
-            kept = families.setdefault(family.name, known)
+            new_family = Metric(family.name, family.documentation, family.type, family.unit)
+            merged_family = families.setdefault(family.name, new_family)
             for sample in family.samples:
-                kept.samples.append(sample._replace(labels=sample.labels | {"replica": replica}))
+                merged_family.samples.append(
+                    sample._replace(labels=sample.labels | {"replica": replica})
+                )
     registry = CollectorRegistry()
     registry.register(_Merged(families))
     return generate_latest(registry)

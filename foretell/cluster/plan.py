@@ -1,4 +1,4 @@
-"""The arithmetic of a plan: how many replicas, how much memory, and when splitting a model pays.
+"""The arithmetic of a plan: how many replicas, how much memory, and when tensor parallel ranks pay.
 
 Pure functions of numbers that were measured or that stand on a data sheet. Sizes are in bytes,
 times in seconds, speeds in a second; docs/scaling.md shows how they are put together.
@@ -19,7 +19,7 @@ THERE_AND_BACK = 3  # bytes an element: 1 (8 bits) to the FFN, 2 (16 bits) back
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a decoder decides the size of its cache."""
+    """Sizes of a decoder that decide the size of its cache."""
 
     layers: int
     kv_heads: int
@@ -62,17 +62,18 @@ def shape_of(config: Mapping[str, Any], element_bytes: int = 2) -> Shape:
 
 
 def fitting_requests(
-    memory: float, weights: float, row_bytes: float, tokens: float, shared: float = 0
+    memory: float, weights: float, row_bytes: float, tokens: float, shared_tokens: float = 0
 ) -> int:
     """How many requests of `tokens` tokens fit beside the weights.
 
-    The first `shared` tokens are the same in all of them, and their rows are kept once.
+    The first `shared_tokens` tokens are the same in all of them, and their rows are kept once.
     """
-    _positive(memory=memory, row_bytes=row_bytes, tokens=tokens)
-    if not 0 <= shared < tokens:
-        raise BadConfig.field("shared", shared, f"at least 0 and less than tokens={tokens:g}")
-    free = memory - weights - shared * row_bytes
-    return max(0, math.floor(free / ((tokens - shared) * row_bytes)))
+    _check_positive(memory=memory, row_bytes=row_bytes, tokens=tokens)
+    if not 0 <= shared_tokens < tokens:
+        allowed = f"at least 0 and less than tokens={tokens:g}"
+        raise BadConfig.field("shared_tokens", shared_tokens, allowed)
+    free_bytes = memory - weights - shared_tokens * row_bytes
+    return max(0, math.floor(free_bytes / ((tokens - shared_tokens) * row_bytes)))
 
 
 def tensor_ranks(
@@ -84,7 +85,7 @@ def tensor_ranks(
     Ranks divide the key-value heads, since a rank computes whole heads. `reserve`: the share of a
     device's memory that is kept free. Raises BadConfig where even one head a rank does not fit.
     """
-    _positive(memory=memory, weights=weights, kv_heads=kv_heads)
+    _check_positive(memory=memory, weights=weights, kv_heads=kv_heads)
     usable = memory * (1 - reserve)
     for ranks in range(1, kv_heads + 1):
         if kv_heads % ranks == 0 and (weights + cache) / ranks <= usable:
@@ -98,10 +99,12 @@ def tensor_ranks(
 def all_reduce_seconds(
     tokens: int, width: int, layers: int, ranks: int, network: float, element_bytes: int = 2
 ) -> float:
-    """What tensor parallelism adds to a forward of `tokens` tokens on a ring: two sums a layer."""
-    _positive(network=network, ranks=ranks)
-    sent = 2 * (ranks - 1) / ranks * tokens * width * element_bytes
-    return 2 * layers * sent / network
+    """Seconds that tensor parallelism adds to a forward of `tokens` tokens: two sums a layer on a
+    ring.
+    """
+    _check_positive(network=network, ranks=ranks)
+    sent_bytes = 2 * (ranks - 1) / ranks * tokens * width * element_bytes
+    return 2 * layers * sent_bytes / network
 
 
 # --- replicas
@@ -112,26 +115,28 @@ def in_flight(arrivals: float, seconds: float) -> float:
     return arrivals * seconds
 
 
-def replicas(arrivals: float, tokens: float, tokens_per_second: float, busy: float = 0.7) -> int:
+def needed_replicas(
+    arrivals: float, tokens: float, tokens_per_second: float, busy: float = 0.7
+) -> int:
     """How many replicas serve `arrivals` requests a second of `tokens` new tokens each.
 
     `tokens_per_second`: what one replica was measured to give at the load it is to have. `busy`:
     the share of the time that it may be busy; near 1 queues grow without bound.
     """
-    _positive(tokens=tokens, tokens_per_second=tokens_per_second)
+    _check_positive(tokens=tokens, tokens_per_second=tokens_per_second)
     if not 0 < busy < 1:
         raise BadConfig.field("busy", busy, "between 0 and 1")
     return max(1, math.ceil(in_flight(arrivals, tokens / tokens_per_second) / busy))
 
 
-def reuse(replicas: int, held: float, prefixes: int, by_prefix: bool) -> float:
+def prefix_reuse(replicas: int, held_prefixes: float, prefixes: int, by_prefix: bool) -> float:
     """The share of requests that find the rows of their prefix, all prefixes being as frequent.
 
-    `held`: how many prefixes the memory of one replica holds. By prefix, every prefix lives on one
-    replica; else every replica sees all of them, and holds the same few.
+    `held_prefixes`: how many prefixes the memory of one replica holds. By prefix, every prefix
+    lives on one replica; else every replica sees all of them, and holds the same few.
     """
-    _positive(replicas=replicas, held=held, prefixes=prefixes)
-    return min(1.0, (replicas if by_prefix else 1) * held / prefixes)
+    _check_positive(replicas=replicas, held_prefixes=held_prefixes, prefixes=prefixes)
+    return min(1.0, (replicas if by_prefix else 1) * held_prefixes / prefixes)
 
 
 # --- prefill and decoding apart
@@ -142,13 +147,13 @@ def phase_ratio(prompt: float, answer: float, prefill_speed: float, decode_speed
 
     `prompt`, `answer`: tokens of a request; the speeds are tokens a second of one instance.
     """
-    _positive(prefill_speed=prefill_speed, decode_speed=decode_speed, answer=answer)
+    _check_positive(prefill_speed=prefill_speed, decode_speed=decode_speed, answer=answer)
     return (prompt / prefill_speed) / (answer / decode_speed)
 
 
 def handover_seconds(prompt: int, row_bytes: float, network: float) -> float:
     """How long the rows of a prompt take from the prefill instance to the decoding one."""
-    _positive(network=network)
+    _check_positive(network=network)
     return prompt * row_bytes / network
 
 
@@ -161,10 +166,10 @@ def handover_pays(prompt: int, row_bytes: float, network: float, prefill_speed: 
 
 
 def stage_seconds(token_seconds: float, layers: int, stages: int = STAGES) -> float:
-    """What attention, FFN and the network may each take in a layer, for a token every
+    """Seconds that attention, FFN and the network may each take in a layer, for a token every
     `token_seconds`.
     """
-    _positive(token_seconds=token_seconds, layers=layers, stages=stages)
+    _check_positive(token_seconds=token_seconds, layers=layers, stages=stages)
     return token_seconds / stages / layers
 
 
@@ -174,7 +179,7 @@ def full_batch(machine: Machine, weight_bytes: float = 1, sparsity: float = 1) -
     A weight takes `weight_bytes` to read and two operations a token. `sparsity`: the share of the
     FFN that a token passes through, 1 where it is dense.
     """
-    _positive(sparsity=sparsity)
+    _check_positive(sparsity=sparsity)
     return machine.flops * weight_bytes / (2 * machine.bandwidth) / sparsity
 
 
@@ -188,7 +193,7 @@ def least_sparsity(machine: Machine, width: int, layers: int, token_seconds: flo
 
     It is where the full batch's bytes take exactly a stage: H FLOPs L / (Net BW token_seconds 2/9).
     """
-    _positive(network=machine.network)
+    _check_positive(network=machine.network)
     bytes_a_layer = network_bytes(width, full_batch(machine))
     return bytes_a_layer / (machine.network * stage_seconds(token_seconds, layers))
 
@@ -203,7 +208,7 @@ def idle_share(
     longer than attention and there + ffn + back <= 2 attention: for ffn = attention, where there
     and back together take no longer than attention.
     """
-    _positive(attention=attention, batches=batches)
+    _check_positive(attention=attention, batches=batches)
     round_trip = attention + there + ffn + back
     period = max(round_trip, batches * max(attention, there, ffn, back))
     return 1 - batches * attention / period
@@ -216,13 +221,13 @@ def speculation_gain(mean_accepted: float, rows: float, ffn_bound: float) -> flo
     `ffn_bound`: the share of a plain step's time that grows with the rows, such as a saturated FFN;
     the rest is bound by memory and costs the same.
     """
-    _positive(mean_accepted=mean_accepted, rows=rows)
+    _check_positive(mean_accepted=mean_accepted, rows=rows)
     if not 0 <= ffn_bound <= 1:
         raise BadConfig.field("ffn_bound", ffn_bound, "between 0 and 1")
     return mean_accepted / (ffn_bound * rows + 1 - ffn_bound)
 
 
-def _positive(**numbers: float) -> None:
+def _check_positive(**numbers: float) -> None:
     for name, number in numbers.items():
         if not number > 0:
             raise BadConfig.field(name, number, "above 0")

@@ -21,12 +21,12 @@ def prefix_key(body: bytes, tenant: bytes = b"", prefix: int = PREFIX) -> str:
     `tenant`: who asks; tenants share no rows, so the same prompts of two of them may lie apart.
     """
     try:
-        beginning = _beginning(json.loads(body), prefix)
+        prompt_start = _prompt_start(json.loads(body), prefix)
     except (ValueError, TypeError, AttributeError, LookupError, RecursionError):
         return ""  # whoever answers it says what is wrong with it
-    if beginning is None:
+    if prompt_start is None:
         return ""
-    text = json.dumps(beginning).encode()
+    text = json.dumps(prompt_start).encode()
     return hashlib.blake2b(text, key=tenant_key(tenant), digest_size=16).hexdigest()
 
 
@@ -35,7 +35,7 @@ def tenant_key(tenant: bytes) -> bytes:
     return hashlib.blake2b(tenant, digest_size=32).digest()
 
 
-def _beginning(request: Any, prefix: int) -> Any:
+def _prompt_start(request: Any, prefix: int) -> Any:
     """How a request's prompt begins, or None where it has none.
 
     A chat is known by its first message, which is mostly the application's own; of several prompts
@@ -44,22 +44,22 @@ def _beginning(request: Any, prefix: int) -> Any:
     model = request.get("model")
     messages = request.get("messages")
     if messages:
-        first = messages[0]
-        return [model, first["role"], _text(first["content"])[:prefix]]
+        first_message = messages[0]
+        return [model, first_message["role"], _content_text(first_message["content"])[:prefix]]
     prompt = request.get("prompt")
     if isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
         prompt = prompt[0]
     return None if not prompt else [model, prompt[:prefix]]
 
 
-def _text(content: Any) -> str:
+def _content_text(content: Any) -> str:
     """The text of a message's content, which may stand in parts."""
     if isinstance(content, list):
         return "".join(part["text"] for part in content)
     return str(content)
 
 
-def preference(key: str, names: Iterable[str]) -> list[str]:
+def preferred_order(key: str, names: Iterable[str]) -> list[str]:
     """The names in the order in which a key prefers them: by the hash of key and name."""
 
     def weight(name: str) -> bytes:

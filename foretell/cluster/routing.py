@@ -10,7 +10,7 @@ from typing import Any
 
 from ray.serve.request_router import PendingRequest, RequestRouter, RunningReplica
 
-from foretell.cluster.prefixes import preference
+from foretell.cluster.prefixes import preferred_order
 
 BUSY = 16  # requests of a replica above which a prompt goes to the next one in its order
 
@@ -36,7 +36,7 @@ class PrefixRouter(RequestRouter):
         if not key:
             return [everybody]
         by_name = {replica.replica_id.unique_id: replica for replica in everybody}
-        order = [by_name[name] for name in preference(key, by_name)]
+        order = [by_name[name] for name in preferred_order(key, by_name)]
         return [*([replica] for replica in order if self.has_room(replica)), everybody]
 
     def has_room(self, replica: RunningReplica) -> bool:

@@ -1,4 +1,5 @@
-"""The server on a Ray cluster: replicas of one model behind one door (`foretell serve --ray`).
+"""The server on a Ray cluster: data parallel replicas of one model behind one door, as
+`foretell serve --ray` starts them.
 
     client -> Ray's proxy -> Door: reads the body, knows its prefix -> PrefixRouter -> Replica
 
@@ -27,7 +28,7 @@ from ray.serve.handle import DeploymentHandle
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
-from foretell.cluster.numbers import merged
+from foretell.cluster.numbers import merge_metrics
 from foretell.cluster.prefixes import prefix_key
 from foretell.cluster.routing import BUSY, PrefixRouter
 from foretell.errors import RequestFailed
@@ -61,8 +62,8 @@ HEALTH: Message = {
 class Scale:
     """How many replicas, and what one of them takes of the cluster."""
 
-    least: int = 1
-    most: int = 1
+    min_replicas: int = 1
+    max_replicas: int = 1
     cpus: float = 1.0
     gpus: float = 0.0
     busy: int = BUSY  # requests of a replica above which its prompts go to the next one
@@ -81,7 +82,7 @@ class Whole(NamedTuple):
 
 
 class Replica:
-    """One process with the model. `make` builds its application, there."""
+    """Process with the model, whose application `make` builds there."""
 
     def __init__(self, make: Callable[[], App]):
         self.app = make()
@@ -134,7 +135,7 @@ class Replica:
                     await self.running.enter_async_context(router.lifespan_context(self.app))
                 self.ready = True
 
-    async def whole(self, scope: Mapping[str, Any]) -> Whole:
+    async def full_answer(self, scope: Mapping[str, Any]) -> Whole:
         """The whole answer to a request without a body."""
         status, headers, parts = 0, Headers(), []
         async for message in self.answer("", scope, b""):
@@ -147,7 +148,7 @@ class Replica:
         """Ray Serve asks for it every few seconds, and replaces a replica that raises again and
         again.
         """
-        answer = await self.whole(HEALTH)
+        answer = await self.full_answer(HEALTH)
         if answer.status != HTTPStatus.OK:
             raise RuntimeError(f"/health answers {answer.status}: {answer.body[:200]!r}")
 
@@ -181,7 +182,7 @@ class Door:
             messages = self.messages(prefix_key(body, tenant), scope, body)
             start = await anext(messages)
         except ApiError as error:
-            return JSONResponse(error.body(), error.status, error.headers)
+            return JSONResponse(error.json_body(), error.status, error.headers)
         except ClientDisconnect:
             return Response(status_code=HTTPStatus.BAD_REQUEST)  # nobody reads it
         response = StreamingResponse(
@@ -192,15 +193,15 @@ class Door:
 
     async def metrics(self, request: Request) -> Response:
         """The numbers of all replicas, each with the replica's name."""
-        asked = self.replicas.broadcast("whole", scope_of(request))
-        answers: list[Whole] = await asked.results_async(timeout_s=METRICS)
+        responses = self.replicas.broadcast("full_answer", scope_of(request))
+        answers: list[Whole] = await responses.results_async(timeout_s=METRICS)
         for answer in answers:
             if answer.status != HTTPStatus.OK:
                 response = Response(answer.body, answer.status)
                 response.raw_headers = list(answer.headers)
                 return response
         pages = {answer.replica: answer.body.decode() for answer in answers}
-        return Response(merged(pages), media_type=CONTENT_TYPE_LATEST)
+        return Response(merge_metrics(pages), media_type=CONTENT_TYPE_LATEST)
 
     async def body(self, request: Request) -> bytes:
         """The whole body. Raises ApiError where it is too long."""
@@ -254,18 +255,18 @@ class Door:
 
 
 def scope_of(request: Request) -> Message:
-    """What can travel of a request's scope to another process."""
+    """Parts of a request's scope that can travel to another process."""
     return {name: request.scope[name] for name in SCOPE if name in request.scope}
 
 
-def application(make: Callable[[], App], scale: Scale) -> serve.Application:
-    """What Ray Serve runs: the door, and behind it the replicas."""
-    count: dict[str, Any] = {"num_replicas": scale.least}
-    if scale.most > scale.least:
+def build_application(make: Callable[[], App], scale: Scale) -> serve.Application:
+    """Builds the application that Ray Serve runs: the door, and behind it the replicas."""
+    count: dict[str, Any] = {"num_replicas": scale.min_replicas}
+    if scale.max_replicas > scale.min_replicas:
         count = {
             "autoscaling_config": {
-                "min_replicas": scale.least,
-                "max_replicas": scale.most,
+                "min_replicas": scale.min_replicas,
+                "max_replicas": scale.max_replicas,
                 "target_ongoing_requests": max(1, scale.busy // 2),
             }
         }
@@ -295,32 +296,32 @@ def application(make: Callable[[], App], scale: Scale) -> serve.Application:
     return bound
 
 
-def deploy(make: Callable[[], App], scale: Scale, host: str, port: int) -> None:
+def deploy_server(make: Callable[[], App], scale: Scale, host: str, port: int) -> None:
     """Starts the server on the cluster that this process is connected to, or replaces what is
     served there, replica by replica. Raises RequestFailed where its replicas cannot start.
     """
-    quiet()
+    quiet_logs()
     serve.start(http_options={"host": host, "port": port})
     try:
-        serve.run(application(make, scale), name=NAME)
+        serve.run(build_application(make, scale), name=NAME)
     except RuntimeError as error:
-        raise RequestFailed(f"the replicas cannot be started: {cause(error)}") from error
+        raise RequestFailed(f"the replicas cannot be started: {death_cause(error)}") from error
 
 
-def cause(error: RuntimeError) -> str:
-    """What a replica died of, from Ray Serve's long story."""
-    told = serve.status().applications[NAME].deployments["replicas"].message
-    lines = [line.strip() for line in (told or str(error)).splitlines() if line.strip()]
-    named = [line for line in lines if ERROR.match(line)]
-    return (named or lines)[-1]
+def death_cause(error: RuntimeError) -> str:
+    """Returns the line of Ray Serve's long story that says what a replica died of."""
+    status_message = serve.status().applications[NAME].deployments["replicas"].message
+    lines = [line.strip() for line in (status_message or str(error)).splitlines() if line.strip()]
+    error_lines = [line for line in lines if ERROR.match(line)]
+    return (error_lines or lines)[-1]
 
 
-def end() -> None:
+def end_server() -> None:
     """Ends the server when its requests are answered, or their time is over."""
     serve.shutdown()
 
 
-def quiet() -> None:
+def quiet_logs() -> None:
     """Ray Serve tells its log files what it does, and this process what went wrong."""
     logging.getLogger("ray").setLevel(logging.ERROR)
     logging.getLogger("ray.serve").setLevel(logging.ERROR)

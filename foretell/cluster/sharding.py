@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from foretell.batch.prefixes import group
+from foretell.batch.prefixes import group_prompts
 from foretell.batch.requests import Item
 
 LEAST = 128  # characters that are worth sharing
 LARGEST = 64  # requests of a piece at most, so that a worker that dies takes few with it
 
 
-def pieces(items: Sequence[Item], workers: int, largest: int = LARGEST) -> list[list[Item]]:
+def cut_batch(items: Sequence[Item], workers: int, largest: int = LARGEST) -> list[list[Item]]:
     """The items in pieces, the largest piece first.
 
     A group of items with a common prefix is one piece if it is no larger than `largest`, else
@@ -23,24 +23,28 @@ def pieces(items: Sequence[Item], workers: int, largest: int = LARGEST) -> list[
     pieces a worker where there are enough items, so that all workers end at about the same time.
     """
     size = max(1, min(largest, len(items) // (4 * workers)))
-    found: list[list[Item]] = []
-    small: list[Item] = []
-    for one in group([beginning(item.body) for item in items], least=LEAST):
-        members = [items[member] for member in one.members]
+    item_groups: list[list[Item]] = []
+    small_group: list[Item] = []
+    for prompt_group in group_prompts(
+        [prompt_codes(item.body) for item in items], min_tokens=LEAST
+    ):
+        members = [items[member] for member in prompt_group.group_members]
         if len(members) < size:
-            small += members
-            if len(small) >= size:
-                found.append(small)
-                small = []
+            small_group += members
+            if len(small_group) >= size:
+                item_groups.append(small_group)
+                small_group = []
             continue
-        found += [members[start : start + largest] for start in range(0, len(members), largest)]
-    if small:
-        found.append(small)
-    return sorted(found, key=len, reverse=True)
+        item_groups += [
+            members[start : start + largest] for start in range(0, len(members), largest)
+        ]
+    if small_group:
+        item_groups.append(small_group)
+    return sorted(item_groups, key=len, reverse=True)
 
 
-def beginning(body: Mapping[str, Any]) -> list[int]:
-    """What a body's prompt begins with, as numbers: token ids, or characters of its texts."""
+def prompt_codes(body: Mapping[str, Any]) -> list[int]:
+    """Numbers that a body's prompt is made of: token ids, or characters of its texts."""
     prompt: Any = body.get("prompt", body.get("messages", ""))
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list):
         prompt = prompt[0]

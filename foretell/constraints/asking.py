@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from foretell.core.sampling_options import Sampling
 
 
-def bare(strategy: Any) -> Any:
-    """The method itself."""
+def inner_method(strategy: Any) -> Any:
+    """Returns the method that an Asking wraps, or the method itself."""
     return strategy.inner if isinstance(strategy, Asking) else strategy
 
 
-def asking(strategy: Method, sampling: Sampling) -> Method:
-    """The same method, that asks ahead where the constraint of its text has questions."""
+def ask_ahead(strategy: Method, sampling: Sampling) -> Method:
+    """Wraps a method so that it asks ahead, where the constraint of its text has questions."""
     if isinstance(strategy, Asking) or not getattr(sampling.constraint, "asks", False):
         return strategy
     return Asking(strategy)
@@ -37,13 +37,15 @@ def asking(strategy: Method, sampling: Sampling) -> Method:
 class Asking(Strategy):
     """A method whose forwards are accompanied by its constraint's questions.
 
-    Whatever is kept by method is kept for it and for the method itself alike.
+    Data that is kept by method is kept for this and for the inner method alike.
     """
 
     inner: Method
 
-    def __eq__(self, other: object) -> bool:
-        return self.inner == (other.inner if isinstance(other, Asking) else other)
+    def __eq__(self, other_method: object) -> bool:
+        return self.inner == (
+            other_method.inner if isinstance(other_method, Asking) else other_method
+        )
 
     def __hash__(self) -> int:
         return hash(self.inner)
@@ -64,64 +66,71 @@ class Asking(Strategy):
         return bool(getattr(self.inner, "one_text", False))
 
     def run(self, ctx: Context) -> Steps:
-        return _noted(self.inner.run(ctx.scoped(self.inner)), ctx)
+        return _note_steps(self.inner.run(ctx.scope_to(self.inner)), ctx)
 
 
-def _noted(steps: Steps, ctx: Context) -> Steps:
-    """The steps accompanied, and at the end what became of the questions."""
+def _note_steps(steps: Steps, ctx: Context) -> Steps:
+    """Runs the steps with their questions, and notes at the end what became of these."""
     try:
-        yield from _accompanied(steps, ctx)
+        yield from _accompany_steps(steps, ctx)
     finally:
-        _note(ctx)
+        _note_counts(ctx)
 
 
-def _accompanied(steps: Steps, ctx: Context) -> Generator[Message, Any, Any]:
-    """The steps, each of whose asks goes with a call that gets the answers it will need."""
+def _accompany_steps(steps: Steps, ctx: Context) -> Generator[Message, Any, Any]:
+    """Runs the steps; each of their asks goes with a call that gets the answers it will need."""
     answer: Any = None
     error: Exception | None = None
     try:
         while True:
             try:
                 message = steps.throw(error) if error is not None else steps.send(answer)
-            except StopIteration as end:
-                return end.value
+            except StopIteration as stop:
+                return stop.value
             answer = error = None
             try:
-                answer = yield from _with_questions(message, ctx)
-            except Exception as raised:
-                error = raised
+                answer = yield from _send_questions(message, ctx)
+            except Exception as raised_error:
+                error = raised_error
     finally:
         steps.close()
 
 
-def _with_questions(message: Message, ctx: Context) -> Generator[Message, Any, Any]:
+def _send_questions(message: Message, ctx: Context) -> Generator[Message, Any, Any]:
     """Yields the message, with what has to be asked for it; returns its answer."""
     if isinstance(message, Together):
-        inner = [_accompanied(one, ctx) for one in message.steps]
-        message = Together(inner, message.first)
+        accompanied_steps = [_accompany_steps(branch_steps, ctx) for branch_steps in message.steps]
+        message = Together(accompanied_steps, message.first)
     asks = [message] if isinstance(message, Ask) else message if isinstance(message, list) else []
-    calls = []
+    question_calls = []
     for ask in asks:
         branch = ctx.branches[ask.branch]
-        unknown = getattr(branch.sampler.guide and branch.sampler.guide.tracker, "unknown", None)
-        if unknown is None:
+        find_questions = getattr(
+            branch.sampler.guide and branch.sampler.guide.tracker, "unknown", None
+        )
+        if find_questions is None:
             continue
         tree = ask.tree
-        call = unknown([[*branch.output, *tree.tokens_to(node)] for node in range(len(tree))])
+        call = find_questions(
+            [[*branch.output, *tree.tokens_to(node)] for node in range(len(tree))]
+        )
         if call is not None:
-            calls.append(call)
-    if not calls:
+            question_calls.append(call)
+    if not question_calls:
         return (yield message)
-    together = [_one(message), *(_one(Call(call)) for call in calls)]
-    answer = (yield Together(together))[0]
-    _note(ctx)
-    return answer
+    message_steps = [
+        _single_message(message),
+        *(_single_message(Call(call)) for call in question_calls),
+    ]
+    message_answer = (yield Together(message_steps))[0]
+    _note_counts(ctx)
+    return message_answer
 
 
-def _note(ctx: Context) -> None:
+def _note_counts(ctx: Context) -> None:
     """Writes down what became of the request's questions."""
     ctx.stats.outside = dict(getattr(ctx.request.sampling.constraint, "counts", {}))
 
 
-def _one(message: Message) -> Generator[Message, Any, Any]:
+def _single_message(message: Message) -> Generator[Message, Any, Any]:
     return (yield message)

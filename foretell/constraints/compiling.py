@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from foretell.constraints.schema.distinct import MARK, Atlas, DistinctMatcher, Reading, Vocabulary
-from foretell.constraints.schema.lark import compiled_form
-from foretell.constraints.schema.patterns import ascii_classes, rust_of_javascript
+from foretell.constraints.schema.lark import compile_lark
+from foretell.constraints.schema.patterns import limit_to_ascii, rust_of_javascript
 from foretell.constraints.schema.reading import Document
-from foretell.constraints.schema.rewriting import OPTIONS, rewritten
+from foretell.constraints.schema.rewriting import OPTIONS, rewrite_schema
 from foretell.core.text import whole_text
-from foretell.errors import BadConfig, first_line
+from foretell.errors import BadConfig, first_message_line
 from foretell.ops.parsing import DEEP
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ SAID_OF = {
 }
 
 
-def source_of(name: str, value: Any) -> str:
-    """A form as a text: a schema as JSON. Raises BadConfig."""
+def form_text(name: str, value: Any) -> str:
+    """Writes a form as a text: a schema as JSON. Raises BadConfig."""
     if name != "json_schema":
         return whole_text(name, str(value))
     if value is True:
@@ -44,7 +44,9 @@ def source_of(name: str, value: Any) -> str:
     except RecursionError:
         raise BadConfig(f"json_schema: {DEEP}; simplify it") from None
     except (TypeError, ValueError) as error:
-        raise BadConfig(f"json_schema: this is no JSON ({first_line(error)}); correct it") from None
+        raise BadConfig(
+            f"json_schema: this is no JSON ({first_message_line(error)}); correct it"
+        ) from None
     if schema is True:
         return "{}"
     if not isinstance(schema, Mapping):
@@ -52,98 +54,115 @@ def source_of(name: str, value: Any) -> str:
     return source
 
 
-def compilable(name: str, source: str) -> str:
-    """A form, see `source_of`, in the words of the compiler. Raises BadConfig."""
+def compiler_form(name: str, source: str) -> str:
+    """Writes a form, see `form_text`, in the words of the compiler. Raises BadConfig."""
     if name == "json_schema":
-        return json.dumps(rewritten(json.loads(source)))
-    return ascii_classes(source) if name == "regex" else compiled_form(source)
+        return json.dumps(rewrite_schema(json.loads(source)))
+    return limit_to_ascii(source) if name == "regex" else compile_lark(source)
 
 
-def grammar_of(name: str, words: str) -> str:
-    """What `compilable` returned, for `LLMatcher`. Raises ValueError for a schema that is none."""
+def build_grammar(name: str, compiler_text: str) -> str:
+    """Makes the grammar for `LLMatcher` of what `compiler_form` returned. Raises ValueError for a
+    schema that is none.
+    """
     from llguidance import LLMatcher
 
     if name == "regex":
-        return str(LLMatcher.grammar_from_regex(words))
+        return str(LLMatcher.grammar_from_regex(compiler_text))
     if name == "grammar":
-        return str(LLMatcher.grammar_from_lark(words))
-    own = json.loads(words).get(OPTIONS) or {}
-    defaults: Any = {} if "whitespace_flexible" in own else {"whitespace_pattern": SPACE}
-    return str(LLMatcher.grammar_from_json_schema(words, defaults=defaults))
+        return str(LLMatcher.grammar_from_lark(compiler_text))
+    schema_options = json.loads(compiler_text).get(OPTIONS) or {}
+    grammar_defaults: Any = (
+        {} if "whitespace_flexible" in schema_options else {"whitespace_pattern": SPACE}
+    )
+    return str(LLMatcher.grammar_from_json_schema(compiler_text, defaults=grammar_defaults))
 
 
-def matcher_of(name: str, source: str, tokens: LLTokenizer, words: str | None = None) -> LLMatcher:
-    """What follows the texts of a form, see `source_of`. `words`: see `compilable`, where they are
-    known. Raises BadConfig.
+def build_matcher(
+    name: str, source: str, tokens: LLTokenizer, compiler_text: str | None = None
+) -> LLMatcher:
+    """Makes the matcher of a form, see `form_text`. `compiler_text`: its `compiler_form`, where
+    that is known. Raises BadConfig.
     """
     from llguidance import LLMatcher
 
     try:
-        words = compilable(name, source) if words is None else words
-        matcher = LLMatcher(tokens, grammar_of(name, words), log_level=0)
+        compiler_text = compiler_form(name, source) if compiler_text is None else compiler_text
+        matcher = LLMatcher(tokens, build_grammar(name, compiler_text), log_level=0)
     except (TypeError, ValueError) as error:
-        raise BadConfig(f"{name}: {first_line(error)}; change it") from None
+        raise BadConfig(f"{name}: {first_message_line(error)}; change it") from None
     if not matcher.is_error():
-        every = range(tokens.vocab_size) if MARK in words else ()
-        pieces = [tokens.decode_bytes([token]) for token in every]
-        return distinct(matcher, name, words, pieces, source)
-    said = matcher.get_error()
+        all_tokens = range(tokens.vocab_size) if MARK in compiler_text else ()
+        token_bytes = [tokens.decode_bytes([token]) for token in all_tokens]
+        return add_distinctness(matcher, name, compiler_text, token_bytes, source)
+    error_text = matcher.get_error()
     if name == "json_schema":
-        raise BadConfig(_fault_of_schema(said, source, tokens))
-    raise BadConfig(_fault(name, said))
+        raise BadConfig(_schema_fault(error_text, source, tokens))
+    raise BadConfig(_form_fault(name, error_text))
 
 
-def distinct(
-    matcher: LLMatcher, name: str, words: str, pieces: Sequence[bytes], source: str = ""
+def add_distinctness(
+    matcher: LLMatcher,
+    name: str,
+    compiler_text: str,
+    token_bytes: Sequence[bytes],
+    source: str = "",
 ) -> LLMatcher:
-    """The same matcher, or one around it where a schema asks for items that differ. `pieces`: the
-    bytes of its tokens; `source`: for the place in an error. Raises BadConfig.
+    """Returns the matcher, or one around it where a schema asks for items that differ.
+    `token_bytes`: the bytes of its tokens; `source`: the form, for the place in an error. Raises
+    BadConfig.
     """
-    if name != "json_schema" or MARK not in words:
+    if name != "json_schema" or MARK not in compiler_text:
         return matcher
-    said = Document(json.loads(source)).said.get("uniqueItems") if source else None
-    start = Reading(Atlas(json.loads(words), said[0][0] if said else "#").root)
-    return DistinctMatcher(matcher, Vocabulary(pieces), start)  # type: ignore[return-value]
+    unique_places = Document(json.loads(source)).keywords.get("uniqueItems") if source else None
+    start_reading = Reading(
+        Atlas(json.loads(compiler_text), unique_places[0][0] if unique_places else "#").root
+    )
+    return DistinctMatcher(matcher, Vocabulary(token_bytes), start_reading)  # type: ignore[return-value]
 
 
-def _fault(name: str, said: str) -> str:
-    """What is wrong with a regex or a grammar, as one line, from what llguidance says."""
-    lines = said.splitlines()
-    reason = next((line for line in lines if line.startswith("error: ")), lines[0])
-    place = re.match(r"(?:at )?(\d+)\((\d+)\): ", reason)
-    where = ""
-    if place and name == "grammar":
-        where = f", line {place[1]}, column {place[2]}"
-    reason = reason.removeprefix("error: ").removeprefix(place[0] if place else "")
-    return f"{name}{where}: {reason}; correct it"
+def _form_fault(name: str, error_text: str) -> str:
+    """Says in one line what is wrong with a regex or a grammar, from llguidance's error text."""
+    error_lines = error_text.splitlines()
+    reason = next((line for line in error_lines if line.startswith("error: ")), error_lines[0])
+    location = re.match(r"(?:at )?(\d+)\((\d+)\): ", reason)
+    location_text = ""
+    if location and name == "grammar":
+        location_text = f", line {location[1]}, column {location[2]}"
+    reason = reason.removeprefix("error: ").removeprefix(location[0] if location else "")
+    return f"{name}{location_text}: {reason}; correct it"
 
 
-def _fault_of_schema(said: str, source: str, tokens: LLTokenizer) -> str:
-    """The same for a schema, with the place of the keyword that is meant."""
-    lines = said.splitlines()
-    reason, cure, place = lines[0], "change it", ""
+def _schema_fault(error_text: str, source: str, tokens: LLTokenizer) -> str:
+    """Says in one line what is wrong with a schema, with the place of the keyword that is meant."""
+    error_lines = error_text.splitlines()
+    reason, cure, location = error_lines[0], "change it", ""
     document = Document(json.loads(source))
     if reason.startswith("Unsatisfiable"):
         reason = f"no value has this form ({reason.partition(': ')[2]})"
     elif reason.startswith(("regex parse error", "lookarounds")):
-        reason = next((line for line in lines if line.startswith("error: ")), reason)
+        reason = next((line for line in error_lines if line.startswith("error: ")), reason)
         reason, cure = f"its regex is wrong: {reason.removeprefix('error: ')}", "correct it"
-        place = next(_wrong_patterns(document, tokens), "")
+        location = next(_wrong_patterns(document, tokens), "")
     else:
-        meant = next((keys for words, keys in SAID_OF.items() if words in reason), ())
-        place = next((places[0][0] for key in meant if (places := document.said.get(key))), "")
-    return f"json_schema{f' at {place}' if place else ''}: {reason}; {cure}"
+        meant_keywords = next((keys for words, keys in SAID_OF.items() if words in reason), ())
+        location = next(
+            (places[0][0] for key in meant_keywords if (places := document.keywords.get(key))), ""
+        )
+    return f"json_schema{f' at {location}' if location else ''}: {reason}; {cure}"
 
 
 def _wrong_patterns(document: Document, tokens: LLTokenizer) -> Iterator[str]:
     """The places of patterns that cannot be compiled."""
     from llguidance import LLMatcher
 
-    said = document.said
-    found = [(place, [pattern]) for place, pattern in said.get("pattern", ())]
-    for place, patterns in [*found, *said.get("patternProperties", ())]:
+    keyword_places = document.keywords
+    pattern_places = [
+        (location, [pattern]) for location, pattern in keyword_places.get("pattern", ())
+    ]
+    for location, patterns in [*pattern_places, *keyword_places.get("patternProperties", ())]:
         for pattern in patterns:
-            one = json.dumps({"type": "string", "pattern": rust_of_javascript(pattern)})
-            grammar = LLMatcher.grammar_from_json_schema(one)
+            pattern_schema = json.dumps({"type": "string", "pattern": rust_of_javascript(pattern)})
+            grammar = LLMatcher.grammar_from_json_schema(pattern_schema)
             if LLMatcher(tokens, grammar, log_level=0).is_error():
-                yield place
+                yield location

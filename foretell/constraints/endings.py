@@ -17,8 +17,8 @@ from itertools import islice
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
-from foretell.constraints.compiling import distinct, grammar_of
-from foretell.constraints.grammar_text import bounded, parts
+from foretell.constraints.compiling import add_distinctness, build_grammar
+from foretell.constraints.grammar_text import bound_form, free_parts
 
 LONGEST = 1024  # bytes of an ending at most, and characters of a bounded part
 FIRST = 4096  # effort for an ending of an empty text
@@ -41,71 +41,76 @@ PLAIN = WORDS + bytes(byte for byte in ORDER if byte not in WORDS)
 
 
 class Alphabet:
-    """Bytes as tokens, beside the special tokens of a vocabulary: what endings are spelled with.
+    """The alphabet that endings are spelled with: bytes as tokens, and a vocabulary's special
+    tokens.
 
     Special tokens have their own ids, and bytes those from `base` on.
     """
 
-    def __init__(self, vocab: int, specials: Mapping[int, str], end: int):
-        """`end`: the special token that ends texts."""
-        self.vocab = vocab
-        self.specials = dict(specials)
-        self.end = end
-        self.base = -(-vocab // 8) * 8
-        self.special_token_ids = sorted(specials)
-        self.eos_token_id, self.bos_token_id = end, None
+    def __init__(self, vocab_size: int, special_names: Mapping[int, str], end_token: int):
+        """`end_token`: the special token that ends texts."""
+        self.vocab = vocab_size
+        self.specials = dict(special_names)
+        self.end = end_token
+        self.base = -(-vocab_size // 8) * 8
+        self.special_token_ids = sorted(special_names)
+        self.eos_token_id, self.bos_token_id = end_token, None
         self.tokens = [b""] * self.base + [bytes([byte]) for byte in range(256)]
-        for token, name in specials.items():
+        for token, name in special_names.items():
             self.tokens[token] = name.encode("utf-8", "replace")
-        size = self.base + 256
-        wrapped = TokenizerWrapper(self)
-        self.tokenizer = LLTokenizer(wrapped, n_vocab=size, eos_token=end, slices=[])
+        token_count = self.base + 256
+        wrapped_tokenizer = TokenizerWrapper(self)
+        self.tokenizer = LLTokenizer(
+            wrapped_tokenizer, n_vocab=token_count, eos_token=end_token, slices=[]
+        )
 
     def __call__(self, text: bytes) -> list[int]:
         return [self.base + byte for byte in text]
 
-    def following(self, bits: bytes, order: bytes = ORDER) -> Iterator[int]:
-        """What may follow by a mask, in the order in which it is tried."""
-        number = int.from_bytes(bits[self.base >> 3 :], "little")
-        some = False
-        for byte in order:
-            if number >> byte & 1:
-                some = True
+    def following_tokens(self, mask_bits: bytes, byte_order: bytes = ORDER) -> Iterator[int]:
+        """Yields the tokens that may follow by a mask, in the order in which they are tried."""
+        byte_bits = int.from_bytes(mask_bits[self.base >> 3 :], "little")
+        any_allowed = False
+        for byte in byte_order:
+            if byte_bits >> byte & 1:
+                any_allowed = True
                 yield self.base + byte
-        for byte in () if some else ESCAPES:
-            if number >> byte & 1:
+        for byte in () if any_allowed else ESCAPES:
+            if byte_bits >> byte & 1:
                 yield self.base + byte
-        if any(bits[: self.base >> 3]):
+        if any(mask_bits[: self.base >> 3]):
             for token in range(self.base):
-                if token != self.end and allows(bits, token):
+                if token != self.end and allows_token(mask_bits, token):
                     yield token
 
-    def matcher(self, grammar: str, limits: LLParserLimits | None = None) -> LLMatcher:
-        """A matcher, which may be in error. `limits`: of the work."""
+    def start_matcher(self, grammar: str, limits: LLParserLimits | None = None) -> LLMatcher:
+        """Makes a matcher, which may be in error. `limits`: bounds its work."""
         return LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
 
 
-def allows(bits: bytes, one: int) -> bool:
-    return one >> 3 < len(bits) and bool(bits[one >> 3] >> (one & 7) & 1)
+def allows_token(mask_bits: bytes, token: int) -> bool:
+    return token >> 3 < len(mask_bits) and bool(mask_bits[token >> 3] >> (token & 7) & 1)
 
 
 class Effort:
-    """How much may still be looked at: masks, and bytes that are read again."""
+    """The budget of a search: masks that may still be looked at, bytes that may be read again."""
 
-    def __init__(self, left: int):
-        self.left = left
+    def __init__(self, remaining: int):
+        self.remaining = remaining
 
-    def spend(self, amount: int = 1) -> bool:
-        """Whether there was so much."""
-        self.left -= amount
-        return self.left >= 0
+    def spend_effort(self, amount: int = 1) -> bool:
+        """Takes an amount off the budget; returns whether there was so much."""
+        self.remaining -= amount
+        return self.remaining >= 0
 
 
 class Search:
-    """How endings of one form are found. They are lists of the alphabet's ids."""
+    """Finds endings of one form, as lists of the alphabet's ids."""
 
     def __init__(self, alphabet: Alphabet, name: str, source: str):
-        """`name` and `source`: of the form, as constraints.compiling has it for llguidance."""
+        """`name` and `source`: kind and text of the form, as constraints.compiling has it for
+        llguidance.
+        """
         self.alphabet = alphabet
         self.name = name
         self.source = source
@@ -113,229 +118,264 @@ class Search:
         self._bounded: dict[int, LLMatcher | None] = {}
 
     @classmethod
-    def begin(
+    def begin_search(
         cls, alphabet: Alphabet, name: str, source: str
     ) -> tuple[Search, LLMatcher, list[int] | None]:
-        """The search of a form, the matcher of its beginning and an ending there."""
+        """Returns the search of a form, the matcher of its beginning and an ending there."""
         search = cls(alphabet, name, source)
-        start = search.start()
-        if start.is_error():
-            return search, start, None
-        for part in parts(name, source):
-            inner = cls(alphabet, *part)
-            begun = inner.start()
-            found = None if begun.is_error() else inner.find(begun, (), (), FIRST // 2)
-            if found:
-                search.parts.append(found)
-        ending = search.find(start, (), (), FIRST)
-        return search, start, None if ending is None else search.without_detours(start, ending)
+        matcher = search.start_matcher()
+        if matcher.is_error():
+            return search, matcher, None
+        for free_part in free_parts(name, source):
+            part_search = cls(alphabet, *free_part)
+            part_matcher = part_search.start_matcher()
+            part_ending = (
+                None
+                if part_matcher.is_error()
+                else part_search.find_ending(part_matcher, (), (), FIRST // 2)
+            )
+            if part_ending:
+                search.parts.append(part_ending)
+        ending = search.find_ending(matcher, (), (), FIRST)
+        return search, matcher, None if ending is None else search.without_detours(matcher, ending)
 
-    def start(self) -> LLMatcher:
+    def start_matcher(self) -> LLMatcher:
         """The matcher of the form's beginning, which may be in error."""
-        matcher = self.alphabet.matcher(grammar_of(self.name, self.source))
+        matcher = self.alphabet.start_matcher(build_grammar(self.name, self.source))
         if not matcher.is_error():
             base, tokens = self.alphabet.base, self.alphabet.tokens
-            pieces = [b""] * base + tokens[base:]  # special tokens have no text
-            matcher = distinct(matcher, self.name, self.source, pieces)
+            token_bytes = [b""] * base + tokens[base:]  # special tokens have no text
+            matcher = add_distinctness(matcher, self.name, self.source, token_bytes)
         matcher.compute_bitmask()
         return matcher
 
-    def find(
-        self, matcher: LLMatcher, text: Sequence[int], words: Sequence[list[int]], effort: int
+    def find_ending(
+        self, matcher: LLMatcher, text: Sequence[int], known_words: Sequence[list[int]], effort: int
     ) -> list[int] | None:
-        """An ending behind `text`, where `matcher` stands; None: none was found. `words`: known
-        endings of other texts, which often have its last part; `effort`: of each of three tries.
+        """Finds an ending behind `text`, where `matcher` stands; None: none was found.
+        `known_words`: known endings of other texts, which often have its last part; `effort`: of
+        each of three tries.
         """
-        found = None
+        ending = None
         if self.name != "regex":
-            found = self.walk(matcher, words, Effort(effort))
-        if found is None:
-            found = self._by_bounds(matcher, text, words, Effort(effort))
-        if found is None and self.name != "regex":
-            found = self.walk(matcher, words, Effort(effort), restless=True)
-        return found
+            ending = self.walk_to_end(matcher, known_words, Effort(effort))
+        if ending is None:
+            ending = self._find_bounded(matcher, text, known_words, Effort(effort))
+        if ending is None and self.name != "regex":
+            ending = self.walk_to_end(matcher, known_words, Effort(effort), restless=True)
+        return ending
 
     def find_near(
-        self, matcher: LLMatcher, words: Sequence[list[int]], effort: int
+        self, matcher: LLMatcher, known_words: Sequence[list[int]], effort: int
     ) -> list[int] | None:
-        """The same without a text, and so with less work, which may find none."""
-        return self.walk(matcher, words, Effort(effort))
+        """Finds an ending without reading a text, and so with less work; it may find none."""
+        return self.walk_to_end(matcher, known_words, Effort(effort))
 
-    def ends(self, matcher: LLMatcher, ids: list[int]) -> bool:
-        """Whether these end the text."""
-        return bool(matcher.validate_tokens([*ids, self.alphabet.end]) == len(ids) + 1)
+    def ends_text(self, matcher: LLMatcher, ending_ids: list[int]) -> bool:
+        """Whether these ids end the text."""
+        return bool(
+            matcher.validate_tokens([*ending_ids, self.alphabet.end]) == len(ending_ids) + 1
+        )
 
-    def tail(self, matcher: LLMatcher, words: Sequence[list[int]], bits: bytes) -> list[int] | None:
-        """The shortest last part of a word that ends the text here, if one does. `bits`: of what
-        may follow.
+    def shortest_tail(
+        self, matcher: LLMatcher, known_words: Sequence[list[int]], mask_bits: bytes
+    ) -> list[int] | None:
+        """The shortest last part of a word that ends the text here, if one does. `mask_bits`: bytes
+        that may follow.
         """
-        best: list[int] | None = None
-        for word in words:
-            most = len(word) if best is None else min(len(word), len(best) - 1)
-            for size in range(1, most + 1):
-                part = word[len(word) - size :]
-                if allows(bits, part[0]) and self.ends(matcher, part):
-                    best = part
+        shortest: list[int] | None = None
+        for word in known_words:
+            max_length = len(word) if shortest is None else min(len(word), len(shortest) - 1)
+            for tail_length in range(1, max_length + 1):
+                word_tail = word[len(word) - tail_length :]
+                if allows_token(mask_bits, word_tail[0]) and self.ends_text(matcher, word_tail):
+                    shortest = word_tail
                     break
-        return best
+        return shortest
 
-    def walk(
+    def walk_to_end(
         self,
-        before: LLMatcher,
-        words: Sequence[list[int]],
+        start_matcher: LLMatcher,
+        known_words: Sequence[list[int]],
         effort: Effort,
         restless: bool = False,
-        shown: bytes = b"",
+        guiding_order: bytes = b"",
     ) -> list[int] | None:
-        """An ending, going from place to place. `restless`: from places that look alike, nothing is
-        taken twice where there is more; `shown`: every way leads to an end, in this order.
+        """Walks from place to place to an end. `restless`: from places that look alike, nothing is
+        taken twice where there is another way; `guiding_order`: every way leads to an end, in this
+        order.
         """
-        matcher = before.deep_copy()
-        found: list[int] = []
-        taken: set[tuple[bytes, int]] = set()
-        while len(found) <= LONGEST and effort.spend():
-            bits = matcher.compute_bitmask()
+        matcher = start_matcher.deep_copy()
+        walked_tokens: list[int] = []
+        taken_steps: set[tuple[bytes, int]] = set()
+        while len(walked_tokens) <= LONGEST and effort.spend_effort():
+            mask_bits = matcher.compute_bitmask()
             if matcher.is_error():
                 return None
             if matcher.is_accepting():
-                return found
-            rest = self.tail(matcher, words, bits)
-            if rest is not None:
-                return found + rest
-            one = next(self.alphabet.following(bits, shown or ORDER), None)
-            if shown != PLAIN and one is not None:
-                other = self._next(matcher, bits, taken, effort, FEW if shown else 256)
-                one = one if other is None and shown else other
-            if restless and one is not None:
-                taken.add((bits, one))
-            led = self._out(matcher, bits, effort) if one is None else [one]
-            if led is None:
+                return walked_tokens
+            word_tail = self.shortest_tail(matcher, known_words, mask_bits)
+            if word_tail is not None:
+                return walked_tokens + word_tail
+            next_token = next(
+                self.alphabet.following_tokens(mask_bits, guiding_order or ORDER), None
+            )
+            if guiding_order != PLAIN and next_token is not None:
+                leading_token = self._next_token(
+                    matcher, mask_bits, taken_steps, effort, FEW if guiding_order else 256
+                )
+                next_token = (
+                    next_token if leading_token is None and guiding_order else leading_token
+                )
+            if restless and next_token is not None:
+                taken_steps.add((mask_bits, next_token))
+            leading_tokens = (
+                self._leave_part(matcher, mask_bits, effort) if next_token is None else [next_token]
+            )
+            if leading_tokens is None:
                 return None
-            matcher.try_consume_tokens(led)
-            found += led
+            matcher.try_consume_tokens(leading_tokens)
+            walked_tokens += leading_tokens
         return None
 
-    def _out(self, matcher: LLMatcher, bits: bytes, effort: Effort) -> list[int] | None:
-        """What ends the free part that the text is in: the last part of what ends one."""
-        for part in self.parts:
-            for size in range(1, len(part) + 1):
-                led = part[len(part) - size :]
-                if not allows(bits, led[0]) or not effort.spend():
+    def _leave_part(self, matcher: LLMatcher, mask_bits: bytes, effort: Effort) -> list[int] | None:
+        """Finds what ends the free part that the text is in: the last part of an ending of one."""
+        for part_ending in self.parts:
+            for tail_length in range(1, len(part_ending) + 1):
+                leading_tokens = part_ending[len(part_ending) - tail_length :]
+                if not allows_token(mask_bits, leading_tokens[0]) or not effort.spend_effort():
                     continue
-                behind = matcher.deep_copy()
-                if behind.try_consume_tokens(led) < len(led):
+                next_matcher = matcher.deep_copy()
+                if next_matcher.try_consume_tokens(leading_tokens) < len(leading_tokens):
                     continue
-                following = behind.compute_bitmask()
-                if not behind.is_error() and (behind.is_accepting() or following != bits):
-                    return led
+                next_bits = next_matcher.compute_bitmask()
+                if not next_matcher.is_error() and (
+                    next_matcher.is_accepting() or next_bits != mask_bits
+                ):
+                    return leading_tokens
         return None
 
-    def _next(
+    def _next_token(
         self,
         matcher: LLMatcher,
-        bits: bytes,
-        taken: set[tuple[bytes, int]],
+        mask_bits: bytes,
+        taken_steps: set[tuple[bytes, int]],
         effort: Effort,
-        most: int,
+        max_tokens: int,
     ) -> int | None:
-        """Of the first `most` one that ends the text or leads elsewhere, rather one that was not
-        taken.
+        """Chooses, of the first `max_tokens`, a token that ends the text or leads elsewhere, rather
+        one that was not taken before.
         """
-        again = None
-        for one in islice(self.alphabet.following(bits), most):
-            if not effort.spend():
+        taken_before = None
+        for token in islice(self.alphabet.following_tokens(mask_bits), max_tokens):
+            if not effort.spend_effort():
                 break
-            behind = matcher.deep_copy()
-            behind.consume_token(one)
-            following = behind.compute_bitmask()
-            if behind.is_error():
+            next_matcher = matcher.deep_copy()
+            next_matcher.consume_token(token)
+            next_bits = next_matcher.compute_bitmask()
+            if next_matcher.is_error():
                 continue
-            if behind.is_accepting():
-                return one
-            if following != bits:
-                if (bits, one) not in taken:
-                    return one
-                again = one if again is None else again
-        return again
+            if next_matcher.is_accepting():
+                return token
+            if next_bits != mask_bits:
+                if (mask_bits, token) not in taken_steps:
+                    return token
+                taken_before = token if taken_before is None else taken_before
+        return taken_before
 
     # --- with bounded parts
 
-    def _by_bounds(
-        self, matcher: LLMatcher, text: Sequence[int], words: Sequence[list[int]], effort: Effort
-    ) -> list[int] | None:
-        """An ending with parts as short as there is one with."""
-        begun = len(text) if self.name == "regex" else 0
-        low, high, found = 0, 0, None
-        step = 1
-        while found is None and step <= LONGEST + len(text) - begun:
-            high = step
-            found = self._within(matcher, text, words, begun + high, effort)
-            if found is None:
-                low, step = high, 2 * step
-            if effort.left < 0:
-                return None
-        while found is not None and high - low > 1:
-            middle = (low + high) // 2
-            shorter = self._within(matcher, text, words, begun + middle, effort)
-            if shorter is None:
-                low = middle
-            else:
-                high, found = middle, shorter
-        return found
-
-    def _within(
+    def _find_bounded(
         self,
         matcher: LLMatcher,
         text: Sequence[int],
-        words: Sequence[list[int]],
-        most: int,
+        known_words: Sequence[list[int]],
         effort: Effort,
     ) -> list[int] | None:
-        """An ending with at most so many characters in each free part of the text."""
-        less = self._less(most)
-        if less is None or not effort.spend(COMPILED):
-            return None
-        less = less.deep_copy()
-        for begin in range(0, len(text), RUN):
-            run = list(text[begin : begin + RUN])
-            if not effort.spend(len(run)):
+        """Finds an ending with free parts as short as any ending has."""
+        text_length = len(text) if self.name == "regex" else 0
+        failed_bound, tried_bound, ending = 0, 0, None
+        bound_step = 1
+        while ending is None and bound_step <= LONGEST + len(text) - text_length:
+            tried_bound = bound_step
+            ending = self._find_within(
+                matcher, text, known_words, text_length + tried_bound, effort
+            )
+            if ending is None:
+                failed_bound, bound_step = tried_bound, 2 * bound_step
+            if effort.remaining < 0:
                 return None
-            less.compute_bitmask()
-            if less.try_consume_tokens(run) < len(run):
-                return None
-        order = PLAIN if self.name == "regex" else ORDER
-        ending = self.walk(less, () if order == PLAIN else words, effort, shown=order)
-        return ending if ending is not None and self.ends(matcher, ending) else None
+        while ending is not None and tried_bound - failed_bound > 1:
+            middle_bound = (failed_bound + tried_bound) // 2
+            shorter_ending = self._find_within(
+                matcher, text, known_words, text_length + middle_bound, effort
+            )
+            if shorter_ending is None:
+                failed_bound = middle_bound
+            else:
+                tried_bound, ending = middle_bound, shorter_ending
+        return ending
 
-    def _less(self, most: int) -> LLMatcher | None:
-        if most not in self._bounded:
-            grammar = bounded(self.name, self.source, most)
-            made = None if grammar is None else self.alphabet.matcher(grammar, FUEL)
+    def _find_within(
+        self,
+        matcher: LLMatcher,
+        text: Sequence[int],
+        known_words: Sequence[list[int]],
+        max_characters: int,
+        effort: Effort,
+    ) -> list[int] | None:
+        """Finds an ending with at most so many characters in each free part of the text."""
+        bounded_matcher = self._bounded_matcher(max_characters)
+        if bounded_matcher is None or not effort.spend_effort(COMPILED):
+            return None
+        bounded_matcher = bounded_matcher.deep_copy()
+        for run_start in range(0, len(text), RUN):
+            text_run = list(text[run_start : run_start + RUN])
+            if not effort.spend_effort(len(text_run)):
+                return None
+            bounded_matcher.compute_bitmask()
+            if bounded_matcher.try_consume_tokens(text_run) < len(text_run):
+                return None
+        byte_order = PLAIN if self.name == "regex" else ORDER
+        ending = self.walk_to_end(
+            bounded_matcher,
+            () if byte_order == PLAIN else known_words,
+            effort,
+            guiding_order=byte_order,
+        )
+        return ending if ending is not None and self.ends_text(matcher, ending) else None
+
+    def _bounded_matcher(self, max_characters: int) -> LLMatcher | None:
+        if max_characters not in self._bounded:
+            grammar = bound_form(self.name, self.source, max_characters)
+            new_matcher = None if grammar is None else self.alphabet.start_matcher(grammar, FUEL)
             if len(self._bounded) > 64:
                 self._bounded.clear()
-            self._bounded[most] = None if made is None or made.is_error() else made
-        return self._bounded[most]
+            self._bounded[max_characters] = (
+                None if new_matcher is None or new_matcher.is_error() else new_matcher
+            )
+        return self._bounded[max_characters]
 
     # --- shorter
 
     def without_detours(self, start: LLMatcher, ending: list[int]) -> list[int]:
-        """The ending without parts that may be left out, such as properties a schema does not ask
-        for: those between two places behind the same byte, or before such a place.
+        """Shortens the ending by parts that may be left out, such as properties a schema does not
+        ask for: those between two places behind the same byte, or before such a place.
         """
         matcher = start.deep_copy()
-        checks = CHECKED
-        place = 0
-        while place < len(ending):
-            for later in range(len(ending) - 1, place, -1):
-                if place and ending[later - 1] != ending[place - 1]:
+        remaining_checks = CHECKED
+        position = 0
+        while position < len(ending):
+            for later_position in range(len(ending) - 1, position, -1):
+                if position and ending[later_position - 1] != ending[position - 1]:
                     continue
-                checks -= 1
-                if checks < 0:
+                remaining_checks -= 1
+                if remaining_checks < 0:
                     return ending
-                if self.ends(matcher, ending[later:]):
-                    ending = ending[:place] + ending[later:]
+                if self.ends_text(matcher, ending[later_position:]):
+                    ending = ending[:position] + ending[later_position:]
                     break
             matcher.compute_bitmask()
-            matcher.consume_token(ending[place])
-            place += 1
+            matcher.consume_token(ending[position])
+            position += 1
         return ending

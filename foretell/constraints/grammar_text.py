@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from foretell.constraints.compiling import grammar_of
+from foretell.constraints.compiling import build_grammar
 
 NAMES = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 VALUES = {"enum", "const", "default", "examples"}  # keywords below which there are no schemas
@@ -41,57 +41,77 @@ TOKEN = re.compile(
 )
 
 
-def bounded(name: str, source: str, most: int) -> str | None:
-    """The same with at most so many characters in each free part; None where there is none."""
+def bound_form(name: str, source: str, max_characters: int) -> str | None:
+    """Bounds a form to at most so many characters in each free part; None where it has none."""
     if name == "regex":
         # Slashes end an expression there.
-        inner = re.sub(r"(\\.)|/", lambda found: found[1] or r"\/", source).replace("\n", r"\n")
-        lark = _bound(most) + f"start: {OWN}_0\n{OWN}_0: {OWN} & {OWN}_BOUND\n{OWN}: /{inner}/\n"
-        return grammar_of("grammar", lark)
+        escaped_source = re.sub(r"(\\.)|/", lambda match: match[1] or r"\/", source).replace(
+            "\n", r"\n"
+        )
+        lark_text = (
+            _bound_terminal(max_characters)
+            + f"start: {OWN}_0\n{OWN}_0: {OWN} & {OWN}_BOUND\n{OWN}: /{escaped_source}/\n"
+        )
+        return build_grammar("grammar", lark_text)
     if name == "grammar":
-        lark = _bounded_lark(source, most)
-        return None if lark == source else grammar_of(name, lark)
+        lark_text = _bound_lark(source, max_characters)
+        return None if lark_text == source else build_grammar(name, lark_text)
     schema = json.loads(source)
-    less = _bounded_schema(schema, most)
-    return None if less == schema else grammar_of(name, json.dumps(less))
+    bounded_schema = _bound_schema(schema, max_characters)
+    return None if bounded_schema == schema else build_grammar(name, json.dumps(bounded_schema))
 
 
-def _bound(most: int) -> str:
-    return f"{OWN}_BOUND: /(?s:.{{0,{most}}})/\n"
+def _bound_terminal(max_characters: int) -> str:
+    return f"{OWN}_BOUND: /(?s:.{{0,{max_characters}}})/\n"
 
 
-def _bounded_schema(schema: Any, most: int) -> Any:
+def _bound_schema(schema: Any, max_characters: int) -> Any:
     if isinstance(schema, list):
-        return [_bounded_schema(item, most) for item in schema]
+        return [_bound_schema(item, max_characters) for item in schema]
     if not isinstance(schema, Mapping):
         return schema
-    made: dict[str, Any] = {}
+    bounded_schema: dict[str, Any] = {}
     for key, value in schema.items():
         if key in NAMES and isinstance(value, Mapping):
-            names = [_key(name, most) if key == "patternProperties" else name for name in value]
-            inner = [_bounded_schema(one, most) for one in value.values()]
-            made[key] = dict(zip(names, inner, strict=True))
+            member_names = [
+                _bound_key_pattern(name, max_characters) if key == "patternProperties" else name
+                for name in value
+            ]
+            member_schemas = [
+                _bound_schema(member_schema, max_characters) for member_schema in value.values()
+            ]
+            bounded_schema[key] = dict(zip(member_names, member_schemas, strict=True))
         else:
-            made[key] = value if key in VALUES else _bounded_schema(value, most)
-    if not {"pattern", "format", "minLength"}.isdisjoint(made):
-        own = made.get("maxLength")
-        made["maxLength"] = min(own, most) if isinstance(own, int | float) else most
-    return made
+            bounded_schema[key] = value if key in VALUES else _bound_schema(value, max_characters)
+    if not {"pattern", "format", "minLength"}.isdisjoint(bounded_schema):
+        max_length = bounded_schema.get("maxLength")
+        bounded_schema["maxLength"] = (
+            min(max_length, max_characters)
+            if isinstance(max_length, int | float)
+            else max_characters
+        )
+    return bounded_schema
 
 
-def _key(pattern: str, most: int) -> str:
-    """The same pattern of keys with so many characters around it, where there may be any."""
-    around = f"(?s:.{{0,{most}}})"
-    begin = "" if pattern.startswith("^") else f"^{around}"
-    end = "" if pattern.endswith("$") else f"{around}$"
-    return f"{begin}(?:{pattern}){end}" if begin and end else f"{begin}{pattern}{end}"
+def _bound_key_pattern(pattern: str, max_characters: int) -> str:
+    """Bounds a pattern of keys to so many characters around it, where there may be any."""
+    free_characters = f"(?s:.{{0,{max_characters}}})"
+    pattern_start = "" if pattern.startswith("^") else f"^{free_characters}"
+    pattern_end = "" if pattern.endswith("$") else f"{free_characters}$"
+    return (
+        f"{pattern_start}(?:{pattern}){pattern_end}"
+        if pattern_start and pattern_end
+        else f"{pattern_start}{pattern}{pattern_end}"
+    )
 
 
 # --- grammars
 
 
 class Piece(NamedTuple):
-    """Of a grammar's text: its kind by TOKEN, and for a head the name and what is in brackets."""
+    """A piece of a grammar's text: its kind by TOKEN, and for a head the name and what is in
+    brackets.
+    """
 
     kind: str
     text: str
@@ -99,198 +119,242 @@ class Piece(NamedTuple):
     options: str = ""
 
 
-def _pieces(source: str) -> Iterator[Piece]:
-    """The grammar's text in pieces, all of it."""
-    place = 0
-    while place < len(source):
-        found = TOKEN.match(source, place)
-        assert found is not None, "every character is of some kind"
-        kind, text = str(found.lastgroup), found[0]
-        for outer in ("head", "json"):  # which have groups inside
-            kind = outer if found[outer] is not None else kind
-        if kind == "json":
+def _split_pieces(source: str) -> Iterator[Piece]:
+    """Splits a grammar's text into pieces that together are all of it."""
+    position = 0
+    while position < len(source):
+        match = TOKEN.match(source, position)
+        assert match is not None, "every character is of some kind"
+        piece_kind, piece_text = str(match.lastgroup), match[0]
+        for outer_kind in ("head", "json"):  # which have groups inside
+            piece_kind = outer_kind if match[outer_kind] is not None else piece_kind
+        if piece_kind == "json":
             with suppress(ValueError, RecursionError):  # which llguidance will say
-                text += source[found.end() : json.JSONDecoder().raw_decode(source, found.end())[1]]
-        yield Piece(kind, text, found["name"] or "", found["options"] or "")
-        place += len(text)
+                piece_text += source[
+                    match.end() : json.JSONDecoder().raw_decode(source, match.end())[1]
+                ]
+        yield Piece(piece_kind, piece_text, match["name"] or "", match["options"] or "")
+        position += len(piece_text)
 
 
-def parts(name: str, source: str) -> list[tuple[str, str]]:
-    """The free parts of a form, as forms: what ends one of them leads on within the whole."""
+def free_parts(name: str, source: str) -> list[tuple[str, str]]:
+    """The free parts of a form, as forms: what ends one of them leads on within the full form."""
     if name == "regex":
         return []
-    found: dict[tuple[str, str], None] = {}
+    found_parts: dict[tuple[str, str], None] = {}
     if name == "json_schema":
-        found.update(dict.fromkeys(_strings(json.loads(source))))
+        found_parts.update(dict.fromkeys(_string_schemas(json.loads(source))))
     else:
-        pieces = list(_pieces(source))
-        terminals = _terminals(pieces)
-        for piece in pieces:
+        grammar_pieces = list(_split_pieces(source))
+        terminals = _terminal_definitions(grammar_pieces)
+        for piece in grammar_pieces:
             if piece.kind == "json":
                 with suppress(ValueError, RecursionError):
-                    found.update(dict.fromkeys(_strings(json.loads(piece.text[len("%json") :]))))
+                    found_parts.update(
+                        dict.fromkeys(_string_schemas(json.loads(piece.text[len("%json") :])))
+                    )
             elif piece.kind in ("regex", "string"):
-                found["grammar", f"start: {piece.text}"] = None
+                found_parts["grammar", f"start: {piece.text}"] = None
             elif piece.kind == "head" and _is_terminal(piece):
-                found["grammar", f"start: {piece.name}\n{terminals}"] = None
-    return list(found)[:PARTS]
+                found_parts["grammar", f"start: {piece.name}\n{terminals}"] = None
+    return list(found_parts)[:PARTS]
 
 
-def _strings(schema: Any) -> Iterator[tuple[str, str]]:
-    """Of a schema and those below it what they ask of strings."""
+def _string_schemas(schema: Any) -> Iterator[tuple[str, str]]:
+    """Yields what a schema, and those below it, ask of strings, as forms."""
     if isinstance(schema, list):
         for item in schema:
-            yield from _strings(item)
+            yield from _string_schemas(item)
     if not isinstance(schema, Mapping):
         return
-    asked = {key: schema[key] for key in ASKED if key in schema}
-    if asked:
-        yield "json_schema", json.dumps({"type": "string", **asked})
+    string_keywords = {key: schema[key] for key in ASKED if key in schema}
+    if string_keywords:
+        yield "json_schema", json.dumps({"type": "string", **string_keywords})
     for key, value in schema.items():
         if key == "patternProperties" and isinstance(value, Mapping):
             for pattern in value:
                 yield "json_schema", json.dumps({"type": "string", "pattern": pattern})
         if key in NAMES and isinstance(value, Mapping):
-            for inner in value.values():
-                yield from _strings(inner)
+            for member_schema in value.values():
+                yield from _string_schemas(member_schema)
         elif key not in VALUES:
-            yield from _strings(value)
+            yield from _string_schemas(value)
 
 
-def _bounded_lark(source: str, most: int) -> str:
-    made: list[str] = []
-    added: dict[str, str] = {}
-    for piece in _pieces(source):
-        text = piece.text
+def _bound_lark(source: str, max_characters: int) -> str:
+    bound_texts: list[str] = []
+    added_terminals: dict[str, str] = {}
+    for piece in _split_pieces(source):
+        piece_text = piece.text
         if piece.kind == "regex":
-            name = added.setdefault(f"{text} & {OWN}_BOUND", f"{OWN}_{len(added)}")
-            text = f" {name} "
+            terminal_name = added_terminals.setdefault(
+                f"{piece_text} & {OWN}_BOUND", f"{OWN}_{len(added_terminals)}"
+            )
+            piece_text = f" {terminal_name} "
         elif piece.kind == "head" and _is_terminal(piece) and not piece.options:
-            inner = f"{OWN}_OF_{piece.name}"
-            added[f"{inner} & {OWN}_BOUND"] = piece.name
-            text = f"{inner}:"
+            inner_name = f"{OWN}_OF_{piece.name}"
+            added_terminals[f"{inner_name} & {OWN}_BOUND"] = piece.name
+            piece_text = f"{inner_name}:"
         elif piece.kind == "json":
             with suppress(ValueError, RecursionError):
-                schema = json.loads(text[len("%json") :])
-                text = f"%json {json.dumps(_bounded_schema(schema, most))}"
-        made.append(text)
-    if not added:
-        return "".join(made) if "%json" in source else source
-    lines = [f"{name}: {body}\n" for body, name in added.items()]
-    return "".join([*made, "\n", _bound(most), *lines])
+                schema = json.loads(piece_text[len("%json") :])
+                piece_text = f"%json {json.dumps(_bound_schema(schema, max_characters))}"
+        bound_texts.append(piece_text)
+    if not added_terminals:
+        return "".join(bound_texts) if "%json" in source else source
+    added_lines = [
+        f"{terminal_name}: {terminal_body}\n"
+        for terminal_body, terminal_name in added_terminals.items()
+    ]
+    return "".join([*bound_texts, "\n", _bound_terminal(max_characters), *added_lines])
 
 
-def lazily(source: str, dead: Callable[[str], bool]) -> str:
+def make_lazy(source: str, is_dead: Callable[[str], bool]) -> str:
     """The grammar with what its free parts take in: where a regular expression would go on over
     what must stand behind it, it ends where that first comes.
 
     llguidance reads a terminal as far as it goes, so that no text has the form
-    `/(.|\\n)*/ "</think>"` there. `dead`: whether a grammar is such a one. Behind a free part may
-    stand a text, an expression, a terminal, one of several of these in parentheses, or a rule that
-    is no more than that.
+    `/(.|\\n)*/ "</think>"` there. `is_dead`: whether no text has the form of a grammar. Behind a
+    free part may stand a text, an expression, a terminal, one of several of these in parentheses,
+    or a rule that is no more than that.
     """
-    pieces = list(_pieces(source))
-    terminals = _terminals(pieces)
-    rules = _simple_rules(pieces)
-    known: dict[tuple[str, str], str] = {}
-    for begin, end in reversed(_definitions(pieces)):
-        if not pieces[begin].name or _is_terminal(pieces[begin]) or pieces[begin].options:
+    pieces = list(_split_pieces(source))
+    terminal_text = _terminal_definitions(pieces)
+    simple_rules = _simple_rules(pieces)
+    lazy_names: dict[tuple[str, str], str] = {}
+    for start_index, end_index in reversed(_definitions(pieces)):
+        if (
+            not pieces[start_index].name
+            or _is_terminal(pieces[start_index])
+            or pieces[start_index].options
+        ):
             continue
-        shown = [place for place in range(begin + 1, end) if pieces[place].kind not in BLANK]
-        own = [pieces[place] for place in shown]
-        for i in reversed(range(len(own))):
-            choices, after = _choices_at(own, i, rules)
-            if after < len(own) and own[after].text in ("+", "*"):
-                choices = [f"({_one_of(choices)}){own[after].text}"]
-                after += 1
-            ends, stop = _choices_at(own, after, rules)
-            if own[i].kind == "string" or not choices or not ends:
+        shown_positions = [
+            position
+            for position in range(start_index + 1, end_index)
+            if pieces[position].kind not in BLANK
+        ]
+        shown_pieces = [pieces[position] for position in shown_positions]
+        for piece_index in reversed(range(len(shown_pieces))):
+            choices, next_index = _choices_at(shown_pieces, piece_index, simple_rules)
+            if next_index < len(shown_pieces) and shown_pieces[next_index].text in ("+", "*"):
+                choices = [f"({_join_choices(choices)}){shown_pieces[next_index].text}"]
+                next_index += 1
+            end_choices, stop_index = _choices_at(shown_pieces, next_index, simple_rules)
+            if shown_pieces[piece_index].kind == "string" or not choices or not end_choices:
                 continue
-            if stop < len(own) and own[stop].text in QUANTIFIERS:
+            if stop_index < len(shown_pieces) and shown_pieces[stop_index].text in QUANTIFIERS:
                 continue
-            free, text = _one_of(choices), _one_of(ends)
-            if (free, text) not in known:
-                if len(known) >= PAIRS:
+            free_text, end_text = _join_choices(choices), _join_choices(end_choices)
+            if (free_text, end_text) not in lazy_names:
+                if len(lazy_names) >= PAIRS:
                     return source
                 # Behind nothing both may stand for the same text.
-                some = [f"{OWN}: {choice} & /(?s:.+)/" for choice in choices if choice[0] != '"']
-                lines = [f"start: {OWN} {text}\n{one}\n{terminals}" for one in some]
-                known[free, text] = f"{OWN.lower()}_{len(known)}" if any(map(dead, lines)) else ""
-            if known[free, text]:
-                own[i] = pieces[shown[i]] = Piece("rule", f" {known[free, text]} ")
-                for place in range(i + 1, stop):
-                    own[place] = pieces[shown[place]] = Piece("space", "")
-    made = "".join(piece.text for piece in pieces)
-    for (free, text), name in known.items():
+                nonempty_rules = [
+                    f"{OWN}: {choice} & /(?s:.+)/" for choice in choices if choice[0] != '"'
+                ]
+                trial_grammars = [
+                    f"start: {OWN} {end_text}\n{nonempty_rule}\n{terminal_text}"
+                    for nonempty_rule in nonempty_rules
+                ]
+                lazy_names[free_text, end_text] = (
+                    f"{OWN.lower()}_{len(lazy_names)}" if any(map(is_dead, trial_grammars)) else ""
+                )
+            if lazy_names[free_text, end_text]:
+                shown_pieces[piece_index] = pieces[shown_positions[piece_index]] = Piece(
+                    "rule", f" {lazy_names[free_text, end_text]} "
+                )
+                for position in range(piece_index + 1, stop_index):
+                    shown_pieces[position] = pieces[shown_positions[position]] = Piece("space", "")
+    lazy_grammar = "".join(piece.text for piece in pieces)
+    for (free_text, end_text), name in lazy_names.items():
         if name:
-            made += f"\n{name}[lazy]: {name.upper()}_LAZY\n{name.upper()}_LAZY: {free} {text}"
-    return made
+            lazy_grammar += (
+                f"\n{name}[lazy]: {name.upper()}_LAZY\n{name.upper()}_LAZY: {free_text} {end_text}"
+            )
+    return lazy_grammar
 
 
 Rules = Mapping[str, Sequence[str]]
 
 
-def _one_of(choices: Sequence[str]) -> str:
+def _join_choices(choices: Sequence[str]) -> str:
     """An expression of terminals for any of these."""
     return choices[0] if len(choices) == 1 else f"({' | '.join(choices)})"
 
 
-def _choices_at(pieces: Sequence[Piece], i: int, rules: Rules) -> tuple[list[str], int]:
-    """The texts, expressions and terminals one of which stands there, and the place behind; none
-    where something else does. `rules`: those of rules that are no more than that.
+def _choices_at(pieces: Sequence[Piece], piece_index: int, rules: Rules) -> tuple[list[str], int]:
+    """The texts, expressions and terminals one of which stands at an index, and the index behind
+    them; no choices where something else stands there. `rules`: rules that are no more than that.
     """
-    if i >= len(pieces):
-        return [], i
-    kind, text = pieces[i].kind, pieces[i].text
-    if text == "(":
-        found, behind = _alternatives(pieces, i + 1, rules)
-        closed = behind < len(pieces) and pieces[behind].text == ")"
-        return (found, behind + 1) if closed else ([], i)
-    if kind in ("string", "regex") or (kind == "word" and text.isupper()):
-        return [text], i + 1
-    return ([*rules[text]], i + 1) if kind == "word" and text in rules else ([], i)
+    if piece_index >= len(pieces):
+        return [], piece_index
+    piece_kind, piece_text = pieces[piece_index].kind, pieces[piece_index].text
+    if piece_text == "(":
+        choices, next_index = _alternatives(pieces, piece_index + 1, rules)
+        is_closed = next_index < len(pieces) and pieces[next_index].text == ")"
+        return (choices, next_index + 1) if is_closed else ([], piece_index)
+    if piece_kind in ("string", "regex") or (piece_kind == "word" and piece_text.isupper()):
+        return [piece_text], piece_index + 1
+    return (
+        ([*rules[piece_text]], piece_index + 1)
+        if piece_kind == "word" and piece_text in rules
+        else ([], piece_index)
+    )
 
 
-def _alternatives(pieces: Sequence[Piece], i: int, rules: Rules) -> tuple[list[str], int]:
-    """The same where there may be | between several."""
-    found: list[str] = []
+def _alternatives(pieces: Sequence[Piece], piece_index: int, rules: Rules) -> tuple[list[str], int]:
+    """The choices from an index on, with | between them, and the index behind them."""
+    choices: list[str] = []
     while True:
-        some, i = _choices_at(pieces, i, rules)
-        if not some:
-            return [], i
-        found += some
-        if i == len(pieces) or pieces[i].text != "|":
-            return found, i
-        i += 1
+        more_choices, piece_index = _choices_at(pieces, piece_index, rules)
+        if not more_choices:
+            return [], piece_index
+        choices += more_choices
+        if piece_index == len(pieces) or pieces[piece_index].text != "|":
+            return choices, piece_index
+        piece_index += 1
 
 
 def _simple_rules(pieces: Sequence[Piece]) -> Rules:
-    """Of rules that are one of several texts, expressions and terminals, what they are."""
-    found: dict[str, list[str]] = {}
+    """The choices of each rule that is no more than one of several texts, expressions and
+    terminals.
+    """
+    rule_choices: dict[str, list[str]] = {}
     for _ in range(NESTED):
-        for begin, end in _definitions(pieces):
-            head = pieces[begin]
-            if head.name and head.name not in found and not (_is_terminal(head) or head.options):
-                own = [piece for piece in pieces[begin + 1 : end] if piece.kind not in BLANK]
-                choices, behind = _alternatives(own, 0, found)
-                if choices and behind == len(own):
-                    found[head.name] = choices
-    return found
+        for start_index, end_index in _definitions(pieces):
+            head = pieces[start_index]
+            if (
+                head.name
+                and head.name not in rule_choices
+                and not (_is_terminal(head) or head.options)
+            ):
+                shown_pieces = [
+                    piece
+                    for piece in pieces[start_index + 1 : end_index]
+                    if piece.kind not in BLANK
+                ]
+                choices, next_index = _alternatives(shown_pieces, 0, rule_choices)
+                if choices and next_index == len(shown_pieces):
+                    rule_choices[head.name] = choices
+    return rule_choices
 
 
 def _definitions(pieces: Sequence[Piece]) -> list[tuple[int, int]]:
-    """Where definitions and directives begin and end."""
-    heads = [place for place, piece in enumerate(pieces) if piece.kind in ("head", "directive")]
-    return list(pairwise([*heads, len(pieces)]))
+    """The indices at which definitions and directives begin and end."""
+    head_positions = [
+        position for position, piece in enumerate(pieces) if piece.kind in ("head", "directive")
+    ]
+    return list(pairwise([*head_positions, len(pieces)]))
 
 
-def _terminals(pieces: Sequence[Piece]) -> str:
+def _terminal_definitions(pieces: Sequence[Piece]) -> str:
     """The definitions of terminals, as a part of a grammar."""
-    found = ""
-    for begin, end in _definitions(pieces):
-        if _is_terminal(pieces[begin]):
-            found += "\n" + "".join(piece.text for piece in pieces[begin:end])
-    return found
+    terminal_text = ""
+    for start_index, end_index in _definitions(pieces):
+        if _is_terminal(pieces[start_index]):
+            terminal_text += "\n" + "".join(piece.text for piece in pieces[start_index:end_index])
+    return terminal_text
 
 
 def _is_terminal(head: Piece) -> bool:

@@ -28,47 +28,47 @@ WORKER = "foretell.constraints.grammar_worker"
 
 
 class Process:
-    """One that tries forms, one after the other."""
+    """A process that tries forms, one after the other."""
 
     def __init__(self) -> None:
-        places = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        python_path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, "PYTHONPATH": places},
+            env={**os.environ, "PYTHONPATH": python_path},
             start_new_session=True,  # an interrupt from the keyboard is not for it
         )
-        self.end = weakref.finalize(self, _end, self.process)
+        self.end = weakref.finalize(self, _end_process, self.process)
 
-    def ask(self, question: bytes, deadline: float) -> dict[str, Any] | None:
-        """The answer; None: the process ended. Raises TimeoutError at the deadline, by
-        time.perf_counter(); then it is to be ended.
+    def ask_question(self, question: bytes, deadline: float) -> dict[str, Any] | None:
+        """Returns the answer; None: the process ended. Raises TimeoutError at the deadline, by
+        time.perf_counter(); then the process is to be ended.
         """
-        asking, answering = self.process.stdin, self.process.stdout
-        assert asking is not None and answering is not None, "both ends were asked for"
-        poll = select.poll()
-        poll.register(answering, select.POLLIN | select.POLLHUP)
+        question_pipe, answer_pipe = self.process.stdin, self.process.stdout
+        assert question_pipe is not None and answer_pipe is not None, "both ends were asked for"
+        answer_poll = select.poll()
+        answer_poll.register(answer_pipe, select.POLLIN | select.POLLHUP)
         try:
-            asking.write(question + b"\n")
-            asking.flush()
+            question_pipe.write(question + b"\n")
+            question_pipe.flush()
         except OSError:
             return None
         answer = b""
         while not answer.endswith(b"\n"):
-            left = deadline - time.perf_counter()
-            if left <= 0 or not poll.poll(1000 * left):
+            remaining_seconds = deadline - time.perf_counter()
+            if remaining_seconds <= 0 or not answer_poll.poll(1000 * remaining_seconds):
                 raise TimeoutError
-            part = os.read(answering.fileno(), 2**16)
-            if not part:
+            answer_part = os.read(answer_pipe.fileno(), 2**16)
+            if not answer_part:
                 return None
-            answer += part
-        found: dict[str, Any] = json.loads(answer)
-        return found
+            answer += answer_part
+        parsed_answer: dict[str, Any] = json.loads(answer)
+        return parsed_answer
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
@@ -89,40 +89,44 @@ class Trials:
         self._idle: list[Process] = []
         self._busy: set[Process] = set()
         self._of_tenant: Counter[str] = Counter()
-        self._ended = 0  # how often `end` was called
-        os.register_at_fork(after_in_child=self._forget)
+        self._ended = 0  # how often `end_processes` was called
+        os.register_at_fork(after_in_child=self._forget_processes)
 
-    def ask(
+    def ask_process(
         self, question: Mapping[str, Any], tenant: str, seconds: float, deadline: float
     ) -> dict[str, Any]:
-        """What a process answers. `seconds`: that it may take, and that it may wait for others;
-        `deadline`: by time.perf_counter(), when nobody waits any longer.
+        """Returns a process's answer. `seconds`: that the process may take, and that the question
+        may wait for others; `deadline`: by time.perf_counter(), when nobody waits any longer.
 
         Raises BadConfig for a form that takes too long or breaks the process, DeadlineExceeded.
         """
-        name, line = question["name"], json.dumps(question).encode()
-        process = self._taken(name, tenant, min(deadline, time.perf_counter() + seconds))
-        whole = False
-        until = time.perf_counter() + seconds
+        form_kind, question_line = question["name"], json.dumps(question).encode()
+        process = self._take_process(
+            form_kind, tenant, min(deadline, time.perf_counter() + seconds)
+        )
+        is_complete = False
+        time_limit = time.perf_counter() + seconds
         try:
-            answer = process.ask(line, min(until, deadline))
-            whole = answer is not None
+            answer = process.ask_question(question_line, min(time_limit, deadline))
+            is_complete = answer is not None
         except TimeoutError:
-            if deadline < until:
-                raise DeadlineExceeded(f"{name}: it was not compiled in the time it had") from None
+            if deadline < time_limit:
+                raise DeadlineExceeded(
+                    f"{form_kind}: it was not compiled in the time it had"
+                ) from None
             raise BadConfig(
-                f"{name}: it takes more than {seconds:g} seconds to compile; simplify it"
+                f"{form_kind}: it takes more than {seconds:g} seconds to compile; simplify it"
             ) from None
         finally:
-            self._back(process, tenant, whole)
+            self._return_process(process, tenant, is_complete)
         if answer is None:
             raise BadConfig(
-                f"{name}: it is too large, or nested too deeply, to compile; simplify it"
+                f"{form_kind}: it is too large, or nested too deeply, to compile; simplify it"
             )
         return answer
 
-    def end(self) -> None:
-        """Ends the processes: whoever waits for one is refused. Later forms begin others."""
+    def end_processes(self) -> None:
+        """Ends the processes: callers that wait for one are refused. Later forms begin others."""
         with self._turn:
             self._ended += 1
             for process in [*self._idle, *self._busy]:
@@ -132,38 +136,38 @@ class Trials:
             self._idle.clear()
             self._turn.notify_all()
 
-    def _taken(self, name: str, tenant: str, deadline: float) -> Process:
+    def _take_process(self, name: str, tenant: str, deadline: float) -> Process:
         with self._turn:
-            ended = self._ended
-            while not self._free(tenant):
-                left = deadline - time.perf_counter()
-                if ended != self._ended or not left > 0:
+            ended_before = self._ended
+            while not self._may_start(tenant):
+                remaining_seconds = deadline - time.perf_counter()
+                if ended_before != self._ended or not remaining_seconds > 0:
                     raise DeadlineExceeded(
                         f"{name}: others were compiled in all the time it could wait; ask again"
                     )
-                self._turn.wait(left)
+                self._turn.wait(remaining_seconds)
             process = self._idle.pop() if self._idle else Process()
             self._busy.add(process)
             self._of_tenant[tenant] += 1
         return process
 
-    def _free(self, tenant: str) -> bool:
-        share = max(1, self.processes - 1)
-        return len(self._busy) < self.processes and self._of_tenant[tenant] < share
+    def _may_start(self, tenant: str) -> bool:
+        tenant_share = max(1, self.processes - 1)
+        return len(self._busy) < self.processes and self._of_tenant[tenant] < tenant_share
 
-    def _back(self, process: Process, tenant: str, whole: bool) -> None:
+    def _return_process(self, process: Process, tenant: str, is_reusable: bool) -> None:
         with self._turn:
             self._busy.discard(process)
             self._of_tenant[tenant] -= 1
             self._of_tenant += Counter()  # without those that have none
-            if whole and process.process.poll() is None:
+            if is_reusable and process.process.poll() is None:
                 self._idle.append(process)
             else:
                 process.end()
             self._turn.notify_all()
 
-    def _forget(self) -> None:
-        """After a fork: the pipes are the parent's."""
+    def _forget_processes(self) -> None:
+        """Forgets all processes after a fork: their pipes are the parent's."""
         for process in [*self._idle, *self._busy]:
             process.end.detach()
         self._turn = threading.Condition()

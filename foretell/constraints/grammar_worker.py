@@ -17,63 +17,68 @@ import time
 from contextlib import suppress
 from typing import Any
 
-from foretell.constraints.compiling import compilable, matcher_of
+from foretell.constraints.compiling import build_matcher, compiler_form
 from foretell.constraints.endings import Alphabet, Search
-from foretell.constraints.grammar_text import lazily
+from foretell.constraints.grammar_text import make_lazy
 from foretell.errors import BadConfig
 
 MEMORY = 2**30  # bytes that the process may have
 STACK = 2**20  # of the thread that compiles, less than others have where the form is used
 
 
-def tried(question: dict[str, Any]) -> dict[str, Any]:
-    """The answer: why the form is `refused`, or the `source` of it in llguidance's words, an
-    `ending` of the empty text or None, and what ends its `parts`, all three for
-    constraints.endings; the `seconds` that compiling took.
+def try_form(question: dict[str, Any]) -> dict[str, Any]:
+    """Tries a form. The answer says why it is `refused`; or it has the `source` in llguidance's
+    words, an `ending` of the empty text or None, and what ends its `parts`, all three for
+    constraints.endings, and the `seconds` that compiling took.
     """
     name, source = question["name"], question["source"]
-    specials = {int(token): text for token, text in question["specials"].items()}
-    alphabet = Alphabet(question["vocab"], specials, question["end"])
+    special_names = {int(token): text for token, text in question["specials"].items()}
+    alphabet = Alphabet(question["vocab"], special_names, question["end"])
 
-    def dead(grammar: str) -> bool:
-        _, start, ending = Search.begin(alphabet, "grammar", grammar)
+    def is_dead(grammar: str) -> bool:
+        _, start, ending = Search.begin_search(alphabet, "grammar", grammar)
         return not start.is_error() and ending is None
 
     try:
-        words = compilable(name, source)
+        compiler_text = compiler_form(name, source)
         if name == "grammar":
-            words = lazily(words, dead)
-        began = time.perf_counter()
-        start = matcher_of(name, source, alphabet.tokenizer, words)
-        start.compute_bitmask()
-        seconds = time.perf_counter() - began
+            compiler_text = make_lazy(compiler_text, is_dead)
+        started_at = time.perf_counter()
+        start_matcher = build_matcher(name, source, alphabet.tokenizer, compiler_text)
+        start_matcher.compute_bitmask()
+        seconds = time.perf_counter() - started_at
     except BadConfig as error:
         return {"refused": str(error)}
     except RecursionError:
         return {"refused": f"{name}: nested too deeply; simplify it"}
-    said = start.get_error()
-    if said and not said.startswith("NoExtension"):  # no text at all: told elsewhere
-        return {"refused": f"{name}: {said.splitlines()[0]}; simplify it"}
-    search, _, ending = Search.begin(alphabet, name, words)
-    return {"source": words, "ending": ending, "parts": search.parts, "seconds": seconds}
+    error_text = start_matcher.get_error()
+    if error_text and not error_text.startswith("NoExtension"):  # no text at all: told elsewhere
+        return {"refused": f"{name}: {error_text.splitlines()[0]}; simplify it"}
+    ending_search, _, ending = Search.begin_search(alphabet, name, compiler_text)
+    return {
+        "source": compiler_text,
+        "ending": ending,
+        "parts": ending_search.parts,
+        "seconds": seconds,
+    }
 
 
-def main() -> None:
-    """Answers until its input ends."""
+def answer_lines() -> None:
+    """Answers questions until the input ends."""
     with suppress(ValueError, OSError):  # a lower limit holds already
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.stack_size(STACK)
-    for line in sys.stdin.buffer:
+    for question_line in sys.stdin.buffer:
         answer: dict[str, Any] = {}
 
-        def work(line: bytes = line, answer: dict[str, Any] = answer) -> None:
+        def work(line: bytes = question_line, answer: dict[str, Any] = answer) -> None:
             question = json.loads(line)
             try:
-                answer |= tried(question)
+                answer |= try_form(question)
             except MemoryError:
-                said = "it takes too much memory to compile; simplify it"
-                answer["refused"] = f"{question['name']}: {said}"
+                refusal = "it takes too much memory to compile; simplify it"
+                answer["refused"] = f"{question['name']}: {refusal}"
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -83,4 +88,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    answer_lines()

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from foretell.constraints.compiling import distinct, grammar_of, source_of
+from foretell.constraints.compiling import add_distinctness, build_grammar, form_text
 from foretell.constraints.grammar_trials import TRIALS
-from foretell.errors import BadConfig, Unsupported, first_line
+from foretell.errors import BadConfig, Unsupported, first_message_line
 from foretell.models.gguf.vocabulary import Vocabulary
-from foretell.ops.common_prefix import common
+from foretell.ops.common_prefix import shared_prefix_length
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -57,7 +57,7 @@ class Grammars:
         self._lock = threading.Lock()
         self._reading = threading.Lock()
 
-    def compile(
+    def compile_form(
         self, form: Mapping[str, Any], tenant: str = "", deadline: float = math.inf
     ) -> Grammar:
         """The constraint of a form: json_schema, regex or grammar, and what it is.
@@ -66,76 +66,99 @@ class Grammars:
         Raises BadConfig for a form that cannot be used or takes too much, Unsupported without
         llguidance or a tokenizer that can be read, DeadlineExceeded.
         """
-        [(name, value)] = form.items()
+        [(form_kind, value)] = form.items()
         if self.tokenizer is None:
             raise Unsupported(
-                f"{name}: this model has no tokenizer, so its tokens have no text; "
+                f"{form_kind}: this model has no tokenizer, so its tokens have no text; "
                 "give a folder that has tokenizer files"
             )
-        source = source_of(name, value)
-        key = tenant, name, source
+        form_source = form_text(form_kind, value)
+        form_key = tenant, form_kind, form_source
         with self._lock:
-            known = self._compiled.get(key)
-            if known is not None and known.usable and known.uses < USES:
-                known.uses += 1
-                self._compiled.move_to_end(key)
-                return known
-        grammar = self._made(name, source, tenant, deadline)
-        start = grammar.matcher.deep_copy()
-        start.compute_bitmask()
-        nothing = start.is_error() and start.get_error().startswith("NoExtension")
-        if nothing or not grammar.track().allowed(()).any():
-            raise BadConfig(f"{name}: no text, or an empty one alone, has this form; change it")
+            known_grammar = self._compiled.get(form_key)
+            if known_grammar is not None and known_grammar.usable and known_grammar.uses < USES:
+                known_grammar.uses += 1
+                self._compiled.move_to_end(form_key)
+                return known_grammar
+        grammar = self._compile_new(form_kind, form_source, tenant, deadline)
+        start_matcher = grammar.matcher.deep_copy()
+        start_matcher.compute_bitmask()
+        matches_nothing = start_matcher.is_error() and start_matcher.get_error().startswith(
+            "NoExtension"
+        )
+        if matches_nothing or not grammar.track().allowed(()).any():
+            raise BadConfig(
+                f"{form_kind}: no text, or an empty one alone, has this form; change it"
+            )
         with self._lock:
-            self._compiled[key] = grammar
-            self._compiled.move_to_end(key)
+            self._compiled[form_key] = grammar
+            self._compiled.move_to_end(form_key)
             while len(self._compiled) > KEPT:
-                self._forget_one()
+                self._forget_oldest()
         return grammar
 
-    def _forget_one(self) -> None:
-        """That was unused for longest, of the tenant that has most."""
-        kept = Counter(tenant for tenant, *_ in self._compiled)
-        most = max(kept.values())
-        del self._compiled[next(key for key in self._compiled if kept[key[0]] == most)]
+    def _forget_oldest(self) -> None:
+        """Drops the form that was unused for longest, of the tenant that has the most forms."""
+        form_counts = Counter(tenant for tenant, *_ in self._compiled)
+        max_forms = max(form_counts.values())
+        del self._compiled[next(key for key in self._compiled if form_counts[key[0]] == max_forms)]
 
-    def _made(self, name: str, source: str, tenant: str, deadline: float) -> Grammar:
-        """Tries and compiles. Raises as `compile` does."""
-        size = len(source.encode())
-        if size > LARGEST:
-            raise BadConfig(f"{name}: it has {size} bytes, at most {LARGEST} are read; shorten it")
+    def _compile_new(
+        self, form_kind: str, form_source: str, tenant: str, deadline: float
+    ) -> Grammar:
+        """Tries a form and compiles it. Raises as `compile_form` does."""
+        source_size = len(form_source.encode())
+        if source_size > LARGEST:
+            raise BadConfig(
+                f"{form_kind}: it has {source_size} bytes, at most {LARGEST} are read; shorten it"
+            )
         with self._reading:
-            tokens, alphabet, spellings = self._tokens, self._alphabet, self._spellings
+            llguidance_tokens, alphabet, spellings = (
+                self._llguidance_tokens,
+                self._byte_alphabet,
+                self._token_spellings,
+            )
         from llguidance import LLMatcher
 
         from foretell.constraints.ending_tokens import Endings
         from foretell.constraints.endings import Search
 
-        question = {
-            "name": name,
-            "source": source,
+        trial_question = {
+            "name": form_kind,
+            "source": form_source,
             "vocab": alphabet.vocab,
             "specials": alphabet.specials,
             "end": alphabet.end,
         }
-        answer = TRIALS.ask(question, tenant, SECONDS, deadline)
-        if "refused" in answer:
-            raise BadConfig(answer["refused"])
-        if answer["seconds"] > COMPILING:
-            raise BadConfig(f"{name}: it takes too long to compile; simplify it")
-        text = grammar_of(name, answer["source"])
-        matcher, own = (
-            distinct(LLMatcher(tokens, text, log_level=0), name, answer["source"], spellings.pieces)
+        trial_answer = TRIALS.ask_process(trial_question, tenant, SECONDS, deadline)
+        if "refused" in trial_answer:
+            raise BadConfig(trial_answer["refused"])
+        if trial_answer["seconds"] > COMPILING:
+            raise BadConfig(f"{form_kind}: it takes too long to compile; simplify it")
+        grammar_text = build_grammar(form_kind, trial_answer["source"])
+        matcher, ending_matcher = (
+            add_distinctness(
+                LLMatcher(llguidance_tokens, grammar_text, log_level=0),
+                form_kind,
+                trial_answer["source"],
+                spellings.pieces,
+            )
             for _ in range(2)
         )
-        search = Search(alphabet, name, answer["source"])
-        search.parts = answer["parts"]
-        endings = Endings.begin(search, spellings, own, search.start(), answer["ending"])
-        return Grammar(matcher, name, self.vocab, self._ends(), endings)
+        ending_search = Search(alphabet, form_kind, trial_answer["source"])
+        ending_search.parts = trial_answer["parts"]
+        endings = Endings.begin_endings(
+            ending_search,
+            spellings,
+            ending_matcher,
+            ending_search.start_matcher(),
+            trial_answer["ending"],
+        )
+        return Grammar(matcher, form_kind, self.vocab, self._end_tokens(), endings)
 
     @cached_property
-    def _tokens(self) -> LLTokenizer:
-        """The tokenizer as llguidance has it, which takes part of a second."""
+    def _llguidance_tokens(self) -> LLTokenizer:
+        """The tokenizer in llguidance's form, which takes part of a second to make."""
         try:
             from llguidance import hf
         except ImportError as error:
@@ -144,47 +167,49 @@ class Grammars:
                 "pip install 'foretell[constrain]'"
             ) from error
         tokenizer: Any = self.tokenizer
-        ends: Any = self.eos or None  # None: the tokenizer's own
+        end_tokens: Any = self.eos or None  # None: the tokenizer's own
         try:
             if isinstance(tokenizer, Vocabulary):
-                return tokenizer.for_forms(max(self.vocab, len(tokenizer)), ends)
-            return hf.from_tokenizer(tokenizer, max(self.vocab, len(tokenizer)), ends)
+                return tokenizer.for_forms(max(self.vocab, len(tokenizer)), end_tokens)
+            return hf.from_tokenizer(tokenizer, max(self.vocab, len(tokenizer)), end_tokens)
         except Exception as error:  # a tokenizer that is not a fast one, or an unusual one
             raise Unsupported(
                 f"json_schema, regex and grammar cannot read this model's tokenizer "
-                f"({first_line(error)}); leave them out, or load a model whose tokenizer.json "
-                "has a byte-level decoder"
+                f"({first_message_line(error)}); leave them out, or load a model whose "
+                "tokenizer.json has a byte-level decoder"
             ) from error
 
     @cached_property
-    def _alphabet(self) -> Alphabet:
-        """What endings are looked for with."""
+    def _byte_alphabet(self) -> Alphabet:
+        """The alphabet that endings are searched in."""
         from foretell.constraints.endings import Alphabet
 
-        tokens: Any = self._tokens
+        llguidance_tokens: Any = self._llguidance_tokens
         tokenizer: Any = self.tokenizer
-        specials = {}
-        for token in range(min(tokens.vocab_size, len(tokenizer))):
-            if tokens.is_special_token(token):
-                specials[token] = str(tokenizer.convert_ids_to_tokens(token))
-        return Alphabet(tokens.vocab_size, specials, tokens.eos_token)
+        special_names = {}
+        for token in range(min(llguidance_tokens.vocab_size, len(tokenizer))):
+            if llguidance_tokens.is_special_token(token):
+                special_names[token] = str(tokenizer.convert_ids_to_tokens(token))
+        return Alphabet(llguidance_tokens.vocab_size, special_names, llguidance_tokens.eos_token)
 
     @cached_property
-    def _spellings(self) -> Spellings:
-        """The bytes of the tokens; specials have none. Takes some 50 ms."""
+    def _token_spellings(self) -> Spellings:
+        """The bytes of the tokens; specials have none. Takes some 50 ms to make."""
         from foretell.constraints.ending_tokens import Spellings
 
-        tokens = self._tokens
+        llguidance_tokens = self._llguidance_tokens
         return Spellings(
             [
-                b"" if tokens.is_special_token(token) else tokens.decode_bytes([token])
+                b""
+                if llguidance_tokens.is_special_token(token)
+                else llguidance_tokens.decode_bytes([token])
                 for token in range(self.vocab)
             ]
         )
 
-    def _ends(self) -> list[int]:
-        """Ids that stand for an end with llguidance."""
-        return [token for token in self._tokens.eos_tokens if token < self.vocab]
+    def _end_tokens(self) -> list[int]:
+        """The ids that stand for an end with llguidance."""
+        return [token for token in self._llguidance_tokens.eos_tokens if token < self.vocab]
 
 
 class Grammar:
@@ -193,8 +218,8 @@ class Grammar:
     def __init__(
         self, matcher: LLMatcher, name: str, vocab: int, ends: Sequence[int], endings: Endings
     ):
-        """`matcher`: at the beginning, where it stays, as `endings` does; `name`: of the argument,
-        for errors.
+        """`matcher`: at the beginning, where it stays, as `endings` does; `name`: the argument's
+        name, for errors.
         """
         self.matcher = matcher
         self.name = name
@@ -209,7 +234,7 @@ class Grammar:
 
 
 class Matcher:
-    """One branch's place in a grammar; a Tracker.
+    """The place of one branch in a grammar; a Tracker.
 
     It stands behind the output it was last asked about, `path`, and goes from there to the next
     one: back to where they part, then on. Where that is far, as with texts that are written side by
@@ -222,23 +247,23 @@ class Matcher:
         self.matcher = grammar.matcher.deep_copy()
         self.path: list[int] = []
         self.bits: bytes | None = None  # of the tokens that may follow `path`, where it was asked
-        self.passed: set[int] = set()  # tokens of which it is known without
+        self.passed_tokens: set[int] = set()  # tokens of which it is known without
         self.unmasked = 0  # questions since there were bits
-        self.aside: list[tuple[LLMatcher, list[int]]] = []  # copies, with their paths
-        self.endings = grammar.endings.anew()
+        self.saved_copies: list[tuple[LLMatcher, list[int]]] = []  # copies, with their paths
+        self.endings = grammar.endings.copy_for_branch()
 
     def permits(self, output: Sequence[int]) -> bool:
-        kept = self._turn(output)
-        for token in output[kept:]:
+        shared_count = self._rewind_to(output)
+        for token in output[shared_count:]:
             # The bits are looked at first. They are needed anyway: llguidance limits the work
             # between two such calls, and one matcher beyond the limit takes all its copies along.
             # So tokens that passed alone are few.
-            if token not in self.passed and not self._allows(token):
+            if token not in self.passed_tokens and not self._allows_token(token):
                 return False
             self.matcher.consume_token(token)
-            self._check()
+            self._check_matcher()
             self.path.append(token)
-            self._moved()
+            self._forget_following()
         return True
 
     def may_follow(self, output: Sequence[int], token: int) -> bool:
@@ -246,45 +271,50 @@ class Matcher:
         if token in self.grammar.ends or not self.permits(output):
             return False
         if self.bits is not None or self.unmasked >= UNMASKED:
-            return self._allows(token)
+            return self._allows_token(token)
         self.unmasked += 1
-        passes = token < self.grammar.vocab and bool(self.matcher.validate_tokens([token]))
-        if passes:
-            forced = self.matcher.compute_ff_tokens()
-            passes = not forced or forced[0] == token
-        self._check()
-        if passes:
-            self.passed.add(token)
-        return passes
+        token_passes = token < self.grammar.vocab and bool(self.matcher.validate_tokens([token]))
+        if token_passes:
+            forced_tokens = self.matcher.compute_ff_tokens()
+            token_passes = not forced_tokens or forced_tokens[0] == token
+        self._check_matcher()
+        if token_passes:
+            self.passed_tokens.add(token)
+        return token_passes
 
-    def _turn(self, output: Sequence[int]) -> int:
-        """Goes to where `path` and `output` part; returns how many tokens that are."""
-        kept = common(self.path, list(output))
-        if len(self.path) - kept > FAR:
-            here = self.matcher, list(self.path)
-            reach = [common(path, list(output)) for _, path in self.aside]
-            if reach and max(reach) > kept:
-                kept = max(reach)
-                self.matcher, self.path = self.aside.pop(reach.index(kept))
-                self._moved()
+    def _rewind_to(self, output: Sequence[int]) -> int:
+        """Goes to where `path` and `output` part; returns how many tokens they share."""
+        shared_count = shared_prefix_length(self.path, list(output))
+        if len(self.path) - shared_count > FAR:
+            current_copy = self.matcher, list(self.path)
+            shared_lengths = [
+                shared_prefix_length(saved_path, list(output))
+                for _, saved_path in self.saved_copies
+            ]
+            if shared_lengths and max(shared_lengths) > shared_count:
+                shared_count = max(shared_lengths)
+                self.matcher, self.path = self.saved_copies.pop(shared_lengths.index(shared_count))
+                self._forget_following()
             else:
                 self.matcher = self.matcher.deep_copy()
-            self.aside = [*self.aside[1 - ASIDE :], here]
-        if kept < len(self.path):
-            self.matcher.rollback(len(self.path) - kept)
-            del self.path[kept:]
-            self._moved()
-        return kept
+            self.saved_copies = [*self.saved_copies[1 - ASIDE :], current_copy]
+        if shared_count < len(self.path):
+            self.matcher.rollback(len(self.path) - shared_count)
+            del self.path[shared_count:]
+            self._forget_following()
+        return shared_count
 
-    def _moved(self) -> None:
-        """Forgets what was known of the tokens after another path."""
+    def _forget_following(self) -> None:
+        """Forgets which tokens may follow, which was known of another path."""
         self.bits = None
-        self.passed = set()
+        self.passed_tokens = set()
 
-    def _allows(self, token: int) -> bool:
-        bits = self._following()
-        allowed = token >> 3 < len(bits) and bool(bits[token >> 3] >> (token & 7) & 1)
-        return allowed and token not in self.grammar.ends
+    def _allows_token(self, token: int) -> bool:
+        following_bits = self._following_bits()
+        is_allowed = token >> 3 < len(following_bits) and bool(
+            following_bits[token >> 3] >> (token & 7) & 1
+        )
+        return is_allowed and token not in self.grammar.ends
 
     def whole(self, output: Sequence[int]) -> bool:
         return self.permits(output) and bool(self.matcher.is_accepting())
@@ -292,36 +322,36 @@ class Matcher:
     def allowed(self, output: Sequence[int]) -> torch.Tensor:
         if not self.permits(output):
             return torch.zeros(self.grammar.vocab, dtype=torch.bool)
-        bits = np.frombuffer(self._following(), np.uint8)
-        mask = np.unpackbits(bits, bitorder="little", count=self.grammar.vocab)
-        mask[self.grammar.ends] = 0
-        return torch.from_numpy(mask.view(np.bool_))
+        following_bits = np.frombuffer(self._following_bits(), np.uint8)
+        token_mask = np.unpackbits(following_bits, bitorder="little", count=self.grammar.vocab)
+        token_mask[self.grammar.ends] = 0
+        return torch.from_numpy(token_mask.view(np.bool_))
 
-    def _following(self) -> bytes:
+    def _following_bits(self) -> bytes:
         """A bit for each token that may follow `path`."""
         if self.bits is None:
             if len(self.matcher.compute_ff_bytes()) > FORCED:
-                raise self._gave_up(f"more than {FORCED} bytes without a choice")
+                raise self._give_up(f"more than {FORCED} bytes without a choice")
             self.bits = self.matcher.compute_bitmask()
             self.unmasked = 0
-            self._check()
+            self._check_matcher()
         return self.bits
 
     def forced(self, output: Sequence[int]) -> list[int]:
         return self.matcher.compute_ff_tokens() if self.permits(output) else []
 
     def ending(self, output: Sequence[int]) -> list[int] | None:
-        return self.endings.after(output)
+        return self.endings.ending_after(output)
 
     def ends_within(self, output: Sequence[int], token: int, room: int) -> bool:
-        return self.endings.within(output, token, room)
+        return self.endings.ends_within(output, token, room)
 
-    def _check(self) -> None:
+    def _check_matcher(self) -> None:
         """Raises BadConfig where the grammar became too large to go on in."""
         if self.matcher.is_error():
             self.grammar.usable = False
-            raise self._gave_up(self.matcher.get_error().splitlines()[0])
+            raise self._give_up(self.matcher.get_error().splitlines()[0])
 
-    def _gave_up(self, reason: str) -> BadConfig:
-        place = f"after {len(self.path)} tokens"
-        return BadConfig(f"{self.grammar.name}: gave up {place} ({reason}); simplify it")
+    def _give_up(self, reason: str) -> BadConfig:
+        location = f"after {len(self.path)} tokens"
+        return BadConfig(f"{self.grammar.name}: gave up {location} ({reason}); simplify it")

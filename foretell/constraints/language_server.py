@@ -40,15 +40,15 @@ class Dead(Exception):
 
 
 class Late(Exception):
-    """It did not answer in time."""
+    """The server did not answer in time."""
 
 
 class Refused(Exception):
-    """It answered that it cannot."""
+    """The server answered that it cannot."""
 
 
 class Connection:
-    """One life of a server. Threads may share it, but for `ask`."""
+    """A connection to one life of a server. Threads may share it, but for `ask`."""
 
     def __init__(self, command: Sequence[str], root: Path):
         try:
@@ -64,38 +64,38 @@ class Connection:
             raise Dead(error.strerror or "it cannot be started") from error
         assert self.process.stdin and self.process.stdout
         self.inbox = Inbox(self.process.stdout, self.process.stdin)
-        self.close = weakref.finalize(self, _end, self.process)
-        self.number = 0
+        self.close = weakref.finalize(self, _end_process, self.process)
+        self.request_number = 0
         self.versions: dict[str, int] = {}  # of open documents
 
     def ask(self, method: str, params: Any, limit: float) -> Any:
-        """The result. Raises Late, Refused or Dead."""
-        self.number += 1
-        until = time.monotonic() + limit
-        message = {"jsonrpc": "2.0", "id": self.number, "method": method, "params": params}
-        self.inbox.want(self.number)
-        self.inbox.send(message, until)
+        """Returns the result of a request. Raises Late, Refused or Dead."""
+        self.request_number += 1
+        deadline = time.monotonic() + limit
+        request = {"jsonrpc": "2.0", "id": self.request_number, "method": method, "params": params}
+        self.inbox.expect_answer(self.request_number)
+        self.inbox.send_message(request, deadline)
         try:
-            answer = self.inbox.wait(until)
+            answer = self.inbox.wait_answer(deadline)
         except Late:
-            self.tell("$/cancelRequest", {"id": self.number}, limit)
+            self.tell("$/cancelRequest", {"id": self.request_number}, limit)
             raise
         if "error" in answer:
             raise Refused(str(answer["error"]))
         return answer.get("result")
 
     def tell(self, method: str, params: Any, limit: float) -> None:
-        """Sends what is not answered. Raises Dead."""
-        message = {"jsonrpc": "2.0", "method": method, "params": params}
-        self.inbox.send(message, time.monotonic() + limit)
+        """Sends a notification, which is not answered. Raises Dead."""
+        notification = {"jsonrpc": "2.0", "method": method, "params": params}
+        self.inbox.send_message(notification, time.monotonic() + limit)
 
-    def start(self, root: Path) -> None:
-        """Makes it ready. Raises Dead."""
-        uri = root.resolve().as_uri()
-        about = {
+    def initialize_server(self, root: Path) -> None:
+        """Makes the server ready. Raises Dead."""
+        root_uri = root.resolve().as_uri()
+        client_info = {
             "processId": os.getpid(),
-            "rootUri": uri,
-            "workspaceFolders": [{"uri": uri, "name": root.name}],
+            "rootUri": root_uri,
+            "workspaceFolders": [{"uri": root_uri, "name": root.name}],
             "capabilities": {
                 "textDocument": {"completion": {"completionItem": {"snippetSupport": False}}},
                 "workspace": {"configuration": True, "workspaceFolders": True},
@@ -107,19 +107,22 @@ class Connection:
             },
         }
         try:
-            self.ask("initialize", about, STARTING)
+            self.ask("initialize", client_info, STARTING)
         except (Late, Refused) as error:
             raise Dead("it did not begin") from error
         self.tell("initialized", {}, STARTING)
         # The first question makes it read what all others need, which may take longer than one may.
-        first = f"{uri}/warming_up.py"
-        self.show(first, '"".', STARTING)
+        warmup_uri = f"{root_uri}/warming_up.py"
+        self.show_document(warmup_uri, '"".', STARTING)
         with suppress(Late, Refused):
-            place = {"textDocument": {"uri": first}, "position": {"line": 0, "character": 3}}
-            self.ask("textDocument/completion", place, STARTING)
-        self.forget(first, STARTING)
+            warmup_position = {
+                "textDocument": {"uri": warmup_uri},
+                "position": {"line": 0, "character": 3},
+            }
+            self.ask("textDocument/completion", warmup_position, STARTING)
+        self.close_document(warmup_uri, STARTING)
 
-    def show(self, uri: str, text: str, limit: float) -> None:
+    def show_document(self, uri: str, text: str, limit: float) -> None:
         """Makes `text` the content of a document."""
         version = self.versions.get(uri, 0) + 1
         document: dict[str, Any] = {"uri": uri, "version": version}
@@ -127,115 +130,122 @@ class Connection:
             document |= {"languageId": "python", "text": text}
             self.tell("textDocument/didOpen", {"textDocument": document}, limit)
         else:
-            changes = [{"text": text}]
-            params = {"textDocument": document, "contentChanges": changes}
+            content_changes = [{"text": text}]
+            params = {"textDocument": document, "contentChanges": content_changes}
             self.tell("textDocument/didChange", params, limit)
         self.versions[uri] = version
 
-    def forget(self, uri: str, limit: float) -> None:
+    def close_document(self, uri: str, limit: float) -> None:
         if self.versions.pop(uri, None) is not None:
             self.tell("textDocument/didClose", {"textDocument": {"uri": uri}}, limit)
 
 
 class Inbox:
-    """The two pipes of a server: what comes is read by a thread, which ends with the server."""
+    """The two pipes of a server: a thread reads what the server writes, and ends with it."""
 
     def __init__(self, reader: IO[bytes], writer: IO[bytes]):
         self.reader, self.writer = reader, writer
-        self.wanted = 0  # number of the question whose answer is waited for
+        self.awaited_number = 0  # number of the question whose answer is waited for
         self.answer: dict[str, Any] | None = None
-        self.ended = ""  # why nothing more will come
+        self.end_reason = ""  # why nothing more will come
         self.news = threading.Condition()
         self.writing = threading.Lock()
         os.set_blocking(writer.fileno(), False)
-        threading.Thread(target=self._read, name="foretell-lsp", daemon=True).start()
+        threading.Thread(target=self._read_messages, name="foretell-lsp", daemon=True).start()
 
-    def send(self, message: dict[str, Any], until: float) -> None:
-        """Raises Dead where the server does not take it."""
-        body = json.dumps(message).encode()
-        data = memoryview(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+    def send_message(self, message: dict[str, Any], deadline: float) -> None:
+        """Sends a message. Raises Dead where the server does not take it."""
+        message_body = json.dumps(message).encode()
+        remaining_bytes = memoryview(
+            b"Content-Length: %d\r\n\r\n" % len(message_body) + message_body
+        )
         with self.writing:
-            while data:
+            while remaining_bytes:
                 try:
-                    data = data[os.write(self.writer.fileno(), data) :]
+                    remaining_bytes = remaining_bytes[
+                        os.write(self.writer.fileno(), remaining_bytes) :
+                    ]
                 except BlockingIOError:
-                    left = until - time.monotonic()
-                    if left <= 0 or not select.select([], [self.writer], [], left)[1]:
+                    remaining_seconds = deadline - time.monotonic()
+                    if (
+                        remaining_seconds <= 0
+                        or not select.select([], [self.writer], [], remaining_seconds)[1]
+                    ):
                         raise Dead("it reads nothing any more") from None
                 except (OSError, ValueError) as error:
                     raise Dead("it has ended") from error
 
-    def want(self, number: int) -> None:
-        """From here on the answer to this question counts, and no other."""
+    def expect_answer(self, number: int) -> None:
+        """Lets the answer to this question count from here on, and no other."""
         with self.news:
-            self.wanted, self.answer = number, None
+            self.awaited_number, self.answer = number, None
 
-    def wait(self, until: float) -> dict[str, Any]:
-        """The answer to that question. Raises Late or Dead."""
+    def wait_answer(self, deadline: float) -> dict[str, Any]:
+        """Waits for the answer to the expected question. Raises Late or Dead."""
         with self.news:
             while self.answer is None:
-                if self.ended:
-                    raise Dead(self.ended)
-                left = until - time.monotonic()
-                if left <= 0:
-                    self.wanted = 0
+                if self.end_reason:
+                    raise Dead(self.end_reason)
+                remaining_seconds = deadline - time.monotonic()
+                if remaining_seconds <= 0:
+                    self.awaited_number = 0
                     raise Late
-                self.news.wait(left)
+                self.news.wait(remaining_seconds)
             return self.answer
 
-    def _read(self) -> None:
-        reason = "it has ended"
+    def _read_messages(self) -> None:
+        end_reason = "it has ended"
         try:
-            while (message := self._next()) is not None:
-                self._take(message)
+            while (message := self._next_message()) is not None:
+                self._handle_message(message)
         except (ValueError, TypeError, AttributeError, RecursionError):
-            reason = "what it writes is no message"
+            end_reason = "what it writes is no message"
         except (OSError, Dead):
             pass
         self.reader.close()
         with self.news:
-            self.ended = reason
+            self.end_reason = end_reason
             self.news.notify_all()
 
-    def _next(self) -> dict[str, Any] | None:
-        """The next message; None: there is none. Raises ValueError for what is none."""
-        size = -1
-        while line := self.reader.readline(4096):
-            if not line.strip():
+    def _next_message(self) -> dict[str, Any] | None:
+        """The next message; None: there is none. Raises ValueError for other bytes."""
+        body_size = -1
+        while header_line := self.reader.readline(4096):
+            if not header_line.strip():
                 break
-            name, colon, value = line.partition(b":")
+            header_name, colon, header_value = header_line.partition(b":")
             if not colon:
-                raise ValueError(line)
-            if name.strip().lower() == b"content-length":
-                size = int(value)
+                raise ValueError(header_line)
+            if header_name.strip().lower() == b"content-length":
+                body_size = int(header_value)
         else:
             return None
-        if not 0 <= size <= LONGEST:
-            raise ValueError(size)
-        body = self.reader.read(size)
-        if len(body) < size:
+        if not 0 <= body_size <= LONGEST:
+            raise ValueError(body_size)
+        message_body = self.reader.read(body_size)
+        if len(message_body) < body_size:
             return None
-        message = json.loads(body)
+        message = json.loads(message_body)
         if not isinstance(message, dict):
             raise ValueError(message)
         return message
 
-    def _take(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if "method" not in message:
             with self.news:
-                if self.wanted and message.get("id") == self.wanted:
+                if self.awaited_number and message.get("id") == self.awaited_number:
                     self.answer = message
                     self.news.notify_all()
             return
         if "id" in message:  # a question to us
-            result = None
+            answer_result = None
             if message["method"] == "workspace/configuration":
-                result = [None] * len(message["params"]["items"])
-            reply = {"jsonrpc": "2.0", "id": message["id"], "result": result}
-            self.send(reply, time.monotonic() + STARTING)
+                answer_result = [None] * len(message["params"]["items"])
+            reply = {"jsonrpc": "2.0", "id": message["id"], "result": answer_result}
+            self.send_message(reply, time.monotonic() + STARTING)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes]) -> None:
     """Ends a server and the processes that it has started."""
     with suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
@@ -263,56 +273,56 @@ class LanguageServer:
         self.turn = threading.Lock()
         self.unused: deque[str] = deque()  # documents that may be closed
 
-    def names(self, uri: str, text: str, behind: str = "") -> tuple[set[str], str]:
-        """Names that complete `text` at its end, which `behind` follows in the document; and what
-        became of the question: answered, empty, late, failed or unasked.
+    def complete_names(self, uri: str, text: str, following_text: str = "") -> tuple[set[str], str]:
+        """Names that complete `text` at its end, which `following_text` follows in the document;
+        and what became of the question: answered, empty, late, failed or unasked.
 
-        Without an answer there are none. Warns when the server is given up.
+        Without an answer there are no names. Warns when the server is given up.
         """
         with self.turn:
-            found, what = self._names(uri, text, behind)
-            self.counts[what] += 1
-        return found, what
+            found_names, outcome = self._ask_names(uri, text, following_text)
+            self.counts[outcome] += 1
+        return found_names, outcome
 
-    def _names(self, uri: str, text: str, behind: str) -> tuple[set[str], str]:
+    def _ask_names(self, uri: str, text: str, following_text: str) -> tuple[set[str], str]:
         while not self.given_up:
             try:
-                connection = self.connection or self._connect()
+                connection = self.connection or self._start_connection()
                 while self.unused:
-                    connection.forget(self.unused.popleft(), self.limit)
-                connection.show(uri, text + behind, self.limit)
-                lines = LINE_END.split(text)
-                units = len(lines[-1].encode("utf-16-le", "surrogatepass")) // 2
+                    connection.close_document(self.unused.popleft(), self.limit)
+                connection.show_document(uri, text + following_text, self.limit)
+                text_lines = LINE_END.split(text)
+                utf16_units = len(text_lines[-1].encode("utf-16-le", "surrogatepass")) // 2
                 params = {
                     "textDocument": {"uri": uri},
-                    "position": {"line": len(lines) - 1, "character": units},
+                    "position": {"line": len(text_lines) - 1, "character": utf16_units},
                     "context": {"triggerKind": 1},
                 }
                 result = connection.ask("textDocument/completion", params, self.limit)
-                found = _identifiers(result)
+                found_names = _completion_names(result)
             except Late:
                 self.late += 1
                 if self.late >= LATE:
-                    self._bury(f"{LATE} answers in a row were late")
+                    self._drop_connection(f"{LATE} answers in a row were late")
                 return set(), "late"
             except Refused:
                 self.late = 0
                 return set(), "failed"
             except Dead as error:
-                self._bury(str(error))
+                self._drop_connection(str(error))
             else:
                 self.late = 0
-                return found, "answered" if found else "empty"
+                return found_names, "answered" if found_names else "empty"
         return set(), "unasked"
 
-    def _connect(self) -> Connection:
+    def _start_connection(self) -> Connection:
         connection = Connection(self.command, self.root)
         self.connection = connection
-        connection.start(self.root)
+        connection.initialize_server(self.root)
         return connection
 
-    def _bury(self, reason: str) -> None:
-        """Ends what is left of it; the next question starts it again, if it may."""
+    def _drop_connection(self, reason: str) -> None:
+        """Ends the connection; the next question starts the server again, if it may."""
         self.late = 0
         if self.connection is not None:
             self.connection.close()
@@ -337,12 +347,12 @@ class LanguageServer:
                 self.connection = None
 
 
-def _identifiers(result: Any) -> set[str]:
-    """The names among completions. Raises Dead for what are none."""
+def _completion_names(result: Any) -> set[str]:
+    """The names among completions. Raises Dead for a result that is none."""
     try:
-        items = result.get("items", []) if isinstance(result, dict) else result or []
-        named = [item for item in items if item.get("kind") not in DROPPED]
-        texts = [str(item.get("insertText") or item["label"]) for item in named]
+        completion_items = result.get("items", []) if isinstance(result, dict) else result or []
+        name_items = [item for item in completion_items if item.get("kind") not in DROPPED]
+        inserted_texts = [str(item.get("insertText") or item["label"]) for item in name_items]
     except (AttributeError, KeyError, TypeError) as error:
         raise Dead("its completions are none") from error
-    return {text for text in texts if text.isidentifier()}
+    return {text for text in inserted_texts if text.isidentifier()}

@@ -25,37 +25,39 @@ DEEPEST = 8  # brackets by which states are told apart
 
 
 class Code(NamedTuple):
-    """What has to be known of the text so far. `Code()` is the beginning."""
+    """The state of reading code up to some place. `Code()` is the beginning."""
 
-    inside: bytes = b""  # "#" in a comment, the quotes that end it in a string, nothing in code
+    context: bytes = b""  # "#" in a comment, the quotes that end it in a string, nothing in code
     # The name that is being written, or a number: 1, 1. behind its dot, 1x with a letter in it.
     word: bytes = b""
-    value: bool = False  # whether a value stands before this place, or before the word
-    quotes: int = 0  # of the same kind in a row, where they may begin or end a string
-    escaped: bool = False  # a backslash stands before this place
+    follows_value: bool = False  # whether a value stands before this place, or before the word
+    quote_count: int = 0  # of the same kind in a row, where they may begin or end a string
+    is_escaped: bool = False  # a backslash stands before this place
     brackets: bytes = b""  # what closes those that are open
 
-    def read(self, byte: int) -> tuple[Code, bool]:
-        """What is known behind one more byte, and whether this is a dot that asks for a member."""
-        if self.inside == b"#":
-            return (self._code(byte) if byte == NEWLINE else self), False
-        if self.inside:
-            return self._string(byte)
+    def read_byte(self, byte: int) -> tuple[Code, bool]:
+        """Returns the state behind one more byte, and whether that dot asks for a member."""
+        if self.context == b"#":
+            return (self._read_code(byte) if byte == NEWLINE else self), False
+        if self.context:
+            return self._read_string(byte)
         if byte in NAME_BYTES:
-            return self._replace(word=self._longer(byte), escaped=False), False
+            return self._replace(word=self._extend_word(byte), is_escaped=False), False
         if byte == DOT:
             if self.word == b"1":
                 return self._replace(word=b"1."), False
-            return self._replace(word=b"", value=False, escaped=False), self._valued()
-        return self._code(byte), False
+            return self._replace(
+                word=b"", follows_value=False, is_escaped=False
+            ), self._after_value()
+        return self._read_code(byte), False
 
     @property
-    def key(self) -> Code:
-        """The same for texts that go on alike."""
+    def state_key(self) -> Code:
+        """A state that is equal for texts that go on alike."""
         return self._replace(brackets=self.brackets[-DEEPEST:])
 
-    def _longer(self, byte: int) -> bytes:
-        """The word with one more byte, as far as it matters."""
+    def _extend_word(self, byte: int) -> bytes:
+        """Returns the word with one more byte, as far as it matters."""
         word = self.word
         if not word and byte in DIGITS:
             return b"1"
@@ -63,59 +65,71 @@ class Code(NamedTuple):
             return (word + bytes([byte]))[:LONGEST]
         return b"1x" if word == b"1" and byte not in DIGITS and byte != ord("_") else word
 
-    def _valued(self) -> bool:
-        return self.word not in NO_VALUES if self.word else self.value
+    def _after_value(self) -> bool:
+        return self.word not in NO_VALUES if self.word else self.follows_value
 
-    def _code(self, byte: int) -> Code:
-        """Behind a byte of code, or the end of a comment, that belongs to no name and is no dot."""
-        value = self._valued() if not self.inside else self.value
-        now = self._replace(inside=b"", word=b"", value=value, escaped=byte == BACKSLASH)
+    def _read_code(self, byte: int) -> Code:
+        """Returns the state behind a byte of code, or the end of a comment, that belongs to no name
+        and is no dot.
+        """
+        follows_value = self._after_value() if not self.context else self.follows_value
+        next_code = self._replace(
+            context=b"", word=b"", follows_value=follows_value, is_escaped=byte == BACKSLASH
+        )
         if byte == NEWLINE:
             # In brackets, and behind a backslash, an expression goes on in the next line.
-            return now if self.brackets or self.escaped else now._replace(value=False)
+            return (
+                next_code
+                if self.brackets or self.is_escaped
+                else next_code._replace(follows_value=False)
+            )
         if byte in b" \t\r\f\\":
-            return now
+            return next_code
         if byte in QUOTES:
-            return now._replace(inside=bytes([byte]), quotes=1)
+            return next_code._replace(context=bytes([byte]), quote_count=1)
         if byte == ord("#"):
-            return now._replace(inside=b"#")
+            return next_code._replace(context=b"#")
         if byte in OPENING:
-            return now._replace(value=False, brackets=self.brackets + OPENING[byte])
+            return next_code._replace(follows_value=False, brackets=self.brackets + OPENING[byte])
         if byte in b")]}":
-            known = self.brackets[-1:] == bytes([byte])
-            return now._replace(value=True, brackets=self.brackets[: -1 if known else None])
-        return now._replace(value=False)
+            matches_bracket = self.brackets[-1:] == bytes([byte])
+            return next_code._replace(
+                follows_value=True, brackets=self.brackets[: -1 if matches_bracket else None]
+            )
+        return next_code._replace(follows_value=False)
 
-    def _string(self, byte: int) -> tuple[Code, bool]:
-        quote = self.inside[0]
-        if len(self.inside) == 1:
-            if self.quotes == 2:  # an empty string, or the beginning of a triple one
-                if byte == quote:
-                    return self._replace(inside=self.inside * 3, quotes=0), False
-                return self._replace(inside=b"", value=True, quotes=0).read(byte)
-            if self.quotes == 1 and byte == quote:
-                return self._replace(quotes=2), False
-        now = self._replace(quotes=0, escaped=False)
-        if self.escaped:
-            return now, False
+    def _read_string(self, byte: int) -> tuple[Code, bool]:
+        quote_byte = self.context[0]
+        if len(self.context) == 1:
+            if self.quote_count == 2:  # an empty string, or the beginning of a triple one
+                if byte == quote_byte:
+                    return self._replace(context=self.context * 3, quote_count=0), False
+                return self._replace(context=b"", follows_value=True, quote_count=0).read_byte(byte)
+            if self.quote_count == 1 and byte == quote_byte:
+                return self._replace(quote_count=2), False
+        next_code = self._replace(quote_count=0, is_escaped=False)
+        if self.is_escaped:
+            return next_code, False
         if byte == BACKSLASH:
-            return now._replace(escaped=True), False
-        if byte == quote:
-            met = self.quotes + 1 if len(self.inside) == 3 else 1
-            if met == len(self.inside):
-                return now._replace(inside=b"", value=True), False
-            return now._replace(quotes=met), False
-        if byte == NEWLINE and len(self.inside) == 1:  # a string that was not closed
-            return now._replace(inside=b"", value=False), False
-        return now, False
+            return next_code._replace(is_escaped=True), False
+        if byte == quote_byte:
+            quote_count = self.quote_count + 1 if len(self.context) == 3 else 1
+            if quote_count == len(self.context):
+                return next_code._replace(context=b"", follows_value=True), False
+            return next_code._replace(quote_count=quote_count), False
+        if byte == NEWLINE and len(self.context) == 1:  # a string that was not closed
+            return next_code._replace(context=b"", follows_value=False), False
+        return next_code, False
 
 
-def read(text: bytes, code: Code | None = None) -> tuple[Code, list[int]]:
-    """What is known behind a text, and the places in it of dots that ask for members."""
-    code = code or Code()
-    dots = []
-    for place, byte in enumerate(text):
-        code, asks = code.read(byte)
-        if asks:
-            dots.append(place)
-    return code, dots
+def find_member_dots(text: bytes, state: Code | None = None) -> tuple[Code, list[int]]:
+    """Reads a text; returns the state behind it, and the positions in it of dots that ask for
+    members.
+    """
+    state = state or Code()
+    dot_positions = []
+    for position, byte in enumerate(text):
+        state, asks_member = state.read_byte(byte)
+        if asks_member:
+            dot_positions.append(position)
+    return state, dot_positions

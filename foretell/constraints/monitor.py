@@ -52,7 +52,7 @@ MODULE = "jedi_language_server"
 
 @dataclass(frozen=True)
 class Monitor(TextConstraint):
-    """With a folder, and a file in it that the text is taken for."""
+    """The settings of a monitor: a folder, and a file in it that the text is taken for."""
 
     root: str = "."  # folder that the server knows
     file: str = "text.py"  # path in it that imports of the text are relative to
@@ -68,40 +68,40 @@ class Monitor(TextConstraint):
             raise BadConfig.field("monitor:limit", self.limit, "seconds above 0, to 3600")
         if not 0 <= self.restarts <= 1000:
             raise BadConfig.field("monitor:restarts", self.restarts, "between 0 and 1000")
-        path = Path(self.file)
-        if path.is_absolute() or ".." in path.parts or path.suffix != ".py":
+        file_path = Path(self.file)
+        if file_path.is_absolute() or ".." in file_path.parts or file_path.suffix != ".py":
             raise BadConfig.field("monitor:file", self.file, "a path in root, as in pkg/mod.py")
         if not self.root:
             raise BadConfig.field("monitor:root", self.root, "a folder of code")
 
     def on(self, prompted: Prompted) -> Completing:
-        root = Path(self.root)
-        if not root.is_dir():
+        root_folder = Path(self.root)
+        if not root_folder.is_dir():
             raise BadConfig.field("monitor:root", self.root, "a folder that exists")
-        file = root.resolve() / self.file
-        if not file.parent.is_dir():
-            raise BadConfig.field("monitor:file", self.file, f"in a folder that {root} has")
-        server = self.language_server(prompted.kept)
-        before = self.prefix.encode()
-        if not before:
-            before = prompted.words.text(prompted.prompt)
-            if not before.startswith(b"  "):  # some tokenizers put one space before a text
-                before = before.removeprefix(b" ")
-        return Completing(Documents(server, file), before, prompted)
+        document_path = root_folder.resolve() / self.file
+        if not document_path.parent.is_dir():
+            raise BadConfig.field("monitor:file", self.file, f"in a folder that {root_folder} has")
+        completion_server = self.language_server(prompted.kept)
+        preceding = self.prefix.encode()
+        if not preceding:
+            preceding = prompted.words.text(prompted.prompt)
+            if not preceding.startswith(b"  "):  # some tokenizers put one space before a text
+                preceding = preceding.removeprefix(b" ")
+        return Completing(Documents(completion_server, document_path), preceding, prompted)
 
-    def language_server(self, kept: MutableMapping[Any, Any]) -> LanguageServer:
-        """The server, which all that ask for the same share by `kept`.
+    def language_server(self, shared_state: MutableMapping[Any, Any]) -> LanguageServer:
+        """Returns the server, which all that ask for the same share by `shared_state`.
 
         Raises BadConfig or Unsupported.
         """
-        command, root = self._command(), Path(self.root).resolve()
-        key = "monitor", *command, root, self.limit, self.restarts
-        made = LanguageServer(command, root, self.limit, self.restarts)
-        server: LanguageServer = kept.setdefault(key, made)
-        return server
+        command, root = self._server_command(), Path(self.root).resolve()
+        server_key = "monitor", *command, root, self.limit, self.restarts
+        new_server = LanguageServer(command, root, self.limit, self.restarts)
+        shared_server: LanguageServer = shared_state.setdefault(server_key, new_server)
+        return shared_server
 
-    def _command(self) -> list[str]:
-        """Raises BadConfig or Unsupported."""
+    def _server_command(self) -> list[str]:
+        """Returns the server's command. Raises BadConfig or Unsupported."""
         if not self.server:
             if importlib.util.find_spec(MODULE) is None:
                 raise Unsupported(
@@ -111,9 +111,9 @@ class Monitor(TextConstraint):
             # With this Python, and not in danger of importing what stands in the folder.
             return [sys.executable, "-P", "-c", f"from {MODULE}.cli import cli; cli()"]
         try:
-            command = shlex.split(self.server)
+            command_words = shlex.split(self.server)
         except ValueError:
-            command = []
-        if not command or shutil.which(command[0]) is None:
+            command_words = []
+        if not command_words or shutil.which(command_words[0]) is None:
             raise BadConfig.field("monitor:server", self.server, "a command that can be run")
-        return command
+        return command_words

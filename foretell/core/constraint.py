@@ -1,4 +1,4 @@
-"""What a text must look like, as the heart sees it: which tokens may follow which.
+"""The protocols of constrained decoding: which tokens of a text may follow which.
 
 A constraint may be anything that has the two protocols here; foretell.constraints.grammars makes
 them of JSON schemas, regular expressions and grammars, and a `TextConstraint`, which is a method,
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from itertools import compress, islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+from foretell.core.settings import Settings
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Constraint(Protocol):
     """Which texts are allowed. Requests share it."""
 
     def track(self) -> Tracker:
-        """What one branch asks."""
+        """Returns the tracker that one branch asks."""
 
 
 class EndingTracker(Tracker, Protocol):
@@ -75,7 +76,7 @@ class AskingTracker(Tracker, Protocol):
     endless: bool  # whether something may follow every text, so that none is complete
 
     def unknown(self, outputs: Sequence[Sequence[int]]) -> Callable[[], None] | None:
-        """What asks for the answers that are lacking to know what may follow these outputs, to be
+        """Returns a function that asks for all missing answers about these outputs, to be
         called on any thread; None: there are none.
         """
 
@@ -95,7 +96,7 @@ class Pieces(Protocol):
 
 @dataclass(frozen=True)
 class Prompted:
-    """What a constraint may know of the text that it is to hold for.
+    """Facts about a text that its constraint may use.
 
     `words`: the bytes of the model's tokens, `vocab` of them; `kept`: what the constraints of one
     model share, by keys of their own.
@@ -107,20 +108,20 @@ class Prompted:
     kept: MutableMapping[Any, Any]
 
 
-class TextConstraint:
+class TextConstraint(Settings):
     """The base of a constraint that is a method: a frozen dataclass of hyper-parameters."""
 
     kind = "constraint"
 
     def on(self, prompted: Prompted) -> Constraint:
-        """The same for a text behind this prompt. Raises BadConfig or Unsupported."""
+        """Returns the constraint of a text behind this prompt. Raises BadConfig or Unsupported."""
         raise NotImplementedError
 
 
 def form_of(sampling: Any) -> dict[str, Any]:
     """Which form a Sampling gives, and as what: one of json_schema, regex and grammar, or none."""
-    given = {name: getattr(sampling, name) for name in FORMS}
-    return {name: value for name, value in given.items() if value is not None}
+    form_options = {name: getattr(sampling, name) for name in FORMS}
+    return {name: value for name, value in form_options.items() if value is not None}
 
 
 def check_form(
@@ -128,9 +129,9 @@ def check_form(
 ) -> None:
     """Raises BadConfig where the form of a text is given twice, or by something else."""
     for name, value in form.items():
-        kind, meant = FORMS[name]
-        if not isinstance(value, kind) or (not value and not isinstance(value, Mapping)):
-            raise BadConfig.field(name, value, meant)
+        value_type, expected_form = FORMS[name]
+        if not isinstance(value, value_type) or (not value and not isinstance(value, Mapping)):
+            raise BadConfig.field(name, value, expected_form)
     if len(form) > 1:
         raise BadConfig(f"{' and '.join(form)}: a text has one form; give one of them")
     ends = form or not (constraint is None or getattr(constraint, "endless", False))
@@ -180,19 +181,23 @@ class Guide:
         return self.tracker.permits(output)
 
     def may_follow(self, output: Sequence[int], token: int) -> bool:
-        """The same of an output that is permitted and one token more.
+        """Whether `token` may follow an output that is permitted.
 
         A tracker may have a method `may_follow` of its own, for whom that is less work.
         """
         if token in self.stops and self.tracker.whole(output):
             return True
-        alone: Callable[[Sequence[int], int], bool] | None
-        alone = getattr(self.tracker, "may_follow", None)
-        follows = self.tracker.permits([*output, token]) if alone is None else alone(output, token)
-        return follows and (self._closing(output) is None or self._in_time(output, token))
+        quick_check: Callable[[Sequence[int], int], bool] | None
+        quick_check = getattr(self.tracker, "may_follow", None)
+        follows = (
+            self.tracker.permits([*output, token])
+            if quick_check is None
+            else quick_check(output, token)
+        )
+        return follows and (self._find_ending(output) is None or self._in_time(output, token))
 
     def drafts(self, output: Sequence[int]) -> bool:
-        """As `permits`, without waiting for it: True where that takes long to know."""
+        """Whether drafts may hold this output: `permits`, or True where that takes long to know."""
         knows = getattr(self.tracker, "knows", None)
         return (knows is not None and not knows(output)) or self.permits(output)
 
@@ -210,7 +215,7 @@ class Guide:
             return False
         return self.tracker.whole(output) and not bool(self.tracker.allowed(output).any())
 
-    def whole(self, output: Sequence[int]) -> bool:
+    def may_end(self, output: Sequence[int]) -> bool:
         """Whether the text may end here, if it is of a form that ends."""
         return not getattr(self.tracker, "endless", False) and self.tracker.whole(output)
 
@@ -224,22 +229,22 @@ class Guide:
         """
         from foretell.ops import logits as rows
 
-        allowed = self.tracker.allowed(output)
+        allowed_tokens = self.tracker.allowed(output)
         if self.tracker.whole(output):
-            allowed[self.stops] = True
-        scores = rows.masked(scores, allowed)
-        ending = self._closing(output)
+            allowed_tokens[self.stops] = True
+        scores = rows.mask_scores(scores, allowed_tokens)
+        ending = self._find_ending(output)
         return scores if ending is None else self._in_time_only(scores, output, ending, only_best)
 
     def forced(self, output: Sequence[int]) -> list[int]:
         """Tokens that follow for lack of a choice, or of room for much else; none otherwise."""
         forced = self.tracker.forced(output)
-        ending = None if forced else self._closing(output)
+        ending = None if forced else self._find_ending(output)
         if ending is not None and len(ending) == self.longest - len(output):
             return list(ending)
         return forced
 
-    def _closing(self, output: Sequence[int]) -> Sequence[int] | None:
+    def _find_ending(self, output: Sequence[int]) -> Sequence[int] | None:
         """The ending of a text whose length runs out; None: it goes on freely, or finds none."""
         if self.ending is None or self.longest - len(output) > AHEAD + len(self.ending(()) or ()):
             return None
@@ -262,14 +267,18 @@ class Guide:
         """The scores of the tokens behind which the text can end in time, of the LOOKED_AT best
         ones or the best alone, and what comes next in `ending`; all where these have no chance.
         """
-        values, places = (part.tolist() for part in scores.topk(min(LOOKED_AT, len(scores))))
-        tried = [token for _, token in sorted(zip([-x for x in values], places, strict=True))]
-        tried = [*dict.fromkeys([*tried, *(ending[:1] or self.stops)])]
-        possible = (scores[tried] > -math.inf).tolist()
-        fitting = (token for token in compress(tried, possible) if self._in_time(output, token))
-        kept = sorted(islice(fitting, 1 if only_best else None))
-        if not kept:
+        best_scores, best_ids = (part.tolist() for part in scores.topk(min(LOOKED_AT, len(scores))))
+        tried_tokens = [
+            token for _, token in sorted(zip([-x for x in best_scores], best_ids, strict=True))
+        ]
+        tried_tokens = [*dict.fromkeys([*tried_tokens, *(ending[:1] or self.stops)])]
+        possible = (scores[tried_tokens] > -math.inf).tolist()
+        fitting = (
+            token for token in compress(tried_tokens, possible) if self._in_time(output, token)
+        )
+        fitting_tokens = sorted(islice(fitting, 1 if only_best else None))
+        if not fitting_tokens:
             return scores
-        left = scores.new_full(scores.shape, -math.inf)
-        left[kept] = scores[kept]
-        return left
+        limited_scores = scores.new_full(scores.shape, -math.inf)
+        limited_scores[fitting_tokens] = scores[fitting_tokens]
+        return limited_scores

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from foretell.cache.policy import longest
+from foretell.cache.policy import max_text_length
 from foretell.core.distribution import Sampler
-from foretell.core.model import Model
 from foretell.core.random import Door, Rng
-from foretell.core.request import Request
 from foretell.core.stats import Stats
-from foretell.core.stores import Stores
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from foretell.core.model import Model
+    from foretell.core.request import Request
+    from foretell.core.stores import Stores
     from foretell.core.tree import TokenTree
     from foretell.speculation.costs import Costs
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass
 class Branch:
-    """One text of a request. `output` is what stands in `tokens` behind the prompt."""
+    """A text of a request. `output` is what stands in `tokens` behind the prompt."""
 
     tokens: list[int]
     output: list[int]
@@ -45,7 +45,7 @@ class Branch:
 
 
 class Shared(Protocol):
-    """What all requests of an engine share."""
+    """The part of an engine that all its requests share."""
 
     eos: tuple[int, ...]
     models: dict[str, Model]
@@ -58,7 +58,7 @@ class Shared(Protocol):
 
 
 class Context:
-    """One branch of a request as its strategy and drafter see it."""
+    """A branch of a request as its strategy and drafter see it."""
 
     def __init__(self, engine: Shared, request: Request, models: Mapping[str, Model] | None = None):
         models = engine.models if models is None else models
@@ -67,21 +67,25 @@ class Context:
         self.request = request
         self.models = models
         self.priced = target  # whose forwards verify what is drafted
-        read = len(request.prompt) + len(request.inputs.get("source", ()))
-        self.stats = Stats(prompt_tokens=read)
+        prompt_length = len(request.prompt) + len(request.inputs.get("source", ()))
+        self.stats = Stats(prompt_tokens=prompt_length)
         self.owner: Any = request.strategy  # whose stores `shared` gives
         self.uses: set[Any] = set()  # (tenant, owner) of what it has asked for
         # Hidden states of the target that its caches keep, for models that feed on them.
-        asked = {name for part in request.parts for name in part.models}
-        self.kept_taps = tuple(sorted({tap for name in asked for tap in models[name].feeds}))
+        model_names = {name for part in request.parts for name in part.models}
+        self.kept_taps = tuple(sorted({tap for name in model_names for tap in models[name].feeds}))
         self.timed = False  # whether measured time may decide what is drafted
         self.branch = 0
         prompt = list(request.prompt)
-        limit = min(len(prompt) + request.sampling.max_new_tokens, longest(request.policy, target))
+        limit = min(
+            len(prompt) + request.sampling.max_new_tokens, max_text_length(request.policy, target)
+        )
         if request.room is not None:
             limit = min(limit, request.room.length)
-        text, room = request.text, limit - len(prompt)
-        sampler = Sampler(request.sampling, prompt, engine.eos, target.vocab, text, room)
+        decode_text, max_output = request.text, limit - len(prompt)
+        sampler = Sampler(
+            request.sampling, prompt, engine.eos, target.vocab, decode_text, max_output
+        )
         self.branches: dict[int, Branch] = {0: Branch(prompt, [], sampler, limit)}
         seed = request.sampling.seed
         self.repeats = seed is not None  # whether the same seed must give the same tokens again
@@ -126,7 +130,7 @@ class Context:
         return self.sampler.ends(tree, node, self.output)
 
     def on(self, branch: int) -> Context:
-        """The same request seen from another of its branches; its draws are that branch's own."""
+        """Returns the request seen from another branch; its draws are that branch's own."""
         view = copy.copy(self)
         view.branch = branch
         view.rng = self.door.at(branch)
@@ -136,12 +140,12 @@ class Context:
 
     @property
     def costs(self) -> Costs:
-        """What forwards of this request alone cost."""
+        """Costs of forwards of this request alone."""
         return self.engine.costs_of(self.priced)
 
     def shares(self, tokens: int) -> np.ndarray:
-        """Its share (tokens,) of the seconds of a forward in which all running requests have 1, 2,
-        ... tokens each, by the executor that computes so many together.
+        """Shares (tokens,) of a forward's seconds for this request, where all running ones have 1,
+        2, ... tokens each, by the executor that computes so many together.
         """
         engine = self.engine
         costs = engine.costs_of(self.priced, jobs=engine.running)
@@ -149,19 +153,19 @@ class Context:
 
     # --- what is shared
 
-    def scoped(self, owner: Any) -> Context:
-        """The same, seen by a part of the method: what it shares stands under its own config."""
+    def scope_to(self, owner: Any) -> Context:
+        """Returns the context of a part of the method, with shared stores under its config."""
         view = copy.copy(self)
         view.owner = owner
         return view
 
     def shared(self, make: Callable[[], T], name: str = "store") -> T:
-        """What all requests of this engine and tenant with the same config share."""
+        """Returns the store that all requests of this engine, tenant and config share."""
         stores, use = self.engine.stores, (self.request.tenant, self.owner)
         stores.touch(use)
         self.uses.add(use)
         key = (*use, name)
         if key not in stores:
             stores[key] = make()
-        stored: T = stores[key]
-        return stored
+        shared_store: T = stores[key]
+        return shared_store

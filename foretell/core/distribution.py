@@ -10,18 +10,20 @@ cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.generation import logits_process as hf
 
 from foretell.core.constraint import form_of, guide_of
 from foretell.core.filters import TopP
-from foretell.core.text import Detokenizer, stopped
-from foretell.core.tree import TokenTree
-from foretell.core.types import Sampling
+from foretell.core.text import Detokenizer, completes_stop
 from foretell.errors import BadConfig, BadModel
-from foretell.ops.logits import Ids, firsts
+from foretell.ops.logits import Ids, best_token_ids
+
+if TYPE_CHECKING:
+    from foretell.core.tree import TokenTree
+    from foretell.core.types import Sampling
 
 Text = Callable[[Sequence[int]], str]
 
@@ -50,39 +52,43 @@ class Sampler:
         self.stops = frozenset((*(() if s.ignore_eos else eos), *s.stop_token_ids))
         self._check_ids("logit_bias", list(s.logit_bias))
         self._check_ids("stop_token_ids", s.stop_token_ids)
-        sequences = [word for word in s.bad_words if isinstance(word, (list, tuple))]
-        self._check_ids("bad_words", [token for word in sequences for token in word])
-        history = [  # these need the tokens before the row
+        word_sequences = [word for word in s.bad_words if isinstance(word, (list, tuple))]
+        self._check_ids("bad_words", [token for word in word_sequences for token in word])
+        history_options = [  # these need the tokens before the row
             (s.repetition_penalty != 1, hf.RepetitionPenaltyLogitsProcessor, s.repetition_penalty),
             (s.no_repeat_ngram_size, hf.NoRepeatNGramLogitsProcessor, s.no_repeat_ngram_size),
-            (sequences, hf.NoBadWordsLogitsProcessor, [list(word) for word in sequences]),
+            (word_sequences, hf.NoBadWordsLogitsProcessor, [list(word) for word in word_sequences]),
         ]
-        filters = [
+        filter_options = [
             (s.temperature not in (0, 1), hf.TemperatureLogitsWarper, float(s.temperature)),
             (0 < s.top_k < vocab, hf.TopKLogitsWarper, s.top_k),
             (s.top_p < 1, TopP, s.top_p),
             (s.min_p > 0, hf.MinPLogitsWarper, s.min_p),
             (s.typical_p < 1, hf.TypicalLogitsWarper, s.typical_p),
         ]
-        self.processors: list[Any] = [make(value) for wanted, make, value in history if wanted]
+        self.processors: list[Any] = [
+            make(value) for is_enabled, make, value in history_options if is_enabled
+        ]
         self.processors += s.path_processors(self.prompt, self.stops, text)
-        self.warpers: list[Any] = [make(value) for wanted, make, value in filters if wanted]
+        self.warpers: list[Any] = [
+            make(value) for is_enabled, make, value in filter_options if is_enabled
+        ]
         self.greedy = s.temperature == 0
         self.guide = guide_of(form_of(s), s.constraint, self.stops, longest)
         # Whether the row alone decides the law, whatever tokens stand before it.
         self.plain = not (self.processors or self.guide)
         self._ids = Ids()
 
-    def _check_ids(self, name: str, ids: Sequence[int]) -> None:
-        for token in ids:
+    def _check_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        for token in token_ids:
             if not (isinstance(token, int) and 0 <= token < self.vocab):
-                known = f"the vocabulary (0 to {self.vocab - 1})"
-                raise BadConfig(f"{name}: token {token!r} is not in {known}")
+                valid_range = f"the vocabulary (0 to {self.vocab - 1})"
+                raise BadConfig(f"{name}: token {token!r} is not in {valid_range}")
 
-    def ended(self, output: Sequence[int]) -> bool:
+    def is_ended(self, output: Sequence[int]) -> bool:
         """Whether the last of these output tokens ends the text."""
         s = self.sampling
-        if output[-1] in self.stops or stopped(self.text, s.stop, output, s.min_new_tokens):
+        if output[-1] in self.stops or completes_stop(self.text, s.stop, output, s.min_new_tokens):
             return True
         return self.guide is not None and self.guide.complete(output)
 
@@ -90,11 +96,11 @@ class Sampler:
         """Why the text ends with the last of these output tokens, of which it may have `room`; None
         where it goes on. A text that has its form at its limit is not cut by it.
         """
-        if self.ended(output):
+        if self.is_ended(output):
             return "stop"
         if len(output) < room:
             return None
-        return "stop" if self.guide is not None and self.guide.whole(output) else "length"
+        return "stop" if self.guide is not None and self.guide.may_end(output) else "length"
 
     def detokenizer(self, decode: Text) -> Detokenizer:
         """Makes texts of outputs as a user gets them, cut before the stop string that ends them."""
@@ -110,8 +116,10 @@ class Sampler:
             return False
         if tree.tokens[node] in self.stops or not (self.sampling.stop or self.guide):
             return tree.tokens[node] in self.stops
-        text = [*output, *tree.tokens_to(node)]
-        return (self.guide is not None and not self.guide.permits(text)) or self.ended(text)
+        path_tokens = [*output, *tree.tokens_to(node)]
+        return (self.guide is not None and not self.guide.permits(path_tokens)) or self.is_ended(
+            path_tokens
+        )
 
     def scores(
         self, row: torch.Tensor, output: Sequence[int], only_best: bool = False
@@ -121,9 +129,9 @@ class Sampler:
         """
         scores = row
         if self.processors:
-            ids = self._ids.of([*self.prompt, *output]).to(row.device)
+            input_ids = self._ids.ids_of([*self.prompt, *output]).to(row.device)
             for processor in self.processors:
-                scores = processor(ids, scores[None])[0]
+                scores = processor(input_ids, scores[None])[0]
             if scores.shape != row.shape:
                 shapes = f"{tuple(scores.shape)} for {tuple(row.shape)}"
                 raise BadConfig(f"logits_processors: one returned shape {shapes}; keep the shape")
@@ -134,7 +142,7 @@ class Sampler:
         scores = self.scores(row, output, self.greedy)
         if self.greedy:
             p = torch.zeros_like(scores)
-            p[self.best(scores, row)] = 1
+            p[self.best_token(scores, row)] = 1
             return p
         p = self.laws(scores[None])[0]
         if bool(p[0].isnan()):  # a fault anywhere makes NaN of all
@@ -147,12 +155,12 @@ class Sampler:
             scores = warper(None, scores)
         return scores.softmax(-1)
 
-    def best(self, scores: torch.Tensor, row: torch.Tensor) -> int:
+    def best_token(self, scores: torch.Tensor, row: torch.Tensor) -> int:
         """The best token, ties to the lowest id, of processed logits made from `row`."""
-        (best,) = firsts(scores[None])
-        if best < 0:  # nothing is possible, or it is NaN
+        (best_token,) = best_token_ids(scores[None])
+        if best_token < 0:  # nothing is possible, or it is NaN
             raise self.fault(scores, row)
-        return best
+        return best_token
 
     def fault(self, scores: torch.Tensor, row: torch.Tensor) -> BadConfig | BadModel:
         """Whose fault it is that these processed logits, made from `row`, have no law."""
@@ -198,10 +206,10 @@ class Target:
         """The law (V,) of the token after `node`."""
         return self.sampler.law(self.rows[node], self.path(node))
 
-    def best(self, node: int) -> int:
+    def best_token(self, node: int) -> int:
         """The greedy token after `node`, ties to the lowest id, as everywhere."""
         row = self.rows[node]
-        return self.sampler.best(self.sampler.scores(row, self.path(node), True), row)
+        return self.sampler.best_token(self.sampler.scores(row, self.path(node), True), row)
 
     def fault(self, node: int) -> BadConfig | BadModel:
         """Whose fault it is that `node` has no law."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.settings import Settings
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Outcome, Reply
 
@@ -26,7 +27,7 @@ RowsOf = Callable[[TokenTree, tuple[int, ...]], Reading]
 
 @dataclass(slots=True)
 class Feedback:
-    """What a drafter learns from: the verified tree, the target's reply, what became of it."""
+    """A step that a drafter learns from: verified tree, target's reply, what became of it."""
 
     tree: TokenTree
     reply: Reply
@@ -35,7 +36,7 @@ class Feedback:
     seconds: float = 0.0  # that drafting took, whatever it asked included
 
 
-class Drafter:
+class Drafter(Settings):
     """Proposes trees below the last committed token.
 
     Override `propose` where no model is needed, else `steps`.
@@ -69,7 +70,7 @@ class Drafter:
         raise NotImplementedError
 
     def steps(self, ctx: Context, state: Any, budget: int) -> Drafting:
-        """The same for a drafter that asks models: yields Asks on ctx.branch, returns the tree."""
+        """Proposes with the help of models: yields Asks on ctx.branch, returns the tree."""
         return self.propose(ctx, state, budget)
         yield Ask(TokenTree(0))  # never reached: makes this a generator
 

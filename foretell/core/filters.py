@@ -8,7 +8,7 @@ import torch
 from transformers.generation import logits_process as hf
 
 from foretell.native import rows as native
-from foretell.ops.logits import in_library
+from foretell.ops.logits import reads_in_library
 
 
 class TopP:
@@ -24,9 +24,9 @@ class TopP:
 
     def __call__(self, ids: Any, scores: torch.Tensor) -> torch.Tensor:
         """Scores (N, V), of which those that are left out become -inf."""
-        if len(scores) == 1 and in_library(scores):
-            kept = native.nucleus(scores[0], self.share)
-            if kept is not None:
-                return kept[None]
+        if len(scores) == 1 and reads_in_library(scores):
+            nucleus_ids = native.nucleus_logits(scores[0], self.share)
+            if nucleus_ids is not None:
+                return nucleus_ids[None]
         sorted_out: torch.Tensor = self.by_sorting(ids, scores)
         return sorted_out

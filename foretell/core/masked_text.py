@@ -29,14 +29,14 @@ MASKS, NOISE = "masks", "noise"
 FILLERS = {MASKS: "threshold", NOISE: "renoise"}
 
 
-def filler(target: Model) -> str:
+def default_filler(target: Model) -> str:
     """The method that `auto` stands for on a model that fills canvases."""
     return FILLERS[MASKS if MASKS in target.caps else NOISE]
 
 
 @dataclass(slots=True)
 class Look(Ask):
-    """One forward over a canvas. Answered with the rows of the `wanted` positions, in their order:
+    """A forward over a canvas. Answered with the rows of the `wanted` positions, in their order:
     what the model says of the tokens there.
 
     The `computed` positions are computed anew, None: all; each attends to the `attended` ones,
@@ -56,36 +56,42 @@ class Look(Ask):
         return len(self.canvas) if self.computed is None else len(self.computed)
 
 
-def canvas_of(given: Any, vocab: int, mask_id: int | None) -> tuple[int, ...]:
-    """What a user gives to stand behind a prompt: token ids, MASKED where to be filled. Raises
+def canvas_of(user_canvas: Any, vocab: int, mask_id: int | None) -> tuple[int, ...]:
+    """Checks a user's canvas behind a prompt: token ids, MASKED where to be filled. Raises
     BadConfig.
     """
-    allowed = f"a list of token ids (0 to {vocab - 1}), with {MASKED} where to be filled"
-    if hasattr(given, "tolist"):
-        given = given.tolist()
-    if not isinstance(given, list | tuple):
-        raise BadConfig.field("canvas", given, allowed)
-    for token in given:
+    expected = f"a list of token ids (0 to {vocab - 1}), with {MASKED} where to be filled"
+    if hasattr(user_canvas, "tolist"):
+        user_canvas = user_canvas.tolist()
+    if not isinstance(user_canvas, list | tuple):
+        raise BadConfig.field("canvas", user_canvas, expected)
+    for token in user_canvas:
         if type(token) is not int or not MASKED <= token < vocab or token == mask_id:
-            raise BadConfig(f"canvas: {token!r} cannot stand there; give {allowed}")
-    if MASKED not in given:
-        raise BadConfig(f"canvas: has nothing to fill; give {allowed}")
-    return tuple(given)
+            raise BadConfig(f"canvas: {token!r} cannot stand there; give {expected}")
+    if MASKED not in user_canvas:
+        raise BadConfig(f"canvas: has nothing to fill; give {expected}")
+    return tuple(user_canvas)
 
 
-def look(
-    last: int,
+def make_look(
+    last_token: int,
     canvas: Sequence[int],
-    wanted: Sequence[int],
-    computed: Sequence[int] | None = None,
-    attended: Sequence[int] | None = None,
+    requested_positions: Sequence[int],
+    computed_positions: Sequence[int] | None = None,
+    attended_positions: Sequence[int] | None = None,
     branch: int = 0,
     model: str = "target",
-    said: torch.Tensor | None = None,
+    previous_rows: torch.Tensor | None = None,
 ) -> Look:
-    """A Look on a branch whose text ends with the token `last`."""
-    view = (list(canvas), list(wanted), computed, attended, said)
-    return Look(TokenTree(last), model, branch, None, (), None, False, 0, None, None, *view)
+    """A Look on a branch whose text ends with the token `last_token`."""
+    view = (
+        list(canvas),
+        list(requested_positions),
+        computed_positions,
+        attended_positions,
+        previous_rows,
+    )
+    return Look(TokenTree(last_token), model, branch, None, (), None, False, 0, None, None, *view)
 
 
 OWN = -1  # in place of a block's size: the model's own
@@ -98,7 +104,7 @@ class Sheet:
 
     `known`: of each position behind the prompt that was committed, in what round and with what
     chance of its token (the model's own, before temperature and filters). `logprobs`: of each the
-    entry that stats.logprobs made of the row it was committed by, where these are asked for.
+    entry that stats.row_logprobs made of the row it was committed by, where these are asked for.
     `shown`: of masked positions the tokens that the model reads there for the time being.
     `own_block`: positions of a block of the model's, where it sees whole blocks and those before
     them; else 0. Blocks are then counted from the text's beginning, not from the prompt's end.
@@ -111,7 +117,9 @@ class Sheet:
     commits: int = 0  # tokens that were committed, those that were taken back included
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
     logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(default_factory=dict)
-    told: list[int] | None = None  # what stood behind the prompt when `changes` was called last
+    reported_tokens: list[int] | None = (
+        None  # what stood behind the prompt when `take_changes` was called last
+    )
     shown: dict[int, int] = field(default_factory=dict)
     own_block: int = 0
 
@@ -122,12 +130,16 @@ class Sheet:
     @property
     def masked(self) -> list[int]:
         """Masked positions, ascending."""
-        return [place for place in range(self.first, self.end) if self.canvas[place] == MASKED]
+        return [
+            position for position in range(self.first, self.end) if self.canvas[position] == MASKED
+        ]
 
-    def read(self, end: int) -> list[int]:
-        """What the model reads of it before `end`."""
-        shown = self.shown
-        return [shown.get(place, token) for place, token in enumerate(self.canvas[:end])]
+    def visible_tokens(self, end: int) -> list[int]:
+        """Tokens before position `end` as the model reads them."""
+        shown_tokens = self.shown
+        return [
+            shown_tokens.get(position, token) for position, token in enumerate(self.canvas[:end])
+        ]
 
     def block(self, size: int) -> tuple[int, int]:
         """The block, from where to where, of the first masked position; see `size_of`."""
@@ -138,40 +150,47 @@ class Sheet:
         start = origin + self.block_number(masked[0], size) * size
         return max(start, self.first), min(start + size, self.end)
 
-    def block_number(self, place: int, size: int) -> int:
-        """Of the block of this many positions that `place` is in."""
-        return (place if self.own_block else place - self.first) // size
+    def block_number(self, position: int, size: int) -> int:
+        """Number of the block, `size` positions long, that holds `position`."""
+        return (position if self.own_block else position - self.first) // size
 
     def size_of(self, size: int) -> int:
         """Positions of a block; 0: the canvas is one. A `size` of OWN is the model's, or USUAL."""
         return size if size != OWN else self.own_block or USUAL
 
-    def commit(self, place: int, token: int, chance: float) -> None:
-        assert self.canvas[place] == MASKED, "a committed token is not changed"
-        self.canvas[place] = token
-        self.shown.pop(place, None)
-        self.known[place] = self.rounds, chance
+    def commit(self, position: int, token: int, probability: float) -> None:
+        assert self.canvas[position] == MASKED, "a committed token is not changed"
+        self.canvas[position] = token
+        self.shown.pop(position, None)
+        self.known[position] = self.rounds, probability
         self.commits += 1
 
-    def mask(self, place: int) -> None:
+    def mask(self, position: int) -> None:
         """Takes a committed token back."""
-        del self.known[place]
-        self.logprobs.pop(place, None)
-        self.canvas[place] = MASKED
+        del self.known[position]
+        self.logprobs.pop(position, None)
+        self.canvas[position] = MASKED
 
     def copy(self) -> Sheet:
-        known, logprobs = dict(self.known), dict(self.logprobs)
-        canvas, shown = list(self.canvas), dict(self.shown)
-        return replace(self, canvas=canvas, known=known, logprobs=logprobs, shown=shown)
+        known_tokens, logprobs = dict(self.known), dict(self.logprobs)
+        canvas, shown_tokens = list(self.canvas), dict(self.shown)
+        return replace(
+            self, canvas=canvas, known=known_tokens, logprobs=logprobs, shown=shown_tokens
+        )
 
-    def changes(self) -> list[tuple[int, int | None]] | None:
-        """What is otherwise than at the last call, as of types.Tell; None: nothing, not even the
+    def take_changes(self) -> list[tuple[int, int | None]] | None:
+        """Changes since the last call, as of types.Tell; None: nothing changed, not even the
         length. The first call tells of a canvas of masks, and what was given in it.
         """
-        now = self.canvas[self.first :]
-        before, self.told = self.told, now
-        if before == now:
+        current_tokens = self.canvas[self.first :]
+        previous_tokens, self.reported_tokens = self.reported_tokens, current_tokens
+        if previous_tokens == current_tokens:
             return None
-        old = before or [MASKED] * len(now)
-        changed = [i for i, token in enumerate(now) if token != old[i]]
-        return [(i, None if now[i] == MASKED else now[i]) for i in changed]
+        compared_tokens = previous_tokens or [MASKED] * len(current_tokens)
+        changed_positions = [
+            i for i, token in enumerate(current_tokens) if token != compared_tokens[i]
+        ]
+        return [
+            (i, None if current_tokens[i] == MASKED else current_tokens[i])
+            for i in changed_positions
+        ]

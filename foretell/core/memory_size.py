@@ -52,7 +52,7 @@ class Footprint:
 
 @dataclass(frozen=True)
 class Room:
-    """What a budget leaves a request: drafted nodes a step, tokens of its text in all, the rows
+    """Space that a budget leaves a request: drafted nodes a step, tokens of its text, the rows
     that each of its caches begins with, and the bytes that it then takes beside the weights.
     """
 
@@ -64,7 +64,7 @@ class Room:
 
 @dataclass(frozen=True)
 class Demand:
-    """What a request asks for.
+    """Sizes that a request asks for.
 
     `drawn`: whether its drafts are samples of laws; `chains`: whether no draft branches; `forced`:
     nodes that a constraint may add to a draft; `chunk`: tokens of a prompt in a forward.
@@ -81,7 +81,7 @@ class Demand:
 
 
 def sizes_of(model: Any) -> Sizes:
-    """Of a core.model.Model; those of its cache are read off an empty one."""
+    """Sizes of a core.model.Model; those of its cache are read off an empty one."""
     cache = model.cache()
     row = row_bytes(cache.layout, cache.dtype)
     cache.drop()
@@ -114,11 +114,13 @@ def rows_of(demand: Demand) -> int:
     """
     if demand.canvases:
         return demand.length
-    beside = 0 if demand.chains else max(0, width_of(demand) - 2)
-    return demand.length - 1 + beside
+    branching_rows = 0 if demand.chains else max(0, width_of(demand) - 2)
+    return demand.length - 1 + branching_rows
 
 
-def footprint(target: Sizes, drafts: Sequence[Sizes], demand: Demand, batch: int = 1) -> Footprint:
+def compute_footprint(
+    target: Sizes, drafts: Sequence[Sizes], demand: Demand, batch: int = 1
+) -> Footprint:
     """The most that `batch` such requests take at a time, all of them in one forward.
 
     `drafts`: the models that draft.
@@ -127,15 +129,15 @@ def footprint(target: Sizes, drafts: Sequence[Sizes], demand: Demand, batch: int
         return _of_canvases(target, demand, batch)
     width = width_of(demand)
     drafted = width - 1 - demand.forced if width > 1 else 0
-    asked = drafts if demand.nodes else ()  # a model that is never asked has no rows
-    rows = rows_of(demand) * sum(model.row for model in (target, *asked))
+    asked_models = drafts if demand.nodes else ()  # a model that is never asked has no rows
+    rows = rows_of(demand) * sum(model.row for model in (target, *asked_models))
     laws = drafted * target.law if demand.drawn else 0
     logits = width * target.logits
-    masks = target.pair * _pairs(demand, width)
-    for model in asked:  # whose forwards are over when the target's begins
-        alone = model.logits + model.pair * _pairs(demand, drafted)
-        if alone > logits + masks:
-            logits, masks = model.logits, alone - model.logits
+    masks = target.pair * _count_pairs(demand, width)
+    for model in asked_models:  # whose forwards are over when the target's begins
+        draft_bytes = model.logits + model.pair * _count_pairs(demand, drafted)
+        if draft_bytes > logits + masks:
+            logits, masks = model.logits, draft_bytes - model.logits
     weights = sum(model.weights for model in (target, *drafts))
     parts = (batch * part for part in (rows, laws, logits, masks))
     return Footprint(weights, *parts)
@@ -144,59 +146,66 @@ def footprint(target: Sizes, drafts: Sequence[Sizes], demand: Demand, batch: int
 def _of_canvases(target: Sizes, demand: Demand, batch: int) -> Footprint:
     """A row, and a mask's law beside its logits, of every position behind the prompt."""
     copies = batch * demand.canvases
-    masked = copies * (demand.length - demand.prompt)
-    pairs = copies * demand.length**2 if target.blocks else 0
+    masked_count = copies * (demand.length - demand.prompt)
+    pair_count = copies * demand.length**2 if target.blocks else 0
     rows = copies * demand.length * target.row
-    parts = (rows, masked * target.law, masked * target.logits, pairs * target.pair)
+    parts = (
+        rows,
+        masked_count * target.law,
+        masked_count * target.logits,
+        pair_count * target.pair,
+    )
     return Footprint(target.weights, *parts)
 
 
-def _pairs(demand: Demand, width: int) -> int:
+def _count_pairs(demand: Demand, width: int) -> int:
     """New nodes times the rows that they may see, of the largest forward: a piece of the prompt
     before the tree, or the last step that drafts as much.
     """
     pending = demand.prompt - 1
     pieces = max(0, -(-pending // demand.chunk) - 1)  # without the tree
-    last = pending - pieces * demand.chunk
-    forwards = [(last + width, pending + width), (width, rows_of(demand))]
-    most = demand.chunk * pieces * demand.chunk
-    for new, seen in forwards:
-        if new > 1:  # a single node sees every row, and needs no mask
-            most = max(most, new * seen)
-    return most
+    last_piece = pending - pieces * demand.chunk
+    forwards = [(last_piece + width, pending + width), (width, rows_of(demand))]
+    most_pairs = demand.chunk * pieces * demand.chunk
+    for new_nodes, seen_rows in forwards:
+        if new_nodes > 1:  # a single node sees every row, and needs no mask
+            most_pairs = max(most_pairs, new_nodes * seen_rows)
+    return most_pairs
 
 
-def largest(low: int, high: int, fits: Callable[[int], bool]) -> int:
-    """The largest number from `low` to `high` that fits, where all smaller ones do as well; `low`
-    - 1 where none does.
+def find_largest(lowest: int, highest: int, fits: Callable[[int], bool]) -> int:
+    """The largest number from `lowest` to `highest` that fits, where all smaller ones do as well;
+    `lowest` - 1 where none does.
     """
-    low -= 1
-    while low < high:
-        middle = (low + high + 1) // 2
+    lowest -= 1
+    while lowest < highest:
+        middle = (lowest + highest + 1) // 2
         if fits(middle):
-            low = middle
+            lowest = middle
         else:
-            high = middle - 1
-    return low
+            highest = middle - 1
+    return lowest
 
 
-def room(target: Sizes, drafts: Sequence[Sizes], demand: Demand, available: int) -> Room | int:
+def find_room(target: Sizes, drafts: Sequence[Sizes], demand: Demand, available: int) -> Room | int:
     """The most drafts that fit into `available` bytes beside the weights, or none and the longest
     text that fits; where not even one more token does, the bytes that it needs.
 
     Raises nothing: who asks says what was asked for.
     """
 
-    def needed(nodes: int, length: int) -> int:
-        found = footprint(target, drafts, replace(demand, nodes=nodes, length=length))
-        return found.total - found.weights
+    def count_bytes(nodes: int, length: int) -> int:
+        step_footprint = compute_footprint(
+            target, drafts, replace(demand, nodes=nodes, length=length)
+        )
+        return step_footprint.total - step_footprint.weights
 
     length = demand.length
-    nodes = largest(0, demand.nodes, lambda n: needed(n, length) <= available)
+    nodes = find_largest(0, demand.nodes, lambda n: count_bytes(n, length) <= available)
     if nodes < 0:
-        nodes, least = 0, demand.prompt + 1
-        length = largest(least, length, lambda n: needed(0, n) <= available)
-        if length < least:
-            return needed(0, least)
+        nodes, shortest_length = 0, demand.prompt + 1
+        length = find_largest(shortest_length, length, lambda n: count_bytes(0, n) <= available)
+        if length < shortest_length:
+            return count_bytes(0, shortest_length)
     rows = rows_of(replace(demand, nodes=nodes, length=length))
-    return Room(nodes, length, rows, needed(nodes, length))
+    return Room(nodes, length, rows, count_bytes(nodes, length))

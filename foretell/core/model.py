@@ -1,4 +1,4 @@
-"""What a model is to the engine: `forward(jobs)`, one packed forest of every request's new nodes.
+"""A model as the engine sees it: `forward(jobs)`, one packed forest of every request's new nodes.
 
 All jobs lie in one row of T tokens, without padding. A model computes what is local to a token as
 it likes; attention is here: each job's keys and values go to its own cache, and its nodes see that
@@ -24,14 +24,14 @@ import torch
 
 from foretell.cache.buffers import Shape, row_bytes
 from foretell.cache.cache import Cache
-from foretell.cache.job import Job
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
-from foretell.ops.attention import Bias
 from foretell.ops.threads import one_at_a_time
 
 if TYPE_CHECKING:
+    from foretell.cache.job import Job
     from foretell.core.request import Request
+    from foretell.ops.attention import Bias
 
 STEP: ContextVar[Sequence[Job]] = ContextVar("foretell_step")  # the jobs of the running forward
 
@@ -68,7 +68,7 @@ def forest_attention(
 
 @dataclass(slots=True)
 class Computed:
-    """What a forward of some jobs gave, in their order."""
+    """Results of a forward of some jobs, in their order."""
 
     logits: torch.Tensor  # (all wanted rows, V)
     hidden: dict[int, torch.Tensor] = field(default_factory=dict)  # of each tap (new nodes, E)
@@ -116,12 +116,12 @@ class Model:
         return bool(self.feeds) or self.copies_rows
 
     def executor_of(self, jobs: int) -> str:
-        """Who computes a forward of so many plain jobs."""
+        """Name of the executor that computes a forward of so many plain jobs."""
         return "torch" if 0 < self.most_jobs < jobs else self.usual_executor
 
     @property
     def row_bytes(self) -> int:
-        """Of the cache rows of one token."""
+        """Bytes of the cache rows of one token."""
         return row_bytes(self.layout, self.dtype)
 
     def run(
@@ -139,10 +139,10 @@ class Model:
         raise NotImplementedError
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        """What enters layer 0 for these tokens, (n, E). Models that can `layers` have it."""
+        """States (n, E) that enter layer 0 for these tokens. Models that can `layers` have it."""
         raise NotImplementedError
 
-    def read(self, h: torch.Tensor) -> torch.Tensor:
+    def head_rows(self, h: torch.Tensor) -> torch.Tensor:
         """Rows (n, V) that norm and head make of states (n, E) behind any layer. As `embed`."""
         raise NotImplementedError
 
@@ -151,20 +151,20 @@ class Model:
 
         `beside`: the target's cache of that branch, where this model reads it.
         """
-        return self.prepared(Cache(self.layout, self.dtype, self.device), request, beside)
+        return self.prepare_cache(Cache(self.layout, self.dtype, self.device), request, beside)
 
-    def prepared(self, cache: Cache, request: Request | None, beside: Cache | None) -> Cache:
+    def prepare_cache(self, cache: Cache, request: Request | None, beside: Cache | None) -> Cache:
         """The new cache with what every cache is told."""
         if request is not None:
             cache.inputs = request.inputs
             if request.room is not None:
-                cache.begin(request.room.rows)
+                cache.begin_buffers(request.room.rows)
         if self.reads_target and beside is not None:
             cache.beside, cache.feeds, cache.lag = beside, self.feeds, self.lag
         return cache
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        """One packed forward by `run`; the jobs have the same layers, and all or none states."""
+        """Runs a packed forward by `run`; the jobs have the same layers, and all or none states."""
         ids = [token for job in jobs for token in job.tokens]
         positions = [position for job in jobs for position in job.positions]
         rows = []
@@ -187,7 +187,7 @@ class Model:
 
     @one_at_a_time
     def forward(self, jobs: Sequence[Job]) -> list[Reply]:
-        """One forward of these jobs; a Reply each. Writes their cache rows."""
+        """Runs one forward of these jobs, and returns a Reply each. Writes their cache rows."""
         taps = sorted({tap for job in jobs for tap in job.taps})
         computed = self.compute(jobs, taps)
         self.calls += 1

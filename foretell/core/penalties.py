@@ -1,4 +1,4 @@
-"""Processors of rows that transformers has none of: what the output alone decides.
+"""Processors of rows beside transformers' repetition penalty: the output alone decides them.
 
 Each is asked like a processor of transformers, ids (1, L) and scores (1, V) -> scores (1, V), and
 leaves what it is given as it is.
@@ -46,8 +46,8 @@ class Biased:
 class Held:
     """Forbids the tokens that end a text before it has a number of tokens."""
 
-    def __init__(self, least: int, ends: Collection[int]):
-        self.least = least  # tokens, the prompt's among them
+    def __init__(self, min_length: int, ends: Collection[int]):
+        self.least = min_length  # tokens, the prompt's among them
         self.ends = sorted(ends)
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:

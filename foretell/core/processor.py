@@ -12,7 +12,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from foretell.ops.common_prefix import common
+from foretell.core.settings import Settings
+from foretell.ops.common_prefix import shared_prefix_length
 
 if TYPE_CHECKING:
     import torch
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """What a warper may know of a text besides its tokens.
+    """Facts about a text, besides its tokens, that a warper may use.
 
     `prompt`: how many of these are the prompt's; `ends`: tokens that end it; `text` decodes some,
     None: there is no tokenizer.
@@ -31,7 +32,7 @@ class About:
     text: Callable[[Sequence[int]], str] | None = None
 
 
-class Warper:
+class Warper(Settings):
     """The base: a frozen dataclass of hyper-parameters."""
 
     kind = "warp"
@@ -41,49 +42,49 @@ class Warper:
         """Whether it changes nothing, so that it need not be asked."""
         return False
 
-    def track(self, about: About) -> Track:
-        """What one branch asks. Raises BadConfig where its text cannot be followed."""
+    def start_track(self, about: About) -> Track:
+        """Returns the processor of a branch. Raises BadConfig where its text cannot be followed."""
         raise NotImplementedError
 
 
 class Track:
     """A warper's place in the text of one branch; a logits processor.
 
-    What a class overrides are `push`, `cut` and `warped`. Threads may share it: a lane drafts while
-    the target verifies.
+    What a class overrides are `take_token`, `forget_behind` and `warp_scores`. Threads may share
+    it: a lane drafts while the target verifies.
     """
 
     def __init__(self) -> None:
         self.path: list[int] = []  # prompt and output, as far as it has read
         self._lock = threading.Lock()
 
-    def push(self, token: int) -> None:
+    def take_token(self, token: int) -> None:
         """The path, of which `token` is the last already, has become longer."""
         raise NotImplementedError
 
-    def cut(self, length: int) -> None:
-        """What was found out behind the first `length` tokens is to be forgotten."""
+    def forget_behind(self, length: int) -> None:
+        """Forgets what was found out behind the first `length` tokens."""
         raise NotImplementedError
 
-    def warped(self, scores: torch.Tensor) -> torch.Tensor:
+    def warp_scores(self, scores: torch.Tensor) -> torch.Tensor:
         """Scores (V,) of the token after the path; the given ones, unchanged, are not written."""
         raise NotImplementedError
 
     def follow(self, text: list[int]) -> None:
         """Goes to another text: back, then on."""
-        kept = common(self.path, text)
+        kept = shared_prefix_length(self.path, text)
         if kept < len(self.path):
-            self.cut(kept)
+            self.forget_behind(kept)
             del self.path[kept:]
         for token in text[kept:]:
             self.path.append(token)
-            self.push(token)
+            self.take_token(token)
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """ids (1, L), scores (1, V) -> scores (1, V)."""
         with self._lock:
             self.follow(ids[0].tolist())
-            return self.warped(scores[0])[None]
+            return self.warp_scores(scores[0])[None]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Track:
         """Itself: what it answers is a function of the text alone."""

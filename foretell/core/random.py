@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from foretell.core.draws import draw
+from foretell.core.draws import draw_token
 
 MASK = (1 << 64) - 1
 PURPOSES = {"target": 1, "accept": 2, "draft": 3, "gumbel": 4}
@@ -37,7 +37,7 @@ class Door(Protocol):
         """The door of this branch of the same request."""
 
 
-def _mix(x: int) -> int:
+def _mix_bits(x: int) -> int:
     x = (x + 0x9E3779B97F4A7C15) & MASK
     x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
@@ -49,27 +49,27 @@ class Rng:
 
     def __init__(self, seed: int, branch: int = 0):
         self.request_seed = seed
-        self.seed = _mix(seed & MASK)
+        self.seed = _mix_bits(seed & MASK)
         if branch:
-            self.seed = _mix(self.seed ^ _mix(branch))
+            self.seed = _mix_bits(self.seed ^ _mix_bits(branch))
 
     def at(self, branch: int) -> Rng:
         return Rng(self.request_seed, branch)
 
-    def _bits(self, purpose: str, position: int, index: int) -> int:
-        return _mix(_mix(_mix(self.seed ^ PURPOSES[purpose]) ^ position) ^ index)
+    def _hash_bits(self, purpose: str, position: int, index: int) -> int:
+        return _mix_bits(_mix_bits(_mix_bits(self.seed ^ PURPOSES[purpose]) ^ position) ^ index)
 
     def uniform(self, purpose: str, position: int, index: int = 0) -> float:
-        """In [0, 1), 53 bits."""
-        return (self._bits(purpose, position, index) >> 11) * 2.0**-53
+        """A number in [0, 1), of 53 bits."""
+        return (self._hash_bits(purpose, position, index) >> 11) * 2.0**-53
 
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
-        return draw(p, self.uniform(purpose, position, index))
+        return draw_token(p, self.uniform(purpose, position, index))
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
         return self.uniform(purpose, position, index) < chance
 
     def gumbel(self, size: int, position: int, index: int = 0) -> torch.Tensor:
-        bits = self._bits("gumbel", position, index)
+        bits = self._hash_bits("gumbel", position, index)
         u = np.random.Generator(np.random.Philox(key=bits)).random(size)
         return torch.from_numpy(-np.log(-np.log1p(-u * (1 - 2.0**-53))))

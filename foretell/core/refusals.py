@@ -1,4 +1,4 @@
-"""What methods refuse: options, sources and cache policies that they cannot honour, and asks that a
+"""Refusals of methods: options, sources and cache policies that they cannot honour, and asks that a
 model cannot answer.
 """
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 
 def source_name(source: object) -> str:
-    """What a source of rows is called where one is asked for."""
+    """Name of a source of rows, as users write it."""
     return type(source).__name__.lower()
 
 
 def refuse_options(name: str, sampling: Sampling, reasons: Mapping[str, str]) -> None:
     """Raises BadConfig for an option that method `name` cannot honour; `reasons` says why not."""
-    usual = type(sampling)()
+    default_options = type(sampling)()
     for option, reason in reasons.items():
         value = getattr(sampling, option)
-        if value != getattr(usual, option):
-            what = f"{name} cannot honour {option}={value!r}"
-            raise BadConfig(f"{what}: {reason}; leave {option} out")
+        if value != getattr(default_options, option):
+            refused_option = f"{name} cannot honour {option}={value!r}"
+            raise BadConfig(f"{refused_option}: {reason}; leave {option} out")
 
 
 def refuse_source(name: str, request: Request) -> None:
@@ -54,7 +54,7 @@ def refuse_policy(name: str, request: Request) -> None:
         )
 
 
-def lacks(model: Model, ask: Ask) -> tuple[str, Any] | None:
+def unmet_capability(model: Model, ask: Ask) -> tuple[str, Any] | None:
     """The capability that `ask` needs and `model` has not, with what needs it."""
     if ask.taps and "taps" not in model.caps:
         return "hidden states", ask.taps

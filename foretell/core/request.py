@@ -1,34 +1,36 @@
-"""What is asked of the engine, and what it tells while it answers."""
+"""Requests to the engine, and the events that it answers with."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from foretell.cache.policy import CachePolicy, Segment
-from foretell.core.memory_size import Room
-from foretell.core.random import Door
-from foretell.core.spending import Spending
-from foretell.core.tracing import TraceStep
-from foretell.core.tree import TokenTree
 from foretell.core.types import Message, Reply, Sampling, Steps
+
+if TYPE_CHECKING:
+    from foretell.cache.policy import CachePolicy, Segment
+    from foretell.core.memory_size import Room
+    from foretell.core.random import Door
+    from foretell.core.spending import Spending
+    from foretell.core.tracing import TraceStep
+    from foretell.core.tree import TokenTree
 
 
 class Part(Protocol):
-    """What a strategy and a source of rows have in common; see strategy.py and source.py."""
+    """Members that a strategy and a source of rows share; see strategy.py and source.py."""
 
     models: tuple[str, ...] = ()  # besides the target
     needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
 
     def bring(self, models: Mapping[str, Any]) -> Mapping[str, Any]:
-        """As Drafter.bring."""
+        """Returns models of its own, by name: see Drafter.bring."""
         return {}
 
 
 class Method(Part, Protocol):
-    """What decides how tokens come about: a strategy.Strategy."""
+    """A strategy.Strategy, which decides how tokens come about."""
 
     def run(self, ctx: Any) -> Steps: ...
 
@@ -38,14 +40,14 @@ class RowSource(Part, Protocol):
 
     def start(self, ctx: Any) -> Generator[Message, Any, Any]: ...
 
-    def read(
+    def read_rows(
         self, ctx: Any, state: Any, tree: TokenTree, taps: Sequence[int], nodes: Any = None
     ) -> Generator[Message, Any, Reply]: ...
 
 
 @dataclass
 class Request:
-    """What to generate. `text(tokens)` decodes, for stop strings."""
+    """A text to generate. `text(tokens)` decodes, for stop strings."""
 
     prompt: Sequence[int]
     strategy: Method
@@ -67,7 +69,7 @@ class Request:
 
     @property
     def parts(self) -> list[Part]:
-        """What may need models and capabilities."""
+        """Parts of the request that may need models and capabilities."""
         return [self.strategy] if self.source is None else [self.source, self.strategy]
 
 

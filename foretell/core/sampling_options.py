@@ -1,4 +1,4 @@
-"""What a request may choose about its tokens, and where its text stops."""
+"""Options of a request: how its tokens are chosen, and where its text stops."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from foretell.errors import BadConfig
 class Text(Protocol):
     """A text that must not come out: api.unsaid.Unsaid."""
 
-    def silence(self, prompt: int) -> Any:
+    def make_processor(self, prompt: int) -> Any:
         """A processor for the output behind so many tokens."""
 
 
@@ -62,24 +62,24 @@ class Sampling:
     constraint: Constraint | TextConstraint | None = None
 
     def __post_init__(self) -> None:
-        for name, (kind, low, high) in _RANGES.items():
+        for name, (value_type, min_value, max_value) in _RANGES.items():
             value = getattr(self, name)
             if name in ("logprobs", "seed") and value is None:
                 continue
-            whole = isinstance(value, int) and not isinstance(value, bool)
-            right_type = whole or (kind is float and isinstance(value, float))
-            if not right_type or not low <= value <= high:
-                number = "a whole number" if kind is int else "a number"
-                up_to = f" to {high}" if high < HUGE else ""
-                raise BadConfig.field(name, value, f"{number} from {low}{up_to}")
+            is_whole = isinstance(value, int) and not isinstance(value, bool)
+            right_type = is_whole or (value_type is float and isinstance(value, float))
+            if not right_type or not min_value <= value <= max_value:
+                number = "a whole number" if value_type is int else "a number"
+                up_to = f" to {max_value}" if max_value < HUGE else ""
+                raise BadConfig.field(name, value, f"{number} from {min_value}{up_to}")
         if self.min_new_tokens > self.max_new_tokens:
             raise BadConfig(
                 f"min_new_tokens={self.min_new_tokens} is above max_new_tokens="
                 f"{self.max_new_tokens}: lower the one or raise the other"
             )
-        for name, kinds in (("stop", str), ("bad_words", (list, tuple, Text))):
+        for name, item_types in (("stop", str), ("bad_words", (list, tuple, Text))):
             items = getattr(self, name)
-            if not all(isinstance(item, kinds) and item for item in items):
+            if not all(isinstance(item, item_types) and item for item in items):
                 raise BadConfig.field(name, items, "a list without empty items")
         for stop in self.stop:
             whole_text("stop", stop)
@@ -96,11 +96,11 @@ class Sampling:
         """The user's processors, what warps the rows, and what the output's tokens lose and gain,
         for one branch, in their order. Raises BadConfig.
         """
-        about = About(len(prompt), ends, text)
+        metadata = About(len(prompt), ends, text)
         texts = [word for word in self.bad_words if isinstance(word, Text)]
-        processors: list[Any] = [text.silence(len(prompt)) for text in texts]
+        processors: list[Any] = [text.make_processor(len(prompt)) for text in texts]
         processors += [Copying(processor) for processor in self.logits_processors]
-        processors += [warper.track(about) for warper in self.warp if not warper.off]
+        processors += [warper.start_track(metadata) for warper in self.warp if not warper.off]
         if self.presence_penalty or self.frequency_penalty:
             processors.append(Counted(len(prompt), self.presence_penalty, self.frequency_penalty))
         if self.logit_bias:

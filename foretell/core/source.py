@@ -1,4 +1,4 @@
-"""Where the target's rows come from: a value, so that any of them goes with any drafter.
+"""Sources of the target's rows: a value, so that any of them goes with any drafter.
 
 `Direct` asks the target. Others mix rows of several branches, models or layers: guidance,
 contrastive decoding, ensembles, judges. What they return is verified as the target's own rows, so
@@ -13,18 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.drafter import Reading as Reading
 from foretell.core.request import Request, RowSource
+from foretell.core.settings import Settings
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Message, Reply
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
+    from foretell.core.drafter import Reading
 
 Nodes = Sequence[int] | None  # whose rows are wanted; None: of all
 
 
-class Source(RowSource):
+class Source(Settings, RowSource):
     """The base: a frozen dataclass. It asks on branches of its own, opened in `start`."""
 
     def start(self, ctx: Context) -> Generator[Message, Any, Any]:
@@ -32,7 +33,7 @@ class Source(RowSource):
         return None
         yield Ask(TokenTree(0))  # never reached: makes this a generator
 
-    def read(
+    def read_rows(
         self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int], nodes: Nodes = None
     ) -> Reading:
         """The reply with the rows of `nodes`, ascending, and the target's hidden states `taps`."""
@@ -43,7 +44,7 @@ class Source(RowSource):
 class Direct(Source):
     """The target's own rows."""
 
-    def read(
+    def read_rows(
         self, ctx: Context, state: Any, tree: TokenTree, taps: Sequence[int], nodes: Nodes = None
     ) -> Reading:
         # All rows by name: a drafter that asks the target may have computed some nodes before.
@@ -53,11 +54,11 @@ class Direct(Source):
 
 
 def source_of(request: Request) -> RowSource:
-    """Where the request's target rows come from."""
+    """Returns the source that gives the request's target rows."""
     return request.source or Direct()
 
 
-def follow(ctx: Context, branch: int, start: int) -> Generator[Message, Any, None]:
+def follow_text(ctx: Context, branch: int, start: int) -> Generator[Message, Any, None]:
     """Brings a quiet branch, opened when the text had `start` tokens, up to the text's end."""
     mirrored = len(ctx.branches[branch].output)
     missing = ctx.tokens[start + mirrored :]

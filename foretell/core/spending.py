@@ -1,4 +1,4 @@
-"""What a request may spend: so many forwards, so many seconds.
+"""Budgets of requests: so many forwards, so many seconds.
 
 A request that has spent it ends where it stands, with the reason `budget`. A method that searches
 is told by an exception, `Spent`, at what it asked for next, and may name its best answer itself, as
@@ -43,7 +43,7 @@ class Spending:
 
 @dataclass
 class Ledger:
-    """What a request has spent, and how likely the texts of its branches are."""
+    """Spendings of a request, and how likely the texts of its branches are."""
 
     ctx: Any  # a core.context.Context
     limits: Spending
@@ -51,42 +51,42 @@ class Ledger:
     logprobs: dict[int, float] = field(default_factory=dict)  # of each branch's output
 
     @property
-    def spent(self) -> bool:
+    def is_spent(self) -> bool:
         forwards, seconds = self.limits.forwards, self.limits.seconds
         if forwards and sum(self.ctx.stats.calls.values()) >= forwards:
             return True
         return bool(seconds) and time.perf_counter() - self.started >= seconds
 
-    def note(self, message: Message, answer: Any) -> None:
+    def note_message(self, message: Message, answer: Any) -> None:
         """Takes note of what a message did to the branches."""
         if isinstance(message, Fork):
-            known = self.logprobs.get(message.branch, 0.0)
-            self.logprobs.update(dict.fromkeys(answer, known))
+            log_probability = self.logprobs.get(message.branch, 0.0)
+            self.logprobs.update(dict.fromkeys(answer, log_probability))
         elif isinstance(message, Commit):
-            known = self.logprobs.get(message.branch, 0.0)
+            log_probability = self.logprobs.get(message.branch, 0.0)
             for row, token in zip(message.rows, answer.tokens, strict=False):  # some have no rows
-                known += float(row.float().log_softmax(-1)[token])
-            self.logprobs[message.branch] = known
+                log_probability += float(row.float().log_softmax(-1)[token])
+            self.logprobs[message.branch] = log_probability
 
-    def best(self) -> list[int]:
+    def rank_branches(self) -> list[int]:
         """The branches, the answer first."""
 
         def worth(handle: int) -> tuple[bool, bool, float]:
             branch = self.ctx.branches[handle]
-            mean = self.logprobs.get(handle, 0.0) / max(len(branch.output), 1)
-            return branch.reason is not None, bool(branch.output), mean
+            mean_logprob = self.logprobs.get(handle, 0.0) / max(len(branch.output), 1)
+            return branch.reason is not None, bool(branch.output), mean_logprob
 
         branches = self.ctx.branches
-        shown = [handle for handle in branches if not branches[handle].quiet]
-        return sorted(shown, key=worth, reverse=True)
+        visible_branches = [handle for handle in branches if not branches[handle].quiet]
+        return sorted(visible_branches, key=worth, reverse=True)
 
 
-def within(steps: Steps, ctx: Any, limits: Spending | None) -> Steps:
+def limit_steps(steps: Steps, ctx: Any, limits: Spending | None) -> Steps:
     """A method's steps for as long as the request has something to spend."""
-    return steps if limits is None else _guarded(steps, Ledger(ctx, limits), root=True)
+    return steps if limits is None else _guard_steps(steps, Ledger(ctx, limits), root=True)
 
 
-def _guarded(steps: Steps, ledger: Ledger, root: bool = False) -> Generator[Message, Any, Any]:
+def _guard_steps(steps: Steps, ledger: Ledger, root: bool = False) -> Generator[Message, Any, Any]:
     """The steps, until the budget is spent. Returns what they return, or None where it was; the
     root's then end with a Finish.
     """
@@ -99,65 +99,65 @@ def _guarded(steps: Steps, ledger: Ledger, root: bool = False) -> Generator[Mess
             except StopIteration as end:
                 return end.value
             answer = error = None
-            if asks(message) and ledger.spent:
+            if costs_forwards(message) and ledger.is_spent:
                 break
             if isinstance(message, Together):
-                inner = [_guarded(one, ledger) for one in message.steps]
-                message = Together(inner, message.first)
+                guarded_steps = [_guard_steps(child_steps, ledger) for child_steps in message.steps]
+                message = Together(guarded_steps, message.first)
             try:
                 answer = yield message
             except Exception as raised:
                 error = raised
                 continue
-            ledger.note(message, answer)
-            if isinstance(message, Together) and ledger.spent:
+            ledger.note_message(message, answer)
+            if isinstance(message, Together) and ledger.is_spent:
                 break
         if root:
-            yield from _ending(steps, ledger)
+            yield from _end_steps(steps, ledger)
     finally:
         steps.close()
 
 
-def asks(message: Message) -> bool:
+def costs_forwards(message: Message) -> bool:
     """Whether it costs forwards."""
     return isinstance(message, Ask | Together | list)
 
 
-def _ending(steps: Steps, ledger: Ledger) -> Steps:
+def _end_steps(steps: Steps, ledger: Ledger) -> Steps:
     """Tells the method; ends with the answer that it names, else with the best branch."""
     try:
         message = steps.throw(Spent())
-        while not (asks(message) or isinstance(message, Finish)):
+        while not (costs_forwards(message) or isinstance(message, Finish)):
             message = steps.send((yield message))
     except (Spent, StopIteration):
         message = None
     if isinstance(message, Finish):
         yield Finish(message.branch, REASON, message.answers)
         return
-    order = ledger.best()
+    order = ledger.rank_branches()
     branches = ledger.ctx.branches
     answers = []
     for handle in order if len(order) > 1 else ():
         branch = branches[handle]
-        mean = ledger.logprobs.get(handle, 0.0) / max(len(branch.output), 1)
-        answers.append((list(branch.output), mean, branch.reason or REASON))
+        mean_logprob = ledger.logprobs.get(handle, 0.0) / max(len(branch.output), 1)
+        answers.append((list(branch.output), mean_logprob, branch.reason or REASON))
     yield Finish(order[0], REASON, answers)
 
 
 def spending_of(budget: str | Mapping[str, Any] | Spending | None) -> Spending | None:
-    """What `budget="forwards=2000,seconds=30"` means. Raises BadConfig."""
+    """Reads a budget like "forwards=2000,seconds=30". Raises BadConfig."""
     if budget is None or isinstance(budget, Spending):
         return budget
-    shown = "limits like 'forwards=2000,seconds=30'"
+    expected = "limits like 'forwards=2000,seconds=30'"
     if not isinstance(budget, str) or not budget.strip():
-        raise BadConfig.field("budget", budget, shown)
-    given: dict[str, str] = {}
+        raise BadConfig.field("budget", budget, expected)
+    given_limits: dict[str, str] = {}
     for part in budget.split(","):
         name, equals, value = part.strip().partition("=")
-        if name not in ("forwards", "seconds") or not equals or name in given:
-            raise BadConfig.field("budget", budget, shown)
-        given[name] = value
+        if name not in ("forwards", "seconds") or not equals or name in given_limits:
+            raise BadConfig.field("budget", budget, expected)
+        given_limits[name] = value
     try:
-        return Spending(int(given.get("forwards", 0)), float(given.get("seconds", 0)))
+        return Spending(int(given_limits.get("forwards", 0)), float(given_limits.get("seconds", 0)))
     except ValueError:
-        raise BadConfig.field("budget", budget, shown) from None
+        raise BadConfig.field("budget", budget, expected) from None

@@ -6,33 +6,37 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.types import Commit
+if TYPE_CHECKING:
+    from foretell.core.types import Commit
 
 
-def logprobs(
+def row_logprobs(
     rows: torch.Tensor, tokens: list[int], k: int
 ) -> list[tuple[float, list[tuple[int, float]]]]:
-    """Of rows (n, V) and the first n tokens: each token's log-probability and the k best (token,
+    """Log-probabilities of n tokens by rows (n, V): each token's own, and the k best (token,
     log-probability).
     """
-    out = []
+    entries = []
     for row, token in zip(rows.log_softmax(-1), tokens, strict=False):
-        top = row.topk(min(k, len(row)))
-        out.append(
-            (float(row[token]), list(zip(top.indices.tolist(), top.values.tolist(), strict=True)))
+        best_tokens = row.topk(min(k, len(row)))
+        entries.append(
+            (
+                float(row[token]),
+                list(zip(best_tokens.indices.tolist(), best_tokens.values.tolist(), strict=True)),
+            )
         )
-    return out
+    return entries
 
 
-def logprobs_of(commit: Commit, kept: int, k: int) -> list[Any]:
-    """Of the first `kept` tokens of a commit: those that it brings, else those of its rows."""
+def commit_logprobs(commit: Commit, kept_count: int, k: int) -> list[Any]:
+    """Log-probabilities of a commit's first tokens: those it brings, else those of its rows."""
     if commit.logprobs:
-        return list(commit.logprobs[:kept])
-    return logprobs(commit.rows[:kept], commit.tokens, k)
+        return list(commit.logprobs[:kept_count])
+    return row_logprobs(commit.rows[:kept_count], commit.tokens, k)
 
 
 @dataclass(slots=True)
@@ -65,7 +69,7 @@ class Stats:
     total_s: float = 0.0
     notes: dict[str, float] = field(default_factory=dict)  # what the method tells of its run
 
-    def called(
+    def note_call(
         self,
         model: str,
         seconds: float,
@@ -90,8 +94,8 @@ class Stats:
         elif step:
             self.prefill_s = elapsed
 
-    def committed(self, commit: Commit, kept: int, length: int, elapsed: float) -> None:
-        """`kept` of the commit's tokens became final, `elapsed` seconds after the request began.
+    def committed(self, commit: Commit, kept_count: int, length: int, elapsed: float) -> None:
+        """Counts `kept_count` tokens of a commit as final, `elapsed` seconds after the start.
 
         `length`: tokens of its text's output now.
         """
@@ -102,14 +106,14 @@ class Stats:
         self.drafts += commit.drafted > 0
         self.drafted += commit.drafted
         if commit.drafted:
-            self.accepted += sum(source != "target" for source in commit.sources[:kept])
+            self.accepted += sum(source != "target" for source in commit.sources[:kept_count])
         for depth, accepted in commit.tested:
             while len(self.by_depth) < depth:
                 self.by_depth.append([0, 0])
             self.by_depth[depth - 1][0] += 1
             self.by_depth[depth - 1][1] += accepted
 
-    def ended(self, tokens: int, elapsed: float) -> None:
+    def note_end(self, tokens: int, elapsed: float) -> None:
         """The request is over with `tokens` tokens."""
         self.tokens = tokens
         self.total_s = elapsed
@@ -143,34 +147,41 @@ class Stats:
         return 1 / self.tokens_per_s if self.tokens_per_s else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        own = {name: getattr(self, name) for name in self.__slots__}
-        return {**own, "MAT": self.mat, "tokens_per_s": self.tokens_per_s, "tpot_s": self.tpot_s}
+        field_values = {name: getattr(self, name) for name in self.__slots__}
+        return {
+            **field_values,
+            "MAT": self.mat,
+            "tokens_per_s": self.tokens_per_s,
+            "tpot_s": self.tpot_s,
+        }
 
 
-def noted(engine: Any, prepared: Sequence[Any], seconds: float, forwards: int) -> None:
+def note_forwards(engine: Any, prepared: Sequence[Any], seconds: float, forwards: int) -> None:
     """Takes note of so many forwards, each of what follows the one before it, for the model's costs
     and the requests' statistics. `prepared`: of engine.forwards.Prepared.
     """
-    first = prepared[0].entry
+    first_ask = prepared[0].entry
     rows = sum(part.job.rows_before for part in prepared) // len(prepared)
-    if first.for_target:
+    if first_ask.for_target:
         unfinished = any(not part.whole for part in prepared)
-        texts = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
-        engine.texts = texts if unfinished else 0
+        text_tokens = sum(len(part.job.tokens) - len(part.job.rows) for part in prepared)
+        engine.texts = text_tokens if unfinished else 0
     layers = prepared[0].job.layers
-    costs = engine.costs_of(first.model, first.model.computed_by, layers)
-    if first.model.width:  # a piece that an encoder kept for later computes nothing
-        costs.note(first.model.width, seconds / forwards, rows)
-    own = first.ask.model != "target" or first.for_target or layers is None
-    name = first.ask.model if own else "layers"
+    costs = engine.costs_of(first_ask.model, first_ask.model.computed_by, layers)
+    if first_ask.model.width:  # a piece that an encoder kept for later computes nothing
+        costs.note_forward(first_ask.model.width, seconds / forwards, rows)
+    runs_fully = first_ask.ask.model != "target" or first_ask.for_target or layers is None
+    name = first_ask.ask.model if runs_fully else "layers"
     stepped: dict[Any, bool] = {}  # whether it was a whole forward over a text of the request
     computed: Counter[Any] = Counter()  # tokens of each request
     for part in prepared:
-        entry, live = part.entry, part.entry.live
-        computed[live] += len(part.job.tokens)
-        quiet = live.ctx.branches[entry.ask.branch].quiet
-        step = part.whole and entry.task is not None and entry.for_target and not quiet
-        stepped[live] = stepped.get(live, False) or step
-    for live, step in stepped.items():
-        elapsed = time.perf_counter() - live.started
-        live.ctx.stats.called(name, seconds, step, elapsed, forwards, computed[live])
+        open_ask, live_request = part.entry, part.entry.live
+        computed[live_request] += len(part.job.tokens)
+        quiet = live_request.ctx.branches[open_ask.ask.branch].quiet
+        step = part.whole and open_ask.task is not None and open_ask.for_target and not quiet
+        stepped[live_request] = stepped.get(live_request, False) or step
+    for live_request, step in stepped.items():
+        elapsed = time.perf_counter() - live_request.started
+        live_request.ctx.stats.note_call(
+            name, seconds, step, elapsed, forwards, computed[live_request]
+        )

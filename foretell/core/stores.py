@@ -1,4 +1,4 @@
-"""What requests of one tenant share, of a bounded number of tenants."""
+"""Stores that requests of one tenant share, of a bounded number of tenants."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ TENANTS = 64  # whose stores are kept; beyond that those unused for longest are 
 
 
 class Stores(dict[tuple[str, Hashable, str], Any]):
-    """What requests of one (tenant, config) share, by name, of a bounded number of tenants."""
+    """Stores that requests of one (tenant, config) share, by name, of so many tenants."""
 
     def __init__(self) -> None:
         self.used: dict[tuple[str, Hashable], None] = {}  # those used last at the end
@@ -19,8 +19,12 @@ class Stores(dict[tuple[str, Hashable, str], Any]):
 
     def trim(self, tenants: Collection[str], uses: Collection[Any]) -> None:
         """Forgets tenants unused for longest, except these; `uses`: what is in use of theirs."""
-        last = [*dict.fromkeys(tenant for tenant, _ in reversed(self.used))]  # the latest first
-        for use in [use for use in self.used if use[0] in last[TENANTS:] and use[0] not in tenants]:
+        latest_tenants = [
+            *dict.fromkeys(tenant for tenant, _ in reversed(self.used))
+        ]  # the latest first
+        for use in [
+            use for use in self.used if use[0] in latest_tenants[TENANTS:] and use[0] not in tenants
+        ]:
             self.forget(use)
 
     def forget(self, use: tuple[str, Hashable]) -> None:

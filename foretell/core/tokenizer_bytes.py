@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
-from foretell.errors import Unsupported, first_line
+from foretell.errors import Unsupported, first_message_line
 
 BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")  # how tokenizers with byte fallback write a byte
 SPACE = "\u2581"  # how they write a space
@@ -48,9 +48,9 @@ class Words:
         self.names = {token: name for name, token in self.specials.items()}
         self.start = tuple(start)
         self.end = end
-        later = {*second}
+        later_ids = {*second}
         self.ids: dict[bytes, int] = {}  # the token that writes these bytes
-        for token in sorted(range(len(self.pieces)), key=lambda token: (token in later, token)):
+        for token in sorted(range(len(self.pieces)), key=lambda token: (token in later_ids, token)):
             piece = self.pieces[token]
             if piece:
                 self.ids.setdefault(piece, token)
@@ -70,21 +70,21 @@ class Words:
 
     def _longest_first(self, data: bytes) -> list[int]:
         tokens: list[int] = []
-        place = 0
-        while place < len(data):
-            for length in range(min(self.longest, len(data) - place), 0, -1):
-                token = self.ids.get(data[place : place + length])
+        position = 0
+        while position < len(data):
+            for length in range(min(self.longest, len(data) - position), 0, -1):
+                token = self.ids.get(data[position : position + length])
                 if token is not None:
                     tokens.append(token)
                     break
             else:
                 length = 1
-            place += length
+            position += length
         return tokens
 
 
 class TokenizerWords(Words):
-    """The same of one of transformers' fast tokenizers, which also says how texts are divided.
+    """Words of one of transformers' fast tokenizers, which also says how texts are divided.
 
     Raises LookupError, with the reason, where tokens are no pieces of the text.
     """
@@ -100,25 +100,29 @@ class TokenizerWords(Words):
         self.coder.no_truncation()
         self.coder.encode_special_tokens = True  # a text that looks like a special token is a text
         byte_level = "ByteLevel" in repr(backend.decoder)
-        added = tokenizer.added_tokens_decoder
-        special = {token: str(what) for token, what in added.items() if what.special}
-        written = tokenizer.get_vocab()
-        pieces: list[bytes | None] = [None] * (1 + max([*written.values(), *added]))
+        added_tokens = tokenizer.added_tokens_decoder
+        special_names = {
+            token: str(added_token)
+            for token, added_token in added_tokens.items()
+            if added_token.special
+        }
+        vocabulary = tokenizer.get_vocab()
+        pieces: list[bytes | None] = [None] * (1 + max([*vocabulary.values(), *added_tokens]))
         second = set()
-        for piece, token in written.items():
-            if token in special:
+        for piece, token in vocabulary.items():
+            if token in special_names:
                 continue
-            if token in added:
-                pieces[token] = str(added[token]).encode()
+            if token in added_tokens:
+                pieces[token] = str(added_tokens[token]).encode()
                 continue
             if not byte_level and BYTE.fullmatch(piece):
                 second.add(token)
-            pieces[token] = bytes_of(piece, byte_level)
+            pieces[token] = piece_bytes(piece, byte_level)
         # By the copy: nothing else may be encoding with it.
-        start = takewhile(special.__contains__, self.coder.encode("a").ids)
-        names = {name: token for token, name in special.items()}
+        start = takewhile(special_names.__contains__, self.coder.encode("a").ids)
+        names = {name: token for token, name in special_names.items()}
         super().__init__(pieces, names, tuple(start), tokenizer.eos_token_id, second)
-        if self._divide(SAMPLE) is None:
+        if self._divide_text(SAMPLE) is None:
             raise LookupError("its tokens are no pieces of the text")
 
     def encode(self, data: bytes) -> list[int]:
@@ -126,30 +130,30 @@ class TokenizerWords(Words):
         for part in STRAY.split(data.decode("utf-8", "surrogateescape")):
             if not part:
                 continue
-            found = None if STRAY.fullmatch(part) else self._divide(part)
-            if found is None:
-                found = self._longest_first(part.encode("utf-8", "surrogateescape"))
-            tokens += found
+            part_tokens = None if STRAY.fullmatch(part) else self._divide_text(part)
+            if part_tokens is None:
+                part_tokens = self._longest_first(part.encode("utf-8", "surrogateescape"))
+            tokens += part_tokens
         return tokens
 
-    def _divide(self, text: str) -> list[int] | None:
+    def _divide_text(self, text: str) -> list[int] | None:
         """The tokenizer's own tokens for a text in the middle of another; None: their bytes would
         be others.
         """
-        wanted = text.encode()
+        expected_bytes = text.encode()
         tokens: list[int] = self.coder.encode(text, add_special_tokens=False).ids
-        if self.text(tokens) == wanted:
+        if self.text(tokens) == expected_bytes:
             return tokens
         for guard in GUARDS:
-            guarded = self.coder.encode(guard + text, add_special_tokens=False).ids
-            for place in range(min(GUARDED, len(guarded))):
-                if self.text(guarded[place:]) == wanted:
-                    return list(guarded[place:])
+            guarded_ids = self.coder.encode(guard + text, add_special_tokens=False).ids
+            for place in range(min(GUARDED, len(guarded_ids))):
+                if self.text(guarded_ids[place:]) == expected_bytes:
+                    return list(guarded_ids[place:])
         return None
 
 
-def bytes_of(piece: str, byte_level: bool) -> bytes:
-    """What a token stands for, from what its tokenizer writes.
+def piece_bytes(piece: str, byte_level: bool) -> bytes:
+    """Bytes that a token stands for, from what its tokenizer writes.
 
     `byte_level`: it writes every byte as a character of its own.
     """
@@ -157,9 +161,9 @@ def bytes_of(piece: str, byte_level: bool) -> bytes:
         table = byte_table()
         if all(character in table for character in piece):
             return bytes(table[character] for character in piece)
-    found = BYTE.fullmatch(piece)
-    if found:
-        return bytes([int(found[1], 16)])
+    byte_match = BYTE.fullmatch(piece)
+    if byte_match:
+        return bytes([int(byte_match[1], 16)])
     return piece.replace(SPACE, " ").encode()
 
 
@@ -168,21 +172,21 @@ def byte_table() -> dict[str, int]:
     """The byte of each character by which byte-level tokenizers write it, as GPT-2 began it: bytes
     that are seen stand for themselves, the others follow behind character 255.
     """
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    table = {chr(byte): byte for byte in seen}
-    hidden = [byte for byte in range(256) if byte not in seen]
-    return table | {chr(256 + place): byte for place, byte in enumerate(hidden)}
+    printable_bytes = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable_bytes}
+    hidden_bytes = [byte for byte in range(256) if byte not in printable_bytes]
+    return table | {chr(256 + place): byte for place, byte in enumerate(hidden_bytes)}
 
 
 @lru_cache(maxsize=64)
-def letters(vocab: int) -> Words:
+def letter_words(vocab: int) -> Words:
     """A tokenizer with one letter a token, for models without texts."""
     return Words([chr(ord("a") + token).encode() for token in range(vocab)])
 
 
 # --- of models
 
-_known: WeakKeyDictionary[Any, Words] = WeakKeyDictionary()  # of each tokenizer
+_words_by_tokenizer: WeakKeyDictionary[Any, Words] = WeakKeyDictionary()  # of each tokenizer
 
 
 class Speaking(Protocol):
@@ -204,15 +208,15 @@ def words_of(model: Speaking, method: str) -> Words:
         return tokenizer
     reason = "it has none"
     if tokenizer is not None:
-        if tokenizer in _known:
-            return _known[tokenizer]
+        if tokenizer in _words_by_tokenizer:
+            return _words_by_tokenizer[tokenizer]
         try:
-            words = _known[tokenizer] = TokenizerWords(tokenizer)
+            words = _words_by_tokenizer[tokenizer] = TokenizerWords(tokenizer)
         except Exception as error:  # tokenizers raise nearly anything
-            reason = first_line(error)
+            reason = first_message_line(error)
         else:
             return words
-    raise Unsupported.missing(
+    raise Unsupported.missing_capability(
         method,
         model.name,
         f"a tokenizer whose tokens are pieces of the text ({reason})",
@@ -220,27 +224,32 @@ def words_of(model: Speaking, method: str) -> Words:
     )
 
 
-def related(first: Any, second: Any) -> bool:
+def are_related(first_tokenizer: Any, second_tokenizer: Any) -> bool:
     """Whether ids of one tokenizer mean the same as the other's, by a sample; also where that is
     not known.
     """
-    if first is second or not (_tells(first) and _tells(second)):
+    if first_tokenizer is second_tokenizer or not (
+        _is_readable(first_tokenizer) and _is_readable(second_tokenizer)
+    ):
         return True
-    size = min(_size(first), _size(second))
-    places = sorted({i * size // COMPARED for i in range(COMPARED)})
-    alike: int = sum(_written(first, place) == _written(second, place) for place in places)
-    return alike >= ALIKE * len(places)
+    size = min(_vocab_size(first_tokenizer), _vocab_size(second_tokenizer))
+    sampled_ids = sorted({i * size // COMPARED for i in range(COMPARED)})
+    equal_count: int = sum(
+        _spell_token(first_tokenizer, sampled_id) == _spell_token(second_tokenizer, sampled_id)
+        for sampled_id in sampled_ids
+    )
+    return equal_count >= ALIKE * len(sampled_ids)
 
 
-def _tells(tokenizer: Any) -> bool:
+def _is_readable(tokenizer: Any) -> bool:
     return isinstance(tokenizer, Words) or hasattr(tokenizer, "convert_ids_to_tokens")
 
 
-def _size(tokenizer: Any) -> int:
+def _vocab_size(tokenizer: Any) -> int:
     return len(tokenizer.pieces if isinstance(tokenizer, Words) else tokenizer)
 
 
-def _written(tokenizer: Any, token: int) -> Any:
+def _spell_token(tokenizer: Any, token: int) -> Any:
     if isinstance(tokenizer, Words):
         return tokenizer.names.get(token, tokenizer.piece(token))
     return tokenizer.convert_ids_to_tokens(token)
@@ -265,18 +274,18 @@ class Shared:
         if unpaired and theirs.end is not None and theirs.end not in pairs.values():
             pairs[ours.end] = theirs.end
         self.partner: dict[int, int] = {}
-        for mine, other in sorted(pairs.items()):
-            if other is not None and mine < our_vocab and other < their_vocab:
-                self.partner[mine] = other
+        for our_token, their_token in sorted(pairs.items()):
+            if their_token is not None and our_token < our_vocab and their_token < their_vocab:
+                self.partner[our_token] = their_token
         self.ours = torch.tensor(list(self.partner), dtype=torch.long)
         self.theirs = torch.tensor(list(self.partner.values()), dtype=torch.long)
         self.vocab = our_vocab
 
     def row(self, row: torch.Tensor) -> torch.Tensor:
         """A row of theirs as one of ours, (V,): what is not in both is impossible."""
-        wide = row.new_full((self.vocab,), -torch.inf)
-        wide[self.ours.to(row.device)] = row[self.theirs.to(row.device)]
-        return wide
+        our_row = row.new_full((self.vocab,), -torch.inf)
+        our_row[self.ours.to(row.device)] = row[self.theirs.to(row.device)]
+        return our_row
 
 
 def whole_characters(data: bytes) -> int:
@@ -291,23 +300,25 @@ def whole_characters(data: bytes) -> int:
     return len(data)
 
 
-def continuation(words: Words, before: Sequence[int], data: bytes, window: int) -> list[int]:
+def continue_tokens(
+    words: Words, preceding_tokens: Sequence[int], data: bytes, window: int
+) -> list[int]:
     """The tokens that `data` is written with behind these.
 
     It is divided together with the last `window` tokens, up to a special one, as the whole text
     would be. Where that would also divide these otherwise, it is divided alone: tokens that are
     there already do not change.
     """
-    tail = list(before[max(0, len(before) - window) :])
+    tail = list(preceding_tokens[max(0, len(preceding_tokens) - window) :])
     for place in range(len(tail) - 1, -1, -1):
         if words.piece(tail[place]) is None:
             del tail[: place + 1]
             break
     prefix = words.text(tail)
     tokens = words.encode(prefix + data)
-    done = 0
+    byte_count = 0
     for place, token in enumerate(tokens):
-        if done == len(prefix) and words.text(tokens[place:]) == data:
+        if byte_count == len(prefix) and words.text(tokens[place:]) == data:
             return tokens[place:]
-        done += len(words.piece(token) or b"")
+        byte_count += len(words.piece(token) or b"")
     return words.encode(data)

@@ -1,4 +1,4 @@
-"""What happened in each step of a generation, as text, and where two generations part.
+"""Traces: each step of a generation as text, and where two generations part.
 
 For the question "why do my tokens differ?": `foretell trace` prints it.
 """
@@ -20,7 +20,7 @@ LEGEND = "+ accepted   - tested and refused   . not tested"
 
 @dataclass(frozen=True, slots=True)
 class TraceStep:
-    """One commit of a branch.
+    """A commit of a branch.
 
     `position` counts the tokens before it, the prompt's included. `tree` is what was drafted below
     the last of them, `tested` the nodes that verification looked at, each with whether it was
@@ -56,8 +56,8 @@ def trace_step(
 ) -> TraceStep:
     """The step in which `reply` answered `tree`, `outcome` was found, and `tokens` were kept."""
     rows = reply.logits[[0, *outcome.path]][: len(tokens)]
-    best = rows.topk(2).values
-    margins = (best[:, 0] - best[:, 1]).tolist()
+    best_logits = rows.topk(2).values
+    margins = (best_logits[:, 0] - best_logits[:, 1]).tolist()
     return TraceStep(
         position=position,
         tree=tree,
@@ -110,29 +110,31 @@ class Divergence:
     right: Place | None
 
 
-def places(steps: Sequence[TraceStep]) -> list[Place]:
+def list_places(steps: Sequence[TraceStep]) -> list[Place]:
     """Every committed token in order."""
-    listed = []
+    listed_places = []
     for number, step in enumerate(steps):
         committed = zip(step.tokens, step.sources, step.margins, strict=True)
         for offset, (token, source, margin) in enumerate(committed):
-            listed.append(Place(number, step.position + offset, token, source, margin))
-    return listed
+            listed_places.append(Place(number, step.position + offset, token, source, margin))
+    return listed_places
 
 
-def first_divergence(left: Sequence[TraceStep], right: Sequence[TraceStep]) -> Divergence | None:
+def first_divergence(
+    left_steps: Sequence[TraceStep], right_steps: Sequence[TraceStep]
+) -> Divergence | None:
     """The first difference between the tokens of two traces; None if they are identical."""
-    left_places = places(left)
-    right_places = places(right)
+    left_places = list_places(left_steps)
+    right_places = list_places(right_steps)
     for index in range(max(len(left_places), len(right_places))):
-        one = left_places[index] if index < len(left_places) else None
-        other = right_places[index] if index < len(right_places) else None
-        if one is None or other is None or one.token != other.token:
-            return Divergence(index, one, other)
+        left_place = left_places[index] if index < len(left_places) else None
+        right_place = right_places[index] if index < len(right_places) else None
+        if left_place is None or right_place is None or left_place.token != right_place.token:
+            return Divergence(index, left_place, right_place)
     return None
 
 
-def render(steps: Sequence[TraceStep], decode: Decode) -> str:
+def render_steps(steps: Sequence[TraceStep], decode: Decode) -> str:
     """Every step as a paragraph: its tree, indented, and what was committed."""
     parts = [LEGEND] if any(len(step.tree) > 1 for step in steps) else []
     for number, step in enumerate(steps, 1):
@@ -151,17 +153,17 @@ def render_divergence(
         return f"identical to plain decoding: {count} tokens"
     side = divergence.left or divergence.right
     assert side is not None, "one of the two has a token there"
-    where = f"output token {divergence.index + 1}, position {side.position}"
+    location = f"output token {divergence.index + 1}, position {side.position}"
     if divergence.left is not None:
-        where += f", step {divergence.left.step + 1}"
-    lines = [f"first divergence from plain decoding: {where}"]
+        location += f", step {divergence.left.step + 1}"
+    lines = [f"first divergence from plain decoding: {location}"]
     names = {method: divergence.left, "plain": divergence.right}
     width = max(len(name) for name in names)
     for name, place in names.items():
         if place is None:
             lines.append(f"  {name:<{width}}  has ended")
         else:
-            text = f"{_shown(place.token, decode)} from {place.source}"
+            text = f"{_quote_token(place.token, decode)} from {place.source}"
             lines.append(f"  {name:<{width}}  {text}, margin {place.margin:.3g}")
     lines.append(
         "A margin near 0 is a tie, which rounding decides; a large one is an error of the method. "
@@ -181,10 +183,10 @@ def _step_lines(number: int, step: TraceStep, decode: Decode) -> Iterator[str]:
     for node in _depth_first(step.tree):
         mark = "+" if node in accepted else "-" if node in tested else "."
         indent = "  " * step.tree.depths[node]
-        drafted_token = _shown(step.tree.tokens[node], decode)
+        drafted_token = _quote_token(step.tree.tokens[node], decode)
         yield f"{indent}{mark} {drafted_token} {step.tree.sources[node]}".rstrip()
     for token, source, margin in zip(step.tokens, step.sources, step.margins, strict=True):
-        yield f"  committed {_shown(token, decode)} from {source}, margin {margin:.3g}"
+        yield f"  committed {_quote_token(token, decode)} from {source}, margin {margin:.3g}"
 
 
 def _depth_first(tree: TokenTree) -> Iterator[int]:
@@ -196,6 +198,6 @@ def _depth_first(tree: TokenTree) -> Iterator[int]:
         waiting += reversed(dict.fromkeys(tree.tries[node]))
 
 
-def _shown(token: int, decode: Decode) -> str:
+def _quote_token(token: int, decode: Decode) -> str:
     """A token as text in quotes, with its id: a token may be a part of a character."""
     return f"{decode([token])!r} ({token})"

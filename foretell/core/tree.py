@@ -29,7 +29,7 @@ class Law:
         self.probs = probs
         self.ids = ids
 
-    def prob(self, token: int) -> float:
+    def token_prob(self, token: int) -> float:
         if self.ids is not None:
             return float(self.probs[self.ids == token].sum())
         return float(self.probs[token]) if token < len(self.probs) else 0.0
@@ -38,12 +38,12 @@ class Law:
         """(vocab,) of the same dtype; tokens the drafter does not have get 0."""
         if self.ids is None and len(self.probs) == vocab:
             return self.probs
-        full = self.probs.new_zeros(max(vocab, len(self.probs)))
+        full_probs = self.probs.new_zeros(max(vocab, len(self.probs)))
         if self.ids is None:
-            full[: len(self.probs)] = self.probs
+            full_probs[: len(self.probs)] = self.probs
         else:
-            full[self.ids] = self.probs
-        return full[:vocab]
+            full_probs[self.ids] = self.probs
+        return full_probs[:vocab]
 
 
 PER_NODE = ("tokens", "depths", "laws", "values", "sources", "matches")  # what a cut selects
@@ -79,7 +79,7 @@ class TokenTree:
         drafts = " ".join(below(child) for child in dict.fromkeys(self.tries[0]))
         return f"TokenTree({self.tokens[0]}: {drafts or 'no drafts'})"
 
-    def child(self, parent: int, token: int) -> int:
+    def find_child(self, parent: int, token: int) -> int:
         """The child of `parent` that holds `token`, or -1."""
         tokens = self.tokens
         for node in self.tries[parent]:
@@ -102,7 +102,7 @@ class TokenTree:
         drafter's estimate of the chance that verification reaches the node, by which the policy
         decides what is worth drafting; None: NEXT times its parent's.
         """
-        node = self.child(parent, token)
+        node = self.find_child(parent, token)
         if node >= 0:
             if law is not None:
                 self.tries[parent].append(node)
@@ -140,7 +140,7 @@ class TokenTree:
         return [self.tokens[i] for i in self.path(node)]
 
     @property
-    def drawn(self) -> bool:
+    def has_draws(self) -> bool:
         """Whether any token was drawn from a law."""
         return self.laws.count(None) < len(self.laws)
 
@@ -153,35 +153,37 @@ class TokenTree:
 
         A drawn tree must not be cut afterwards: it is limited before it is drawn.
         """
-        chosen = [0, *nodes]
-        if len(chosen) == len(self):
+        kept_nodes = [0, *nodes]
+        if len(kept_nodes) == len(self):
             return self
-        assert not self.drawn, "a drawn tree must not be cut afterwards"
-        place = {old: new for new, old in enumerate(chosen)}
-        small = TokenTree(self.tokens[0])
+        assert not self.has_draws, "a drawn tree must not be cut afterwards"
+        new_index = {old_node: new_node for new_node, old_node in enumerate(kept_nodes)}
+        pruned_tree = TokenTree(self.tokens[0])
         for name in PER_NODE:
             values = getattr(self, name)
-            setattr(small, name, [values[i] for i in chosen])
-        small.parents = [-1, *(place[self.parents[i]] for i in nodes)]
-        small.tries = [[place[t] for t in self.tries[i] if t in place] for i in chosen]
-        return small
+            setattr(pruned_tree, name, [values[i] for i in kept_nodes])
+        pruned_tree.parents = [-1, *(new_index[self.parents[i]] for i in nodes)]
+        pruned_tree.tries = [
+            [new_index[t] for t in self.tries[i] if t in new_index] for i in kept_nodes
+        ]
+        return pruned_tree
 
-    def rooted(self, token: int) -> TokenTree:
-        """The same tree below another last committed token: for a branch with another text."""
+    def reroot_at(self, token: int) -> TokenTree:
+        """Returns the tree below another last committed token: for a branch with another text."""
         if token == self.tokens[0]:
             return self
-        other = TokenTree(token)
+        rerooted_tree = TokenTree(token)
         for name in self.__slots__:
-            setattr(other, name, getattr(self, name))
-        other.tokens = [token, *self.tokens[1:]]
-        return other
+            setattr(rerooted_tree, name, getattr(self, name))
+        rerooted_tree.tokens = [token, *self.tokens[1:]]
+        return rerooted_tree
 
     def check(self) -> None:
         """Asserts what every consumer relies on."""
-        seen = {0}
+        seen_nodes = {0}
         for node, tries in enumerate(self.tries):
-            before = node == 0 or 0 <= self.parents[node] < node
-            assert before, f"node {node} stands before its parent"
+            is_ordered = node == 0 or 0 <= self.parents[node] < node
+            assert is_ordered, f"node {node} stands before its parent"
             assert all(self.parents[t] == node for t in tries), f"a try of {node} is not its child"
             laws = [self.laws[t] is None for t in tries]
             assert laws == sorted(laws), (
@@ -189,5 +191,5 @@ class TokenTree:
             )
             tokens = [self.tokens[t] for t in dict.fromkeys(tries)]
             assert len(set(tokens)) == len(tokens), f"node {node} has the same child twice"
-            seen.update(tries)
-        assert seen == set(range(len(self))), "a node is nobody's child"
+            seen_nodes.update(tries)
+        assert seen_nodes == set(range(len(self))), "a node is nobody's child"

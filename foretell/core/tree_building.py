@@ -8,7 +8,7 @@ from heapq import heappop, heappush
 from foretell.core.tree import Law, TokenTree
 
 
-def plant(
+def plant_tree(
     root: int,
     parents: Sequence[int],
     tokens: Sequence[int],
@@ -49,7 +49,7 @@ def add_drawn(
     return nodes
 
 
-def grow(
+def grow_tree(
     root: int,
     successors: Callable[[TokenTree, int], Iterable[tuple[int, float]]],
     size: int,
@@ -84,7 +84,7 @@ def grow(
             break
         value, _, parent, token, further = heappop(heap)
         waiting = [(parent, further)]
-        if tree.child(parent, token) < 0:
+        if tree.find_child(parent, token) < 0:
             node = len(tokens)
             tokens.append(token)
             parents.append(parent)
@@ -107,63 +107,70 @@ def best_first(tokens: Sequence[int], chances: list[float]) -> Iterable[tuple[in
     return sorted(pairs, key=lambda pair: -pair[1])
 
 
-def merge(tree: TokenTree, other: TokenTree) -> TokenTree:
-    """Adds the nodes of `other`, which has the same root, to `tree` by prefix; returns `tree`.
+def merge_trees(tree: TokenTree, other_tree: TokenTree) -> TokenTree:
+    """Adds the nodes of `other_tree`, which has the same root, to `tree` by prefix; returns `tree`.
 
-    Deterministic children come behind drawn ones. A drawn node of `other` is allowed only where
-    `tree` has no drawn children yet, else ValueError; a deterministic sibling of the same token
-    then gives way to it, which changes no law. What both trees hold names both as its source.
+    Deterministic children come behind drawn ones. A drawn node of `other_tree` is allowed only
+    where `tree` has no drawn children yet, else ValueError; a deterministic sibling of the same
+    token then gives way to it, which changes no law. What both trees hold names both as its source.
     """
-    place = [0]  # node of `other` -> its node in `tree`
-    other_drawn = other.drawn
+    tree_nodes = [0]  # node of `other_tree` -> its node in `tree`
+    other_drawn = other_tree.has_draws
     drawn_below: set[int] = set()  # nodes of `tree` that have drawn children of its own
     if other_drawn:
         for parent, law in zip(tree.parents, tree.laws, strict=True):
             if law is not None:
                 drawn_below.add(parent)
-    for node in range(1, len(other)):
-        parent = place[other.parents[node]]
-        token, law, value = other.tokens[node], other.laws[node], other.values[node]
-        source, match = other.sources[node], other.matches[node]
+    for node in range(1, len(other_tree)):
+        parent = tree_nodes[other_tree.parents[node]]
+        token, law, value = other_tree.tokens[node], other_tree.laws[node], other_tree.values[node]
+        source, match = other_tree.sources[node], other_tree.matches[node]
         if law is not None and parent in drawn_below:
             raise ValueError(
                 "both trees drew children of the same node: their laws cannot be combined"
             )
-        same = tree.child(parent, token)
-        if same < 0:
-            same = tree.add(parent, token, law=law, value=value, source=source, match=match)
+        tree_node = tree.find_child(parent, token)
+        if tree_node < 0:
+            tree_node = tree.add(parent, token, law=law, value=value, source=source, match=match)
         else:
-            tree.laws[same] = law or tree.laws[same]
-            tree.values[same] = max(tree.values[same], value)
-            tree.matches[same] = max(tree.matches[same], match)
-            known = tree.sources[same]
-            if source != known and source not in known.split("+"):
-                tree.sources[same] = f"{known}+{source}"
-        place.append(same)
+            tree.laws[tree_node] = law or tree.laws[tree_node]
+            tree.values[tree_node] = max(tree.values[tree_node], value)
+            tree.matches[tree_node] = max(tree.matches[tree_node], match)
+            known_source = tree.sources[tree_node]
+            if source != known_source and source not in known_source.split("+"):
+                tree.sources[tree_node] = f"{known_source}+{source}"
+        tree_nodes.append(tree_node)
     if other_drawn:
-        for node, tries in enumerate(other.tries):
-            drawn = [place[child] for child in tries if other.laws[child] is not None]
-            if drawn:
-                siblings = tree.tries[place[node]]
-                fixed = [child for child in siblings if tree.laws[child] is None]
-                tree.tries[place[node]] = drawn + fixed
+        for node, tries in enumerate(other_tree.tries):
+            drawn_children = [
+                tree_nodes[child] for child in tries if other_tree.laws[child] is not None
+            ]
+            if drawn_children:
+                siblings = tree.tries[tree_nodes[node]]
+                fixed_children = [child for child in siblings if tree.laws[child] is None]
+                tree.tries[tree_nodes[node]] = drawn_children + fixed_children
     return tree
 
 
-def below(tree: TokenTree, node: int) -> tuple[TokenTree, list[int]]:
+def subtree_below(tree: TokenTree, node: int) -> tuple[TokenTree, list[int]]:
     """The tree whose root is `node`, and the place in `tree` of each of its nodes."""
     if node == 0:
         return tree, list(range(len(tree)))
-    place = {node: 0}
+    node_index = {node: 0}
     for child in range(node + 1, len(tree)):
-        if tree.parents[child] in place:
-            place[child] = len(place)
-    part = TokenTree(tree.tokens[node])
+        if tree.parents[child] in node_index:
+            node_index[child] = len(node_index)
+    subtree = TokenTree(tree.tokens[node])
     for name in ("tokens", "laws", "values", "sources", "matches"):
         values = getattr(tree, name)
-        setattr(part, name, [values[old] for old in place])
-    part.laws[0] = None
-    part.parents = [-1, *(place[tree.parents[old]] for old in list(place)[1:])]
-    part.depths = [tree.depths[old] - tree.depths[node] for old in place]
-    part.tries = [[place[child] for child in tree.tries[old]] for old in place]
-    return part, list(place)
+        setattr(subtree, name, [values[inner_node] for inner_node in node_index])
+    subtree.laws[0] = None
+    subtree.parents = [
+        -1,
+        *(node_index[tree.parents[inner_node]] for inner_node in list(node_index)[1:]),
+    ]
+    subtree.depths = [tree.depths[inner_node] - tree.depths[node] for inner_node in node_index]
+    subtree.tries = [
+        [node_index[child] for child in tree.tries[inner_node]] for inner_node in node_index
+    ]
+    return subtree, list(node_index)

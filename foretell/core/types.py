@@ -1,4 +1,4 @@
-"""What travels between a strategy and the engine, and what a user asks for.
+"""Messages that travel between a strategy and the engine, and what a user asks for.
 
 The glossary of shape letters, used in every comment of the project:
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Ask:
-    """One forward over `tree`, whose node 0 is the branch's last committed token.
+    """A forward over `tree`, whose node 0 is the branch's last committed token.
 
     Answered with a Reply. The engine prepends whatever committed tokens the model's cache lacks.
     Asking again with a tree that extends the last one (same leading nodes) computes the new nodes
@@ -81,7 +81,7 @@ class Reply:
 
 @dataclass(slots=True)
 class Commit:
-    """These tokens are final on this branch. Answered with Kept; after a `reason` it takes no more.
+    """Makes tokens of a branch final. Answered with Kept; after a `reason` it takes no more.
 
     `rows` (tokens, V): read for logprobs only; `sources`: who proposed each token; `tested`:
     (depth, accepted) for every node that verification looked at.
@@ -93,12 +93,12 @@ class Commit:
     sources: Sequence[str] = ()
     drafted: int = 0
     tested: Sequence[tuple[int, bool]] = ()
-    logprobs: Sequence[Any] = ()  # as of stats.logprobs, where the rows are gone
+    logprobs: Sequence[Any] = ()  # as of stats.row_logprobs, where the rows are gone
 
 
 @dataclass(slots=True)
 class Tell:
-    """What stands behind a branch's text for now, for who streams it. Answered with None.
+    """Tells who streams a branch what stands behind its text for now. Answered with None.
 
     `placed`: what changed, each (place behind the prompt, token), None: it was taken back;
     `length`: places that there are, None: any number.
@@ -119,7 +119,7 @@ class Kept:
 
 @dataclass(slots=True)
 class Open:
-    """One more branch with a text of its own. Answered with its handle.
+    """Opens a branch with a text of its own. Answered with its handle.
 
     `tokens` is its prompt, for `model`, whose context it has to fit. A `quiet` one is a means only:
     it has no stops and no length limit but the context, and counts in no statistics.

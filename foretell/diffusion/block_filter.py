@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from foretell.errors import BadFile, first_line
-from foretell.ops.files import whole
+from foretell.errors import BadFile, first_message_line
+from foretell.ops.files import replace_file
 from foretell.ops.fingerprint import norm_mark
 
 if TYPE_CHECKING:
@@ -39,40 +39,42 @@ class BlockFilter(nn.Module):
         self.first = nn.Linear(block, block)
         self.second = nn.Linear(block, block)
 
-    def forward(self, chances: torch.Tensor) -> torch.Tensor:
+    def forward(self, probabilities: torch.Tensor) -> torch.Tensor:
         """(..., n) of blocks of n <= B positions -> logits (..., n)."""
-        short = self.block - chances.shape[-1]
-        padded = F.pad(chances.float(), (0, short))
+        missing_count = self.block - probabilities.shape[-1]
+        padded = F.pad(probabilities.float(), (0, missing_count))
         logits: torch.Tensor = self.second(F.relu(self.first(padded)))
-        return logits[..., : chances.shape[-1]]
+        return logits[..., : probabilities.shape[-1]]
 
 
-def save(made: BlockFilter, path: Path, model: Model) -> None:
+def save_filter(block_filter: BlockFilter, file_path: Path, model: Model) -> None:
     """Writes it, whole or not at all. Raises BadFile."""
-    about = {"schema": SCHEMA, "block": str(made.block), "norm": norm_mark(model)}
-    tensors = {name: tensor.contiguous() for name, tensor in made.state_dict().items()}
-    with whole(path) as part:
-        save_file(tensors, part, about)
+    metadata = {"schema": SCHEMA, "block": str(block_filter.block), "norm": norm_mark(model)}
+    tensors = {name: tensor.contiguous() for name, tensor in block_filter.state_dict().items()}
+    with replace_file(file_path) as partial_file:
+        save_file(tensors, partial_file, metadata)
 
 
-def load(path: Path, model: Model) -> BlockFilter:
+def load_filter(file_path: Path, model: Model) -> BlockFilter:
     """The filter in a file. Raises BadFile for a damaged one, and for another model's."""
     try:
-        with safe_open(path, "pt") as opened:
-            about = opened.metadata() or {}
-            if about.get("schema") != SCHEMA:
-                raise BadFile(f"{path}: is no filter of blocks; {MAKE}")
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-        block = int(about["block"])
+        with safe_open(file_path, "pt") as open_file:
+            metadata = open_file.metadata() or {}
+            if metadata.get("schema") != SCHEMA:
+                raise BadFile(f"{file_path}: is no filter of blocks; {MAKE}")
+            tensors = {name: open_file.get_tensor(name) for name in open_file.keys()}  # noqa: SIM118
+        block = int(metadata["block"])
         # One of its layers has block * block numbers: a false header builds nothing large.
         if tensors["first.weight"].shape != (block, block):
             raise ValueError(f"it is none for blocks of {block}")
-        made = BlockFilter(block)
-        made.load_state_dict(tensors)
+        block_filter = BlockFilter(block)
+        block_filter.load_state_dict(tensors)
         if not all(bool(value.isfinite().all()) for value in tensors.values()):
             raise ValueError("a weight is not a finite number")
     except (OSError, SafetensorError, KeyError, RuntimeError, ValueError) as error:
-        raise BadFile(f"{path}: cannot be read ({first_line(error)}); {MAKE}") from error
-    if about.get("norm", "") != norm_mark(model):
-        raise BadFile(f"{path}: was made for another model than {model.name}; {MAKE}")
-    return made.eval()
+        raise BadFile(
+            f"{file_path}: cannot be read ({first_message_line(error)}); {MAKE}"
+        ) from error
+    if metadata.get("norm", "") != norm_mark(model):
+        raise BadFile(f"{file_path}: was made for another model than {model.name}; {MAKE}")
+    return block_filter.eval()

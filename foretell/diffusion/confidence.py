@@ -33,5 +33,5 @@ class Confidence(Ordered):
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
 
-    def rank(self, found: Proposals) -> torch.Tensor:
-        return found.chances()
+    def rank_proposals(self, proposals: Proposals) -> torch.Tensor:
+        return proposals.token_probs()

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.core.masked_text import Sheet
-from foretell.diffusion.loop import Denoising, Proposals, ranked
+from foretell.diffusion.loop import Denoising, Proposals, rank_positions
 from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class Dparallel(Denoising):
-    """With `bound` 0 it commits one token a step, and others without any entropy."""
+    """Commits one token a step with `bound` 0, and others without any entropy."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     bound: float = 0.5  # nats
@@ -36,7 +36,7 @@ class Dparallel(Denoising):
         if self.bound < 0:
             raise BadConfig.field("dparallel:bound", self.bound, "at least 0 nats")
 
-    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
-        entropies = found.entropies()
-        order = ranked(-entropies)
-        return [order[0], *(n for n in order[1:] if entropies[n] <= self.bound)]
+    def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
+        entropies = proposals.token_entropies()
+        ranking = rank_positions(-entropies)
+        return [ranking[0], *(index for index in ranking[1:] if entropies[index] <= self.bound)]

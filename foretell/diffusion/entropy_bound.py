@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.core.masked_text import Sheet
-from foretell.diffusion.loop import Denoising, Proposals, ranked
+from foretell.diffusion.loop import Denoising, Proposals, rank_positions
 from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class EntropyBound(Denoising):
-    """With `gamma` 0 it commits one token a step, and others without any entropy."""
+    """Commits one token a step with `gamma` 0, and others without any entropy."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     gamma: float = 0.1  # nats
@@ -36,14 +36,14 @@ class EntropyBound(Denoising):
         if self.gamma < 0:
             raise BadConfig.field("entropy-bound:gamma", self.gamma, "at least 0 nats")
 
-    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
-        entropies = found.entropies()
-        order = ranked(-entropies)
-        before = 0.0  # of those that are committed already, all of them at most as large
+    def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
+        entropies = proposals.token_entropies()
+        ranking = rank_positions(-entropies)
+        entropy_sum = 0.0  # of those that are committed already, all of them at most as large
         count = 1
-        while count < len(order):
-            before += float(entropies[order[count - 1]])
-            if before > self.gamma:
+        while count < len(ranking):
+            entropy_sum += float(entropies[ranking[count - 1]])
+            if entropy_sum > self.gamma:
                 break
             count += 1
-        return order[:count]
+        return ranking[:count]

@@ -33,11 +33,11 @@ from foretell.core.types import Steps
 from foretell.diffusion.loop import (
     Denoising,
     Proposals,
-    begun,
     committed_prefix,
-    looks,
-    ranked,
-    stay,
+    drop_others,
+    look_at_sheets,
+    open_sheet,
+    rank_positions,
 )
 from foretell.diffusion.planner import Planner, planner_of
 from foretell.errors import BadConfig
@@ -50,7 +50,7 @@ EXPLORE = ("branch", "commit")
 
 @dataclass(frozen=True)
 class Ete(Denoising):
-    """With `values` 1 and `ahead` 0 it is `threshold`."""
+    """Settings of exploration; `values` 1 and `ahead` 0 is `threshold`."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     tau: float = 0.9  # chance of a token
@@ -63,14 +63,14 @@ class Ete(Denoising):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, low, high in (("tau", 0, 1), ("mass", 0, 1)):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(f"ete:{name}", getattr(self, name), "between 0 and 1")
+        for setting, lowest, highest in (("tau", 0, 1), ("mass", 0, 1)):
+            if not lowest <= getattr(self, setting) <= highest:
+                raise BadConfig.field(f"ete:{setting}", getattr(self, setting), "between 0 and 1")
         if not 1 <= self.values <= 64:
             raise BadConfig.field("ete:values", self.values, "from 1 to 64")
         if self.ahead < 0 or self.least < 1:
-            given = f"ahead={self.ahead}, least={self.least}"
-            raise BadConfig.field("ete", given, "at least 0 and 1")
+            given_values = f"ahead={self.ahead}, least={self.least}"
+            raise BadConfig.field("ete", given_values, "at least 0 and 1")
         if self.explore not in EXPLORE:
             raise BadConfig.field("ete:explore", self.explore, " or ".join(EXPLORE))
 
@@ -78,100 +78,127 @@ class Ete(Denoising):
     def canvases(self) -> int:
         return self.values + 1 if self.values > 1 and self.explore == "branch" else 1
 
-    def check(self, ctx: Context, planner: Planner) -> None:
+    def check_request(self, ctx: Context, planner: Planner) -> None:
         if not planner.steady or (self.ahead and type(planner) is not Planner):
             raise BadConfig(
                 f"ete looks ahead of the block, whose rows kv={planner.name} does not compute; "
                 "leave kv out, or take ahead=0 with kv=dual or prefix"
             )
 
-    def rounds(self, ctx: Context) -> Steps:
-        sheet = begun(ctx)
+    def run_rounds(self, ctx: Context) -> Steps:
+        sheet = open_sheet(ctx)
         planner = planner_of(ctx)
-        planner.start(sheet)
-        home = 0
-        found: Proposals | None = None
+        planner.start_canvas(sheet)
+        home_branch = 0
+        proposals: Proposals | None = None
         reason = yield from committed_prefix(ctx, sheet, sheet.end)
         while reason is None:
             block = sheet.block(self.block)
-            if found is None:
-                view = planner.plan(sheet, block, self.open(sheet, block))
-                _, (found,) = yield from looks(ctx, [sheet], [view], home)
-            made = self.filled(sheet, found, block)
-            tried = [one for one, _ in made]
-            found = None
-            if tried and self.open(tried[0], block):
-                views = [planner.plan(one, block, self.open(one, block)) for one in tried]
-                branches, said = yield from looks(ctx, tried, views, home)
-                best = self.best([chance for _, chance in made], said, block)
-                sheet, home, found = tried[best], branches[best], said[best]
-                yield from stay(branches, home)
-            elif tried:
-                sheet = tried[0]
+            if proposals is None:
+                view = planner.plan_view(sheet, block, self.open_positions(sheet, block))
+                _, (proposals,) = yield from look_at_sheets(ctx, [sheet], [view], home_branch)
+            candidates = self.commit_sure(sheet, proposals, block)
+            tried_sheets = [tried_sheet for tried_sheet, _ in candidates]
+            proposals = None
+            if tried_sheets and self.open_positions(tried_sheets[0], block):
+                views = [
+                    planner.plan_view(tried_sheet, block, self.open_positions(tried_sheet, block))
+                    for tried_sheet in tried_sheets
+                ]
+                branches, tried_proposals = yield from look_at_sheets(
+                    ctx, tried_sheets, views, home_branch
+                )
+                best_index = self.best_canvas(
+                    [probability for _, probability in candidates], tried_proposals, block
+                )
+                sheet, home_branch, proposals = (
+                    tried_sheets[best_index],
+                    branches[best_index],
+                    tried_proposals[best_index],
+                )
+                yield from drop_others(branches, home_branch)
+            elif tried_sheets:
+                sheet = tried_sheets[0]
             sheet.rounds += 1
             reason = yield from committed_prefix(ctx, sheet, sheet.end)
 
-    def open(self, sheet: Sheet, block: tuple[int, int]) -> list[int]:
+    def open_positions(self, sheet: Sheet, block: tuple[int, int]) -> list[int]:
         """The masked positions of the block and of the next ones."""
         end = block[1] + self.ahead * sheet.size_of(self.block)
-        return [place for place in sheet.masked if block[0] <= place < end]
+        return [position for position in sheet.masked if block[0] <= position < end]
 
-    def filled(
-        self, sheet: Sheet, found: Proposals, block: tuple[int, int]
+    def commit_sure(
+        self, sheet: Sheet, proposals: Proposals, block: tuple[int, int]
     ) -> list[tuple[Sheet, float]]:
         """Commits what is sure. Where that is little: copies that are to be tried, each with
         another token at one position, and the chance of that by the law it would be drawn from.
         """
-        sure = self.sure(found, block)
-        place = None
-        if len(sure) < self.least and self.values > 1:
-            place = self.uncertain(found, block, sure)
-        if place is None and not sure:
-            sure = ranked(found.chances())[:1]
-        if place is not None and self.explore == "commit":
-            sure, place = [*sure, place], None
-        for number in sure:
-            found.commit(sheet, number)
-        if place is None:
+        sure_indices = self.sure_indices(proposals, block)
+        tried_index = None
+        if len(sure_indices) < self.least and self.values > 1:
+            tried_index = self.most_uncertain(proposals, block, sure_indices)
+        if tried_index is None and not sure_indices:
+            sure_indices = rank_positions(proposals.token_probs())[:1]
+        if tried_index is not None and self.explore == "commit":
+            sure_indices, tried_index = [*sure_indices, tried_index], None
+        for index in sure_indices:
+            proposals.commit(sheet, index)
+        if tried_index is None:
             return []
-        best = found.law(place).topk(min(self.values, found.p.shape[1]))
+        likeliest = proposals.law_at(tried_index).topk(min(self.values, proposals.p.shape[1]))
         copies = []
-        for chance, token in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            if chance > 0:
-                copies.append((sheet.copy(), chance))
-                found.commit(copies[-1][0], place, token)
+        for probability, token in zip(
+            likeliest.values.tolist(), likeliest.indices.tolist(), strict=True
+        ):
+            if probability > 0:
+                copies.append((sheet.copy(), probability))
+                proposals.commit(copies[-1][0], tried_index, token)
         return copies
 
-    def sure(self, found: Proposals, block: tuple[int, int]) -> list[int]:
+    def sure_indices(self, proposals: Proposals, block: tuple[int, int]) -> list[int]:
         """Numbers of the proposals that are sure enough, the surest first."""
-        chances = found.chances()
-        strict = self.tau + (1 - self.tau) / 2
-        bounds = [self.tau if place < block[1] else strict for place in found.places]
-        return [n for n in ranked(chances) if chances[n] >= bounds[n]]
+        probabilities = proposals.token_probs()
+        strict_bound = self.tau + (1 - self.tau) / 2
+        bounds = [
+            self.tau if position < block[1] else strict_bound for position in proposals.places
+        ]
+        return [
+            index
+            for index in rank_positions(probabilities)
+            if probabilities[index] >= bounds[index]
+        ]
 
-    def uncertain(
-        self, found: Proposals, block: tuple[int, int], sure: Sequence[int]
+    def most_uncertain(
+        self, proposals: Proposals, block: tuple[int, int], sure_indices: Sequence[int]
     ) -> int | None:
         """The position of the block, by number, with the most entropy of those whose likeliest
         values hold the mass. None: there is none.
         """
-        held = found.p.topk(min(self.values, found.p.shape[1]), -1).values.sum(-1)
-        entropies = found.entropies()
-        for number in ranked(entropies):
-            inside = found.places[number] < block[1] and number not in sure
-            if inside and float(held[number]) >= self.mass:
-                return number
+        top_mass = proposals.p.topk(min(self.values, proposals.p.shape[1]), -1).values.sum(-1)
+        entropies = proposals.token_entropies()
+        for index in rank_positions(entropies):
+            is_open = proposals.places[index] < block[1] and index not in sure_indices
+            if is_open and float(top_mass[index]) >= self.mass:
+                return index
         return None
 
-    def best(
-        self, chances: Sequence[float], said: Sequence[Proposals], block: tuple[int, int]
+    def best_canvas(
+        self,
+        probabilities: Sequence[float],
+        tried_proposals: Sequence[Proposals],
+        block: tuple[int, int],
     ) -> int:
         """The canvas with the likeliest token and the most sure positions, of equal ones that with
-        the least entropy left. `chances`: of the tokens that were tried.
+        the least entropy left. `probabilities`: of the tokens that were tried.
         """
-        size = block[1] - block[0]
+        block_size = block[1] - block[0]
         scores = []
-        for chance, found in zip(chances, said, strict=True):
-            share = len(self.sure(found, block)) / size
-            scores.append((math.log(chance) + self.weight * share, -float(found.entropies().sum())))
-        return max(range(len(said)), key=lambda number: scores[number])
+        for probability, proposals in zip(probabilities, tried_proposals, strict=True):
+            sure_share = len(self.sure_indices(proposals, block)) / block_size
+            scores.append(
+                (
+                    math.log(probability) + self.weight * sure_share,
+                    -float(proposals.token_entropies().sum()),
+                )
+            )
+        return max(range(len(tried_proposals)), key=lambda index: scores[index])

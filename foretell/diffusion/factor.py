@@ -21,13 +21,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.core.masked_text import Sheet
-from foretell.diffusion.loop import Denoising, Proposals, ranked
+from foretell.diffusion.loop import Denoising, Proposals, rank_positions
 from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class Factor(Denoising):
-    """With `f` 0 it commits one token a step, and others of chance 1."""
+    """Commits one token a step with `f` 0, and others of chance 1."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     f: float = 1.0
@@ -37,10 +37,10 @@ class Factor(Denoising):
         if self.f < 0:
             raise BadConfig.field("factor:f", self.f, "at least 0")
 
-    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
-        chances = found.chances()
-        order = ranked(chances)
+    def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
+        probabilities = proposals.token_probs()
+        ranking = rank_positions(probabilities)
         count = 1
-        while count < len(order) and chances[order[count]] >= 1 - self.f / (count + 2):
+        while count < len(ranking) and probabilities[ranking[count]] >= 1 - self.f / (count + 2):
             count += 1
-        return order[:count]
+        return ranking[:count]

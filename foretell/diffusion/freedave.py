@@ -38,11 +38,11 @@ from foretell.core.types import Steps
 from foretell.diffusion.loop import (
     Denoising,
     Proposals,
-    begun,
     committed_prefix,
-    looks,
-    ranked,
-    stay,
+    drop_others,
+    look_at_sheets,
+    open_sheet,
+    rank_positions,
 )
 from foretell.diffusion.planner import Planner, planner_of
 from foretell.errors import BadConfig
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Freedave(Denoising):
-    """With `drafts` 1 it makes the forwards of static decoding."""
+    """Settings of drafts; `drafts` 1 makes the forwards of static decoding."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     drafts: int = 4  # canvases of a forward
@@ -72,34 +72,39 @@ class Freedave(Denoising):
     def canvases(self) -> int:
         return self.drafts + 1 if self.drafts > 1 else 1
 
-    def rounds(self, ctx: Context) -> Steps:
-        sheet = begun(ctx)
+    def run_rounds(self, ctx: Context) -> Steps:
+        sheet = open_sheet(ctx)
         planner = planner_of(ctx)
-        planner.start(sheet)
-        home = 0
-        found: Proposals | None = None
+        planner.start_canvas(sheet)
+        home_branch = 0
+        proposals: Proposals | None = None
         reason = yield from committed_prefix(ctx, sheet, sheet.end)
         while reason is None:
             block = sheet.block(self.block)
-            if found is None:
-                view = planner.plan(sheet, block, self.open(sheet, block))
-                _, (found,) = yield from looks(ctx, [sheet], [view], home)
-            drafts = self.chain(sheet, found, block)
-            seen = [draft for draft in drafts if self.open(draft, block)]
-            views = [planner.plan(draft, block, self.open(draft, block)) for draft in seen]
+            if proposals is None:
+                view = planner.plan_view(sheet, block, self.open_positions(sheet, block))
+                _, (proposals,) = yield from look_at_sheets(ctx, [sheet], [view], home_branch)
+            drafts = self.draft_chain(sheet, proposals, block)
+            open_drafts = [draft for draft in drafts if self.open_positions(draft, block)]
+            views = [
+                planner.plan_view(draft, block, self.open_positions(draft, block))
+                for draft in open_drafts
+            ]
             branches: list[int] = []
-            said: list[Proposals] = []
-            if seen:
-                branches, said = yield from looks(ctx, seen, views, home)
-            last = self.right(drafts, said, block)
-            sheet = drafts[last]
-            found = said[last] if last < len(said) else None
-            home = branches[last] if last < len(branches) else home
-            yield from stay(branches, home)
+            draft_proposals: list[Proposals] = []
+            if open_drafts:
+                branches, draft_proposals = yield from look_at_sheets(
+                    ctx, open_drafts, views, home_branch
+                )
+            last_right = self.last_right_draft(drafts, draft_proposals, block)
+            sheet = drafts[last_right]
+            proposals = draft_proposals[last_right] if last_right < len(draft_proposals) else None
+            home_branch = branches[last_right] if last_right < len(branches) else home_branch
+            yield from drop_others(branches, home_branch)
             sheet.rounds += 1
             reason = yield from committed_prefix(ctx, sheet, sheet.end)
 
-    def check(self, ctx: Context, planner: Planner) -> None:
+    def check_request(self, ctx: Context, planner: Planner) -> None:
         if not planner.steady:
             raise BadConfig(
                 f"freedave cannot run under kv={planner.name}: what static decoding computes there "
@@ -111,64 +116,79 @@ class Freedave(Denoising):
                 f"kv={planner.name}; leave one of them out"
             )
 
-    def open(self, sheet: Sheet, block: tuple[int, int]) -> list[int]:
+    def open_positions(self, sheet: Sheet, block: tuple[int, int]) -> list[int]:
         """The masked positions that the next drafts may fill."""
-        return [place for place in sheet.masked if self.eager or block[0] <= place < block[1]]
+        return [
+            position for position in sheet.masked if self.eager or block[0] <= position < block[1]
+        ]
 
-    def order(self, sheet: Sheet, found: Proposals) -> list[int]:
+    def commit_order(self, sheet: Sheet, proposals: Proposals) -> list[int]:
         """Numbers of the proposals as they are committed: an earlier block first, then the surest.
 
         Of equal chances the earlier position.
         """
-        order = ranked(found.chances())
-        size = sheet.size_of(self.block)
-        if self.eager and size:
-            order.sort(key=lambda n: sheet.block_number(found.places[n], size))
-        return order
+        ranking = rank_positions(proposals.token_probs())
+        block_size = sheet.size_of(self.block)
+        if self.eager and block_size:
+            ranking.sort(key=lambda index: sheet.block_number(proposals.places[index], block_size))
+        return ranking
 
-    def step(self, sheet: Sheet, found: Proposals) -> list[int]:
+    def step_indices(self, sheet: Sheet, proposals: Proposals) -> list[int]:
         """Numbers of the proposals that one step commits."""
-        order = self.order(sheet, found)
+        ranking = self.commit_order(sheet, proposals)
         if not self.plus:
-            return order[:1]
-        chances = found.chances()
-        return [order[0], *(n for n in order[1:] if chances[n] >= self.tau)]
+            return ranking[:1]
+        probabilities = proposals.token_probs()
+        return [ranking[0], *(index for index in ranking[1:] if probabilities[index] >= self.tau)]
 
-    def chain(self, sheet: Sheet, found: Proposals, block: tuple[int, int]) -> list[Sheet]:
+    def draft_chain(
+        self, sheet: Sheet, proposals: Proposals, block: tuple[int, int]
+    ) -> list[Sheet]:
         """The drafts: the next state, and one token more in each that follows."""
-        first = self.step(sheet, found)
-        later = [number for number in self.order(sheet, found) if number not in first]
-        drafts = [filled(sheet, found, first)]
-        for number in later[: self.drafts - 1]:
-            drafts.append(filled(sheet, found, [*first, number]))
-            first = [*first, number]
+        first_indices = self.step_indices(sheet, proposals)
+        later_indices = [
+            index for index in self.commit_order(sheet, proposals) if index not in first_indices
+        ]
+        drafts = [fill_copy(sheet, proposals, first_indices)]
+        for index in later_indices[: self.drafts - 1]:
+            drafts.append(fill_copy(sheet, proposals, [*first_indices, index]))
+            first_indices = [*first_indices, index]
         return drafts
 
-    def right(
-        self, drafts: Sequence[Sheet], said: Sequence[Proposals], block: tuple[int, int]
+    def last_right_draft(
+        self, drafts: Sequence[Sheet], draft_proposals: Sequence[Proposals], block: tuple[int, int]
     ) -> int:
         """The last draft that static decoding goes through, or, of plus, agrees with."""
-        last = 0
-        while last < len(said):
-            state = filled(drafts[last], said[last], self.step(drafts[last], said[last]))
-            further = [j for j in range(last + 1, len(drafts)) if self.agrees(drafts[j], state)]
-            if not further:
+        last_right = 0
+        while last_right < len(draft_proposals):
+            state = fill_copy(
+                drafts[last_right],
+                draft_proposals[last_right],
+                self.step_indices(drafts[last_right], draft_proposals[last_right]),
+            )
+            matching_drafts = [
+                draft_index
+                for draft_index in range(last_right + 1, len(drafts))
+                if self.matches_state(drafts[draft_index], state)
+            ]
+            if not matching_drafts:
                 break
-            last = further[-1]
-        return last
+            last_right = matching_drafts[-1]
+        return last_right
 
-    def agrees(self, draft: Sheet, state: Sheet) -> bool:
+    def matches_state(self, draft: Sheet, state: Sheet) -> bool:
         """Whether a draft is this state, or, of plus, a part of it."""
         if not self.plus:
             return draft.canvas == state.canvas
         return all(
-            token in (MASKED, own) for token, own in zip(draft.canvas, state.canvas, strict=True)
+            token in (MASKED, state_token)
+            for token, state_token in zip(draft.canvas, state.canvas, strict=True)
         )
 
 
-def filled(sheet: Sheet, found: Proposals, numbers: Sequence[int]) -> Sheet:
+def fill_copy(sheet: Sheet, proposals: Proposals, indices: Sequence[int]) -> Sheet:
     """A copy of a canvas with these proposals committed."""
-    made = sheet.copy()
-    for number in numbers:
-        found.commit(made, number)
-    return made
+    filled_copy = sheet.copy()
+    for index in indices:
+        proposals.commit(filled_copy, index)
+    return filled_copy

@@ -33,8 +33,8 @@ import torch
 
 from foretell.core.masked_text import Sheet
 from foretell.core.types import Message, Reply
-from foretell.diffusion.block_filter import MAKE, BlockFilter, load
-from foretell.diffusion.loop import OWN, Denoising, Proposals, asked, ranked
+from foretell.diffusion.block_filter import MAKE, BlockFilter, load_filter
+from foretell.diffusion.loop import OWN, Denoising, Proposals, build_look, rank_positions
 from foretell.diffusion.planner import Planner, View
 from foretell.errors import BadConfig
 
@@ -56,84 +56,118 @@ class Learn2Pd(Denoising):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("tau", "tau_end"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadConfig.field(f"learn2pd:{name}", getattr(self, name), "between 0 and 1")
+        for setting in ("tau", "tau_end"):
+            if not 0 <= getattr(self, setting) <= 1:
+                raise BadConfig.field(
+                    f"learn2pd:{setting}", getattr(self, setting), "between 0 and 1"
+                )
 
-    def check(self, ctx: Context, planner: Planner) -> None:
-        self.made(ctx)
+    def check_request(self, ctx: Context, planner: Planner) -> None:
+        self.find_filter(ctx)
 
-    def start(self, ctx: Context, sheet: Sheet) -> Any:
-        return self.made(ctx)
+    def start_state(self, ctx: Context, sheet: Sheet) -> Any:
+        return self.find_filter(ctx)
 
-    def made(self, ctx: Context) -> BlockFilter:
+    def find_filter(self, ctx: Context) -> BlockFilter:
         """The filter. Raises BadConfig or BadFile where it is none, or another model's."""
         if not self.filter:
             raise BadConfig(f"learn2pd:filter: names no file, and none ships; {MAKE}")
-        made = load(Path(self.filter), ctx.models["target"])
-        if self.block not in (OWN, made.block):
+        block_filter = load_filter(Path(self.filter), ctx.models["target"])
+        if self.block not in (OWN, block_filter.block):
             raise BadConfig.field(
-                "learn2pd:block", self.block, f"{made.block}, as {self.filter} was made for"
+                "learn2pd:block", self.block, f"{block_filter.block}, as {self.filter} was made for"
             )
-        return made
+        return block_filter
 
-    def looked(
+    def propose_tokens(
         self, ctx: Context, sheet: Sheet, planner: Planner, state: Any
     ) -> Generator[Message, Any, Proposals]:
-        """Of all positions of the block, and of the masks behind it."""
+        """Proposes tokens for all positions of the block, and for the masks behind it."""
         start, end = sheet.block(state.block)
-        beyond = [place for place in sheet.masked if place >= end] if self.crop else []
-        view = planner.plan(sheet, (start, end), [*range(start, end), *beyond])
+        later_masks = (
+            [position for position in sheet.masked if position >= end] if self.crop else []
+        )
+        view = planner.plan_view(sheet, (start, end), [*range(start, end), *later_masks])
         if view.computed is not None:
-            known = set(view.computed)
-            view = View([p for p in view.wanted if p in known], view.computed, view.attended)
-        reply: Reply = yield asked(ctx, sheet, view)
-        return Proposals(ctx, sheet, view.wanted, reply.logits)
+            computed_positions = set(view.computed)
+            view = View(
+                [
+                    wanted_position
+                    for wanted_position in view.requested
+                    if wanted_position in computed_positions
+                ],
+                view.computed,
+                view.attended,
+            )
+        reply: Reply = yield build_look(ctx, sheet, view)
+        return Proposals(ctx, sheet, view.requested, reply.logits)
 
-    def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
+    def fill_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> None:
         block = sheet.block(state.block)
-        super().fill(sheet, found, state)
+        super().fill_positions(sheet, proposals, state)
         if self.crop:
-            self.cut(sheet, found, block)
+            self.cut_canvas(sheet, proposals, block)
 
-    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
+    def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
         start, end = sheet.block(state.block)
-        masked = set(sheet.masked)
-        open_ = [n for n, p in enumerate(found.places) if start <= p < end and p in masked]
-        sure = sureness(state, found, start, end)
-        order = [open_[n] for n in ranked(found.chances()[open_])]
-        passed = [n for n in order[1:] if sure[found.places[n] - start] > self.tau]
-        return [order[0], *passed]
+        masked_positions = set(sheet.masked)
+        open_indices = [
+            index
+            for index, position in enumerate(proposals.places)
+            if start <= position < end and position in masked_positions
+        ]
+        final_scores = score_block(state, proposals, start, end)
+        ranking = [
+            open_indices[index] for index in rank_positions(proposals.token_probs()[open_indices])
+        ]
+        passing = [
+            index
+            for index in ranking[1:]
+            if final_scores[proposals.places[index] - start] > self.tau
+        ]
+        return [ranking[0], *passing]
 
-    def cut(self, sheet: Sheet, found: Proposals, block: tuple[int, int]) -> None:
+    def cut_canvas(self, sheet: Sheet, proposals: Proposals, block: tuple[int, int]) -> None:
         """Cuts the canvas behind an end."""
-        stops = found.ctx.sampler.stops
-        places = range(sheet.first, sheet.end)
-        ends = [p for p in places if sheet.canvas[p] in stops and p not in sheet.given]
-        if not ends:
-            chances = found.chances()
-            ends = [
-                place
-                for number, place in enumerate(found.places)
-                if place in set(sheet.masked)
-                and chances[number] >= self.tau_end
-                and found.token(number) in stops
+        stops = proposals.ctx.sampler.stops
+        canvas_positions = range(sheet.first, sheet.end)
+        end_positions = [
+            known_position
+            for known_position in canvas_positions
+            if sheet.canvas[known_position] in stops and known_position not in sheet.given
+        ]
+        if not end_positions:
+            probabilities = proposals.token_probs()
+            end_positions = [
+                position
+                for index, position in enumerate(proposals.places)
+                if position in set(sheet.masked)
+                and probabilities[index] >= self.tau_end
+                and proposals.token_at(index) in stops
             ]
-        for place in ends:
-            behind = sheet.canvas[place + 1 :]
-            if all(token < 0 or token in stops for token in behind):
-                del sheet.canvas[place + 1 :]
-                sheet.known = {p: about for p, about in sheet.known.items() if p <= place}
+        for position in end_positions:
+            suffix = sheet.canvas[position + 1 :]
+            if all(token < 0 or token in stops for token in suffix):
+                del sheet.canvas[position + 1 :]
+                sheet.known = {
+                    known_position: entry
+                    for known_position, entry in sheet.known.items()
+                    if known_position <= position
+                }
                 return
 
 
 @torch.inference_mode()
-def sureness(made: BlockFilter, found: Proposals, start: int, end: int) -> torch.Tensor:
-    """What a filter says of each position of a block (end - start,), between 0 and 1."""
-    return made(features(found, start, end)).sigmoid()
+def score_block(
+    block_filter: BlockFilter, proposals: Proposals, start: int, end: int
+) -> torch.Tensor:
+    """Scores of a filter for each position of a block (end - start,), between 0 and 1."""
+    return block_filter(block_features(proposals, start, end)).sigmoid()
 
 
-def features(found: Proposals, start: int, end: int) -> torch.Tensor:
-    """Chances of the likeliest tokens of a block's positions (end - start,)."""
-    inside = [n for n, place in enumerate(found.places) if start <= place < end]
-    return found.p[inside].amax(-1).float().cpu()  # where filters are
+def block_features(proposals: Proposals, start: int, end: int) -> torch.Tensor:
+    """Probabilities of the likeliest tokens of a block's positions (end - start,)."""
+    block_indices = [
+        index for index, position in enumerate(proposals.places) if start <= position < end
+    ]
+    return proposals.p[block_indices].amax(-1).float().cpu()  # where filters are

@@ -31,5 +31,5 @@ class Margin(Ordered):
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
 
-    def rank(self, found: Proposals) -> torch.Tensor:
-        return found.margins()
+    def rank_proposals(self, proposals: Proposals) -> torch.Tensor:
+        return proposals.token_margins()

@@ -53,29 +53,31 @@ class Origin(Denoising):
         if not 0 < self.eps < 1:
             raise BadConfig.field("origin:eps", self.eps, "between 0 and 1")
 
-    def start(self, ctx: Context, sheet: Sheet) -> Any:
+    def start_state(self, ctx: Context, sheet: Sheet) -> Any:
         return Clock()
 
-    def eligible(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
+    def eligible_positions(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
         block = sheet.block(self.block)
         if block != state.block:
             state.block, state.step = block, 0
         steps = self.steps or block[1] - block[0]
-        masked = super().eligible(ctx, sheet, state)
+        masked_positions = super().eligible_positions(ctx, sheet, state)
         while True:
-            now, then = (1 - (1 - self.eps) * (state.step + i) / steps for i in (0, 1))
+            time_now, time_next = (
+                1 - (1 - self.eps) * (state.step + offset) / steps for offset in (0, 1)
+            )
             state.step += 1
             if state.step >= steps:
-                return masked
-            chance = 1 - then / now
+                return masked_positions
+            probability = 1 - time_next / time_now
             # No other draw of a request has these keys: a block's positions are its own.
-            accepted = [
-                place
-                for place in masked
-                if ctx.rng.accept(chance, "accept", place - sheet.first, state.step)
+            accepted_positions = [
+                position
+                for position in masked_positions
+                if ctx.rng.accept(probability, "accept", position - sheet.first, state.step)
             ]
-            if accepted:
-                return accepted
+            if accepted_positions:
+                return accepted_positions
 
-    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
-        return range(len(found))
+    def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
+        return range(len(proposals))

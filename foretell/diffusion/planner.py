@@ -24,46 +24,50 @@ class View:
     whose rows are read (None: all).
     """
 
-    wanted: Sequence[int]
+    requested: Sequence[int]
     computed: Sequence[int] | None = None
     attended: Sequence[int] | None = None
 
-    def reaching(self, shift: int) -> View:
-        """It with the rows that say what is wanted, `shift` before the wanted positions."""
+    def with_shifted_rows(self, shift: int) -> View:
+        """Adds the rows that say what is wanted, `shift` before the wanted positions."""
         if self.computed is None or not shift:
             return self
-        needed = {max(0, place - shift) for place in self.wanted}
-        return replace(self, computed=sorted({*self.computed, *needed}))
+        needed_positions = {max(0, position - shift) for position in self.requested}
+        return replace(self, computed=sorted({*self.computed, *needed_positions}))
 
 
 class Planner(CachePolicy):
-    """Of one request, told of every forward in turn. `fork` gives one that knows nothing yet."""
+    """The planner of one request, told of every forward in turn. `fork` gives one that knows
+    nothing yet.
+    """
 
     plain = False
     steady = True  # whether a plan is the same for all canvases that one block goes through
     needs_order = False  # whether it serves only methods that know the next positions beforehand
 
-    def start(self, sheet: Sheet) -> None:
+    def start_canvas(self, sheet: Sheet) -> None:
         """A new canvas is under it."""
 
-    def plan(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
-        """What the next forward computes, where the tokens of the `wanted` positions are sought;
-        `block`: the current one, from where to where.
+    def plan_view(self, sheet: Sheet, block: tuple[int, int], requested: Sequence[int]) -> View:
+        """Plans what the next forward computes, where the tokens of the `requested` positions are
+        sought; `block`: the current one, from where to where.
         """
-        return View(wanted)
+        return View(requested)
 
 
 class CanvasKV(KV):
     """The base of what `kv=` takes for denoisers."""
 
-    def policy(self, target: Model) -> Planner:
+    def build_policy(self, target: Model) -> Planner:
         if "canvas" not in target.caps:
             need = "a model that fills canvases"
-            raise Unsupported.missing(f"kv={self.name}", target.name, need, "leave kv out")
+            raise Unsupported.missing_capability(
+                f"kv={self.name}", target.name, need, "leave kv out"
+            )
         if getattr(target, "canvas_length", 0):
             need = "a model whose text and masks read each other: its text has rows of its own"
             cure = "leave kv out: they are kept in any case"
-            raise Unsupported.missing(f"kv={self.name}", target.name, need, cure)
+            raise Unsupported.missing_capability(f"kv={self.name}", target.name, need, cure)
         return self.planner()
 
     def planner(self) -> Planner:
@@ -76,32 +80,34 @@ def planner_of(ctx: Context) -> Planner:
     if policy is None:
         return Planner()
     if not isinstance(policy, Planner):
-        name = policy.name or type(policy).__name__
-        model = ctx.models["target"].name
+        policy_name = policy.name or type(policy).__name__
+        model_name = ctx.models["target"].name
         need = "a model that writes from left to right"
-        raise Unsupported.missing(f"kv={name}", model, need, "use kv=dual, prefix, dkv or window")
+        raise Unsupported.missing_capability(
+            f"kv={policy_name}", model_name, need, "use kv=dual, prefix, dkv or window"
+        )
     if policy.needs_order and not getattr(ctx.request.strategy, "knows_order", False):
         raise BadConfig(
             f"kv={policy.name} in this mode computes the positions that are filled next, and "
             f"{ctx.request.name} chooses them by what it sees; use method=random, or another mode"
         )
-    fresh = policy.fork()
-    assert isinstance(fresh, Planner)
-    return fresh
+    forked = policy.fork()
+    assert isinstance(forked, Planner)
+    return forked
 
 
 class ByBlock(Planner):
     """Computes all rows when a block begins, and a part of them until it is filled."""
 
-    def start(self, sheet: Sheet) -> None:
+    def start_canvas(self, sheet: Sheet) -> None:
         self.block: tuple[int, int] | None = None
 
-    def plan(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
+    def plan_view(self, sheet: Sheet, block: tuple[int, int], requested: Sequence[int]) -> View:
         if block != self.block:
             self.block = block
-            return View(wanted)
-        return self.within(sheet, block, wanted)
+            return View(requested)
+        return self.view_within(sheet, block, requested)
 
-    def within(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
-        """What is computed of a block that has begun."""
+    def view_within(self, sheet: Sheet, block: tuple[int, int], requested: Sequence[int]) -> View:
+        """The view of a block that has begun."""
         raise NotImplementedError

@@ -35,14 +35,16 @@ class Random(Ordered):
 
     knows_order = True
 
-    def eligible(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
-        left = list(super().eligible(ctx, sheet, state))
-        count = state.next(sheet.block(self.block), len(left))
-        chosen = []
-        for number in range(count):
-            even = torch.full((len(left),), 1 / len(left), dtype=torch.float64)
-            chosen.append(left.pop(ctx.rng.sample(even, "draft", sheet.commits, number)))
-        return sorted(chosen)
+    def eligible_positions(self, ctx: Context, sheet: Sheet, state: Any) -> Sequence[int]:
+        remaining = list(super().eligible_positions(ctx, sheet, state))
+        count = state.next_count(sheet.block(self.block), len(remaining))
+        chosen_positions = []
+        for draw_index in range(count):
+            uniform_probs = torch.full((len(remaining),), 1 / len(remaining), dtype=torch.float64)
+            chosen_positions.append(
+                remaining.pop(ctx.rng.sample(uniform_probs, "draft", sheet.commits, draw_index))
+            )
+        return sorted(chosen_positions)
 
-    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
-        return range(len(found))
+    def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
+        return range(len(proposals))

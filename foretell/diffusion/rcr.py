@@ -38,22 +38,22 @@ class Left:
 
 @dataclass(frozen=True)
 class Rcr(Ordered):
-    """With steps=1 a block is filled at once."""
+    """Settings of steps; a block is filled at once with steps=1."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
 
     remasks = True
 
-    def start(self, ctx: Context, sheet: Sheet) -> Any:
+    def start_state(self, ctx: Context, sheet: Sheet) -> Any:
         return Left(Quotas(self.steps, len(sheet.masked)))
 
-    def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
+    def fill_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> None:
         block = sheet.block(self.block)
         if block != state.block:
-            state.block, state.masks = block, len(found)
-        state.masks -= state.quotas.next(block, len(found))
-        found.tokens()  # all are drawn before the first of them is committed
-        for number in range(len(found)):
-            found.commit(sheet, number)
+            state.block, state.masks = block, len(proposals)
+        state.masks -= state.quotas.next_count(block, len(proposals))
+        proposals.drawn_tokens()  # all are drawn before the first of them is committed
+        for index in range(len(proposals)):
+            proposals.commit(sheet, index)
         take_back(sheet, block, state.masks)

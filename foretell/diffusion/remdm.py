@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.masked_text import Sheet
-from foretell.diffusion.loop import Ordered, Proposals, Quotas, ranked, take_back
+from foretell.diffusion.loop import Ordered, Proposals, Quotas, rank_positions, take_back
 from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Again:
 
 @dataclass(frozen=True)
 class Remdm(Ordered):
-    """With `further` 0 it is `confidence`."""
+    """Settings of remasking; `further` 0 is `confidence`."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
@@ -57,21 +57,21 @@ class Remdm(Ordered):
         if self.count < 1:
             raise BadConfig.field("remdm:count", self.count, "at least 1 token")
 
-    def start(self, ctx: Context, sheet: Sheet) -> Any:
+    def start_state(self, ctx: Context, sheet: Sheet) -> Any:
         return Again(Quotas(self.steps, len(sheet.masked)))
 
-    def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
+    def fill_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> None:
         block = sheet.block(self.block)
         if block != state.block:
-            state.block, state.done, state.left = block, 0, self.further
-            state.planned = state.quotas.steps_of(len(found))
+            state.block, state.done, state.remaining = block, 0, self.further
+            state.planned = state.quotas.steps_of(len(proposals))
         count = self.count
         if not state.further:
-            count = state.quotas.next(block, len(found))
+            count = state.quotas.next_count(block, len(proposals))
             state.done += 1
-        for number in ranked(found.chances())[:count]:
-            found.commit(sheet, number)
-        state.further = state.left > 0 and state.done >= math.ceil(SHARE * state.planned)
+        for index in rank_positions(proposals.token_probs())[:count]:
+            proposals.commit(sheet, index)
+        state.further = state.remaining > 0 and state.done >= math.ceil(SHARE * state.planned)
         if state.further:
-            state.left -= 1
+            state.remaining -= 1
             take_back(sheet, block, self.count)

@@ -36,12 +36,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.draws import draws, evenly
-from foretell.core.masked_text import NOISE, Sheet, look
+from foretell.core.draws import draw_by_uniforms, draw_evenly
+from foretell.core.masked_text import NOISE, Sheet, make_look
 from foretell.core.types import Message, Reply
 from foretell.diffusion.loop import Denoising, Proposals
 from foretell.errors import BadConfig
-from foretell.ops.logits import firsts
+from foretell.ops.logits import best_token_ids
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -59,12 +59,14 @@ RANGES = {
 
 @dataclass
 class Canvas:
-    """The current one; `left`: steps it still has, this one included."""
+    """The current canvas; `steps_left`: steps it still has, this one included."""
 
     block: tuple[int, int] | None = None
-    left: int = 0
-    said: torch.Tensor | None = None  # (n, V): logits of the last step, by its temperature
-    best: list[list[int]] = field(default_factory=list)  # likeliest tokens of the last steps
+    steps_left: int = 0
+    last_scores: torch.Tensor | None = None  # (n, V): logits of the last step, by its temperature
+    recent_tokens: list[list[int]] = field(
+        default_factory=list
+    )  # likeliest tokens of the last steps
     accepted: list[int] = field(default_factory=list)  # positions, of the last step
 
 
@@ -85,97 +87,120 @@ class Renoise(Denoising):
     def __post_init__(self) -> None:
         if self.block < 0:
             raise BadConfig.field("renoise:block", self.block, "a number of positions, or 0")
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"renoise:{name}", value, f"between {low} and {high}")
+        for setting, (lowest, highest) in RANGES.items():
+            value = getattr(self, setting)
+            if not lowest <= value <= highest:
+                raise BadConfig.field(
+                    f"renoise:{setting}", value, f"between {lowest} and {highest}"
+                )
         if self.t_min > self.t_max:
             raise BadConfig.field("renoise:t_min", self.t_min, f"at most t_max ({self.t_max})")
 
-    def start(self, ctx: Context, sheet: Sheet) -> Canvas:
+    def start_state(self, ctx: Context, sheet: Sheet) -> Canvas:
         return Canvas()
 
-    def looked(
+    def propose_tokens(
         self, ctx: Context, sheet: Sheet, planner: Planner, state: Canvas
     ) -> Generator[Message, Any, Proposals]:
-        """Of all positions of the canvas, behind the text that is final."""
+        """Proposes tokens for all positions of the canvas, behind the text that is final."""
         model: Any = ctx.models["target"]
         start, end = sheet.block(self.block or model.canvas_length)
         start = max(start, len(ctx.tokens))  # given tokens that nothing open precedes are text
         if (start, end) != state.block:
-            state.block, state.left = (start, end), self.steps
-            state.said, state.best = None, []
-            for place in sheet.masked:
-                if place < end:
-                    sheet.shown[place] = noise(ctx, sheet, place, sheet.rounds)
-        places = range(start, end)
-        reply: Reply = yield look(
-            ctx.tokens[-1], sheet.read(end), places, branch=ctx.branch, said=state.said
+            state.block, state.steps_left = (start, end), self.steps
+            state.last_scores, state.recent_tokens = None, []
+            for position in sheet.masked:
+                if position < end:
+                    sheet.shown[position] = draw_noise(ctx, sheet, position, sheet.rounds)
+        positions = range(start, end)
+        reply: Reply = yield make_look(
+            ctx.tokens[-1],
+            sheet.visible_tokens(end),
+            positions,
+            branch=ctx.branch,
+            previous_rows=state.last_scores,
         )
-        return Proposals(ctx, sheet, places, reply.logits)
+        return Proposals(ctx, sheet, positions, reply.logits)
 
-    def fill(self, sheet: Sheet, found: Proposals, state: Canvas) -> None:
-        heat = self.t_min + (self.t_max - self.t_min) * (state.left / self.steps)
-        scores = found.scores / heat
+    def fill_positions(self, sheet: Sheet, proposals: Proposals, state: Canvas) -> None:
+        temperature = self.t_min + (self.t_max - self.t_min) * (state.steps_left / self.steps)
+        scores = proposals.scores / temperature
         entropies = torch.distributions.Categorical(logits=scores, validate_args=False).entropy()
-        open_ = [n for n, place in enumerate(found.places) if place in sheet.shown]
-        best = firsts(scores[open_])
-        if -1 in best:
-            number = open_[best.index(-1)]
-            raise found.ctx.sampler.fault(scores[number], found.rows[number])
-        same = len(state.best) == self.stable and all(one == best for one in state.best)
-        state.best = [*state.best, best][-self.stable :] if self.stable else []
-        state.left -= 1
+        open_indices = [n for n, position in enumerate(proposals.places) if position in sheet.shown]
+        best_tokens = best_token_ids(scores[open_indices])
+        if -1 in best_tokens:
+            index = open_indices[best_tokens.index(-1)]
+            raise proposals.ctx.sampler.fault(scores[index], proposals.rows[index])
+        is_stable = len(state.recent_tokens) == self.stable and all(
+            earlier_tokens == best_tokens for earlier_tokens in state.recent_tokens
+        )
+        state.recent_tokens = (
+            [*state.recent_tokens, best_tokens][-self.stable :] if self.stable else []
+        )
+        state.steps_left -= 1
         state.accepted = []
-        if (same and float(entropies.mean()) < self.sure) or not state.left:
-            for number, token in zip(open_, best, strict=True):
-                found.commit(sheet, number, token)
+        if (is_stable and float(entropies.mean()) < self.sure) or not state.steps_left:
+            for index, token in zip(open_indices, best_tokens, strict=True):
+                proposals.commit(sheet, index, token)
             return
-        chosen = [open_[i] for i in bounded(entropies[open_], self.gamma)]
-        tokens = self.drawn(found, scores, chosen, best, open_)
-        state.accepted = [found.places[number] for number in chosen]
-        for number in open_:
-            place = found.places[number]
-            if number in tokens:
-                sheet.shown[place] = tokens[number]
+        chosen_indices = [
+            open_indices[rank] for rank in bounded_positions(entropies[open_indices], self.gamma)
+        ]
+        drawn_tokens = self.draw_tokens(
+            proposals, scores, chosen_indices, best_tokens, open_indices
+        )
+        state.accepted = [proposals.places[index] for index in chosen_indices]
+        for index in open_indices:
+            position = proposals.places[index]
+            if index in drawn_tokens:
+                sheet.shown[position] = drawn_tokens[index]
             else:
-                sheet.shown[place] = noise(found.ctx, sheet, place, sheet.rounds + 1)
-        state.said = scores
+                sheet.shown[position] = draw_noise(proposals.ctx, sheet, position, sheet.rounds + 1)
+        state.last_scores = scores
 
     @staticmethod
-    def drawn(
-        found: Proposals, scores: torch.Tensor, chosen: list[int], best: list[int], open_: list[int]
+    def draw_tokens(
+        proposals: Proposals,
+        scores: torch.Tensor,
+        chosen_indices: list[int],
+        best_tokens: list[int],
+        open_indices: list[int],
     ) -> dict[int, int]:
         """The proposed tokens of the chosen positions, by number."""
-        sampler, door = found.ctx.sampler, found.ctx.rng
+        sampler, door = proposals.ctx.sampler, proposals.ctx.rng
         if sampler.greedy:
-            likeliest = dict(zip(open_, best, strict=True))
-            return {number: likeliest[number] for number in chosen}
-        keys = [
-            ("target", found.places[number] - found.sheet.first, found.sheet.rounds)
-            for number in chosen
+            likeliest = dict(zip(open_indices, best_tokens, strict=True))
+            return {index: likeliest[index] for index in chosen_indices}
+        draw_keys = [
+            ("target", proposals.places[index] - proposals.sheet.first, proposals.sheet.rounds)
+            for index in chosen_indices
         ]
-        laws = sampler.laws(scores[chosen])
-        uniform = getattr(door, "uniform", None)
-        if uniform is None:
-            tokens = [door.sample(law, *key) for law, key in zip(laws, keys, strict=True)]
+        token_probs = sampler.laws(scores[chosen_indices])
+        draw_uniform = getattr(door, "uniform", None)
+        if draw_uniform is None:
+            drawn_tokens = [
+                door.sample(probabilities, *draw_key)
+                for probabilities, draw_key in zip(token_probs, draw_keys, strict=True)
+            ]
         else:
-            tokens = draws(laws, [uniform(*key) for key in keys])
-        for number, token in zip(chosen, tokens, strict=True):
+            drawn_tokens = draw_by_uniforms(
+                token_probs, [draw_uniform(*draw_key) for draw_key in draw_keys]
+            )
+        for index, token in zip(chosen_indices, drawn_tokens, strict=True):
             if token < 0:
-                raise sampler.fault(scores[number], found.rows[number])
-        return dict(zip(chosen, tokens, strict=True))
+                raise sampler.fault(scores[index], proposals.rows[index])
+        return dict(zip(chosen_indices, drawn_tokens, strict=True))
 
 
-def bounded(entropies: torch.Tensor, gamma: float) -> list[int]:
-    """Places of the least entropies (n,) whose sum less the largest of them is at most `gamma`."""
-    least = entropies.sort(stable=True)
-    count = int((least.values.cumsum(0) - least.values <= gamma).sum())
-    places: list[int] = least.indices[:count].tolist()
-    return places
+def bounded_positions(entropies: torch.Tensor, gamma: float) -> list[int]:
+    """Positions of the least entropies (n,) whose sum less the largest of them is at most `gamma`."""
+    ascending = entropies.sort(stable=True)
+    count = int((ascending.values.cumsum(0) - ascending.values <= gamma).sum())
+    positions: list[int] = ascending.indices[:count].tolist()
+    return positions
 
 
-def noise(ctx: Context, sheet: Sheet, place: int, index: int) -> int:
-    """A token for a position, drawn evenly from the vocabulary."""
-    vocab = ctx.models["target"].vocab
-    return evenly(ctx.rng, vocab, "draft", place - sheet.first, index)
+def draw_noise(ctx: Context, sheet: Sheet, position: int, index: int) -> int:
+    """Draws a token for a position evenly from the vocabulary."""
+    vocab_size = ctx.models["target"].vocab
+    return draw_evenly(ctx.rng, vocab_size, "draft", position - sheet.first, index)

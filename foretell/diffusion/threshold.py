@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from foretell.core.masked_text import Sheet
-from foretell.diffusion.loop import Denoising, Proposals, ranked
+from foretell.diffusion.loop import Denoising, Proposals, rank_positions
 from foretell.errors import BadConfig
 
 
@@ -36,7 +36,7 @@ class Threshold(Denoising):
         if not 0 <= self.tau <= 2:
             raise BadConfig.field("threshold:tau", self.tau, "between 0 and 1, or above 1: never")
 
-    def choose(self, sheet: Sheet, found: Proposals, state: Any) -> Sequence[int]:
-        chances = found.chances()
-        order = ranked(chances)
-        return [order[0], *(n for n in order[1:] if chances[n] >= self.tau)]
+    def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
+        probabilities = proposals.token_probs()
+        ranking = rank_positions(probabilities)
+        return [ranking[0], *(index for index in ranking[1:] if probabilities[index] >= self.tau)]

@@ -1,5 +1,5 @@
 """Drafters, one a file."""
 
-from foretell.lazy import submodules
+from foretell.lazy import lazy_submodules
 
-__getattr__ = submodules(__name__)
+__getattr__ = lazy_submodules(__name__)

@@ -1,4 +1,4 @@
-"""Which requests run: as many as memory and their number allow, by priority and in fairness.
+"""Admission and preemption: as many requests run as fit, by priority and in fairness.
 
 A request that was taken in waits, *paused*, until there is room for it, and may be paused again
 when the running ones outgrow the memory: then the latest of the lowest priority gives up its rows,
@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from foretell.cache.buffers import roomy
-from foretell.constraints.asking import bare
-from foretell.engine.memory_budget import reserved
+from foretell.cache.buffers import roomy_length
+from foretell.constraints.asking import inner_method
+from foretell.engine.memory_budget import reserved_bytes
 from foretell.errors import DeadlineExceeded, RequestFailed
 
 if TYPE_CHECKING:
@@ -44,94 +44,106 @@ class Admission:
     highest: int = 0  # priority of all requests now
     served: Counter[str] = field(default_factory=Counter)  # tokens, by tenant
 
-    def arrive(self, tenant: str, others: Sequence[Live]) -> None:
-        """A request of `tenant` comes beside `others`. Who was away has saved up no claims."""
-        tenants = {live.ctx.request.tenant for live in others}
+    def note_arrival(self, tenant: str, other_requests: Sequence[Live]) -> None:
+        """Notes a request of `tenant` beside other ones. Who was away has saved up no claims."""
+        tenants = {live_request.ctx.request.tenant for live_request in other_requests}
         if tenant not in tenants:
-            least = min((self.served[other] for other in tenants), default=0)
-            self.served[tenant] = max(self.served[tenant], least)
+            least_served = min((self.served[other_tenant] for other_tenant in tenants), default=0)
+            self.served[tenant] = max(self.served[tenant], least_served)
 
     def __call__(self, engine: Any) -> None:
         """Decides before a step of `engine` who takes part in it. Who is late ends."""
         self._end_late(engine)
-        self.highest = max((live.ctx.request.priority for live in engine.live), default=0)
-        running = [live for live in engine.live if not live.paused]
-        waiting = [live for live in engine.live if live.paused]
-        used = 0
+        self.highest = max(
+            (live_request.ctx.request.priority for live_request in engine.live), default=0
+        )
+        running = [live_request for live_request in engine.live if not live_request.paused]
+        waiting = [live_request for live_request in engine.live if live_request.paused]
+        used_bytes = 0
         if self.memory is not None:
-            used = self._make_room(engine, running, waiting)
+            used_bytes = self._make_room(engine, running, waiting)
         while waiting and (self.requests is None or len(running) < self.requests):
-            first = min(waiting, key=self.turn)
-            needed = self._needed(first)
-            if running and self.memory is not None and used + needed > self.memory:
+            next_request = min(waiting, key=self.turn)
+            needed_bytes = self._estimate_bytes(next_request)
+            if running and self.memory is not None and used_bytes + needed_bytes > self.memory:
                 break  # nobody overtakes it, or a large request would wait for ever
-            if running and not self._has_room(engine, running, first):
+            if running and not self._has_room(engine, running, next_request):
                 break
-            waiting.remove(first)
-            first.paused = False
-            running.append(first)
-            used += needed
-            self.served[first.ctx.request.tenant] += len(first.ctx.request.prompt)
+            waiting.remove(next_request)
+            next_request.paused = False
+            running.append(next_request)
+            used_bytes += needed_bytes
+            self.served[next_request.ctx.request.tenant] += len(next_request.ctx.request.prompt)
         engine.running = len(running)
 
-    def _has_room(self, engine: Any, running: Sequence[Live], first: Live) -> bool:
+    def _has_room(self, engine: Any, running: Sequence[Live], candidate: Live) -> bool:
         """Whether the budget has room for one more."""
         if self.budget is None:
             return True
-        rooms = [live.ctx.request.room for live in (*running, first)]
-        return reserved(engine) + sum(room.bytes for room in rooms if room) <= self.budget
+        memory_rooms = [live_request.ctx.request.room for live_request in (*running, candidate)]
+        return (
+            reserved_bytes(engine) + sum(room.bytes for room in memory_rooms if room) <= self.budget
+        )
 
     def _end_late(self, engine: Any) -> None:
         now = time.perf_counter()
-        for live in [live for live in engine.live if live.ctx.request.deadline < now]:
-            seconds = now - live.started
+        for live_request in [
+            live_request for live_request in engine.live if live_request.ctx.request.deadline < now
+        ]:
+            seconds = now - live_request.started
             error = DeadlineExceeded(
                 f"the request was not done {seconds:.1f} s after it came; "
                 "give it more time, or fewer tokens"
             )
-            engine.fail(live, error)
+            engine.fail_request(live_request, error)
 
-    def turn(self, live: Live) -> tuple[int, int, int]:
-        """Who is smaller comes first."""
-        request = live.ctx.request
-        aged = request.priority + int((time.perf_counter() - live.started) / AGE)
-        priority = max(request.priority, min(aged, self.highest))
-        return -priority, self.served[request.tenant], live.index
+    def turn(self, live_request: Live) -> tuple[int, int, int]:
+        """Order of a request among those that wait: the smallest comes first."""
+        request = live_request.ctx.request
+        aged_priority = request.priority + int((time.perf_counter() - live_request.started) / AGE)
+        priority = max(request.priority, min(aged_priority, self.highest))
+        return -priority, self.served[request.tenant], live_request.index
 
     def _make_room(self, engine: Any, running: list[Live], waiting: list[Live]) -> int:
         """Pauses requests until the others fit; returns the bytes that these hold."""
         assert self.memory is not None
-        held = {live: sum(cache.allocated for cache in live.caches.values()) for live in running}
-        used = sum(held.values())
-        last_first = sorted(running, key=lambda live: (live.ctx.request.priority, -live.index))
-        for live in last_first:
-            if used <= self.memory:
+        held_bytes = {
+            live_request: sum(cache.allocated for cache in live_request.caches.values())
+            for live_request in running
+        }
+        used_bytes = sum(held_bytes.values())
+        last_first = sorted(
+            running,
+            key=lambda live_request: (live_request.ctx.request.priority, -live_request.index),
+        )
+        for live_request in last_first:
+            if used_bytes <= self.memory:
                 break
             if len(running) == 1:
                 error = RequestFailed(
                     f"the request needs more than the {self.memory:,} bytes that cache rows may "
                     "take; allow more memory, or ask for fewer tokens"
                 )
-                engine.fail(live, error)
-            elif not engine.preempt(live):
+                engine.fail_request(live_request, error)
+            elif not engine.preempt_request(live_request):
                 continue
             else:
-                live.paused = True
+                live_request.paused = True
                 self.preempted += 1
-                waiting.append(live)
-            running.remove(live)
-            used -= held[live]
-        return used
+                waiting.append(live_request)
+            running.remove(live_request)
+            used_bytes -= held_bytes[live_request]
+        return used_bytes
 
     @staticmethod
-    def _needed(live: Live) -> int:
+    def _estimate_bytes(live_request: Live) -> int:
         """Bytes that the buffers of a request's rows and states take when it begins."""
-        ctx = live.ctx
-        strategy = bare(ctx.request.strategy)
+        ctx = live_request.ctx
+        strategy = inner_method(ctx.request.strategy)
         branches = max(len(ctx.branches), getattr(strategy, "most_texts", 1))
         longest = max(len(branch.tokens) for branch in ctx.branches.values())
         tokens = ctx.limit if hasattr(strategy, "canvases") else longest + RESERVE
         names = {"target", *(name for part in ctx.request.parts for name in part.models)}
         models = [ctx.models[name] for name in names]
-        rows = roomy(tokens) * sum(model.row_bytes + model.fed_bytes for model in models)
+        rows = roomy_length(tokens) * sum(model.row_bytes + model.fed_bytes for model in models)
         return branches * (rows + sum(model.state_bytes for model in models))

@@ -1,6 +1,6 @@
 """Measures what a model's forwards cost on this machine, and keeps the numbers in a file.
 
-`profile` times forwards of 1 to 64 tokens after a short and after a long text. The file lies in
+`profile_model` times forwards of 1 to 64 tokens after a short and a long text. The file lies in
 the user's cache folder, one for every model, number format, device, number of threads and version.
 `foretell.speculation.costs.Costs` starts from these numbers.
 """
@@ -46,7 +46,7 @@ LONGEST = 3600.0  # seconds; a file that says more of one forward is wrong
 Tell = Callable[[int, int], None]  # (forwards done, forwards in all)
 
 
-def _silent(done: int, total: int) -> None:
+def _tell_nothing(done_count: int, total_count: int) -> None:
     pass
 
 
@@ -54,14 +54,14 @@ def _silent(done: int, total: int) -> None:
 
 
 @torch.inference_mode()
-def measure(model: Model, tell: Tell = _silent) -> dict[int, list[float]]:
+def measure_forwards(model: Model, tell: Tell = _tell_nothing) -> dict[int, list[float]]:
     """Medians of a forward's seconds by number of tokens, one for each of ROWS.
 
     Calls `tell` after every measurement. The configurations take turns, so that a slow second of
     the machine falls on all of them. The first round warms up and does not count, unless forwards
     are so slow that it is the only one.
     """
-    lengths = _lengths(model)
+    lengths = _row_lengths(model)
     sizes = [size for size in SIZES if size + max(lengths) <= model.context]
     seconds: dict[tuple[int, int], list[float]] = {}
     for size in sizes:
@@ -77,11 +77,11 @@ def measure(model: Model, tell: Tell = _silent) -> dict[int, list[float]]:
     medians: dict[int, list[float]] = {}
     for size in sizes:
         runs = [seconds[size, length] for length in lengths]
-        medians[size] = [statistics.median(taken[1:] or taken) for taken in runs]
+        medians[size] = [statistics.median(timings[1:] or timings) for timings in runs]
     return medians
 
 
-def _lengths(model: Model) -> list[int]:
+def _row_lengths(model: Model) -> list[int]:
     return [min(length, model.context // 2) for length in ROWS]
 
 
@@ -107,22 +107,22 @@ def _measure_lengths(
     seconds.
     """
     configurations = [key for key in seconds if key[1] in lengths]
-    first = configurations[0]
-    begin = time.perf_counter()
+    first_pair = configurations[0]
+    start_time = time.perf_counter()
     caches = {length: _filled_cache(model, length) for length in lengths}
     for turn in range(ROUNDS):
         for size, length in configurations:
             seconds[size, length].append(_best_time(model, caches[length], size, length))
             progress.step()
-        if time.perf_counter() - begin > limit:
+        if time.perf_counter() - start_time > limit:
             if turn:
                 break
             # What took so long may have been an executor compiling its graphs: then it is quick
             # from now on.
-            again = _time_forward(model, caches[first[1]], *first)
-            if again > seconds[first][0] / 2:
+            repeated_time = _time_forward(model, caches[first_pair[1]], *first_pair)
+            if repeated_time > seconds[first_pair][0] / 2:
                 break
-            begin = time.perf_counter()
+            start_time = time.perf_counter()
     for cache in caches.values():
         cache.drop()
 
@@ -131,22 +131,22 @@ def _best_time(model: Model, cache: Cache, size: int, length: int) -> float:
     """The seconds of a forward; of a quick one the least of several, since the first one of a size
     may have to fetch the weights from memory.
     """
-    taken = [_time_forward(model, cache, size, length)]
-    while taken[0] < QUICK and len(taken) < REPEATS:
-        taken.append(_time_forward(model, cache, size, length))
-    return min(taken)
+    timings = [_time_forward(model, cache, size, length)]
+    while timings[0] < QUICK and len(timings) < REPEATS:
+        timings.append(_time_forward(model, cache, size, length))
+    return min(timings)
 
 
 def _time_forward(model: Model, cache: Cache, size: int, length: int) -> float:
     """Seconds of a forward of a chain of `size` tokens after `length` committed rows."""
     tree = TokenTree(0).chain(i % model.vocab for i in range(1, size))
     ask = Ask(tree, rows=range(size))  # all rows asked for: none of the last forward's is reused
-    job, _ = cache.prepare(ask, _text(length), size)
-    start = time.perf_counter()
+    job, _ = cache.prepare(ask, _blank_text(length), size)
+    start_time = time.perf_counter()
     model.forward([job])
     if model.device.type == "cuda":
         torch.cuda.synchronize(model.device)
-    return time.perf_counter() - start
+    return time.perf_counter() - start_time
 
 
 def _filled_cache(model: Model, length: int) -> Cache:
@@ -154,18 +154,18 @@ def _filled_cache(model: Model, length: int) -> Cache:
     run where rows can exist without one.
     """
     cache = model.cache()
-    whole = False
-    while not whole:
-        job, whole = cache.prepare(Ask(TokenTree(0), rows=[0]), _text(length), CHUNK)
+    is_complete = False
+    while not is_complete:
+        job, is_complete = cache.prepare(Ask(TokenTree(0), rows=[0]), _blank_text(length), CHUNK)
         if model.layout:
             cache.finish()
         else:  # the rows lie where only the model can write them
             model.forward([job])
-    cache.commit(_text(length))
+    cache.commit(_blank_text(length))
     return cache
 
 
-def _text(length: int) -> list[int]:
+def _blank_text(length: int) -> list[int]:
     """A text of `length` tokens and the one that follows, the root of the measured tree."""
     return [0] * (length + 1)
 
@@ -173,7 +173,7 @@ def _text(length: int) -> list[int]:
 # --- what a measurement is valid for
 
 
-def numbers(model: Model) -> str:
+def number_format(model: Model) -> str:
     """The number format of its matrices, by name: int8, int4, bfloat16."""
     packed: str | None = getattr(model, "matrices", None)
     if packed is not None:
@@ -181,8 +181,8 @@ def numbers(model: Model) -> str:
     return str(model.dtype).removeprefix("torch.")
 
 
-def traits(model: Model) -> dict[str, str]:
-    """What a measurement is valid for, by name."""
+def model_traits(model: Model) -> dict[str, str]:
+    """Facts about model and machine that a measurement is valid for, by name."""
     from foretell import __version__
 
     hf = getattr(model, "hf", None)
@@ -196,7 +196,7 @@ def traits(model: Model) -> dict[str, str]:
         size = weight_count(hf)
     size = getattr(model, "mark", size)  # a model in one file says its name, bytes and date
     on_cuda = model.device.type == "cuda"
-    device = torch.cuda.get_device_name(model.device) if on_cuda else processor()
+    device = torch.cuda.get_device_name(model.device) if on_cuda else processor_name()
     matrices = getattr(model, "matrices", None)
     narrow = f"{matrices} and " if matrices else ""
     return {
@@ -216,12 +216,12 @@ def traits(model: Model) -> dict[str, str]:
     }
 
 
-def identity(model: Model) -> str:
+def model_identity(model: Model) -> str:
     """The traits in one line."""
-    return " | ".join(traits(model).values())
+    return " | ".join(model_traits(model).values())
 
 
-def processor() -> str:
+def processor_name() -> str:
     """The processor's name; what the platform module says where no file tells."""
     try:
         text = Path("/proc/cpuinfo").read_text("utf-8")
@@ -236,74 +236,81 @@ def processor() -> str:
 # --- the file
 
 
-def profile(model: Model, fresh: bool = False, tell: Tell = _silent) -> tuple[Costs, Path]:
+def profile_model(
+    model: Model, fresh: bool = False, tell: Tell = _tell_nothing
+) -> tuple[Costs, Path]:
     """The costs of this model here, and the file they are kept in.
 
     They are read from the cache folder, or measured and written there: where there is no usable
     file, where its forwards took much longer than they take now, or if `fresh`. A file that is
     damaged is replaced with a warning; where none can be written the next start measures again.
     """
-    about = identity(model)
-    lengths = _lengths(model)
-    name = hashlib.sha256(f"{about} | {lengths}".encode()).hexdigest()[:24]
-    path = folder() / "costs" / f"{name}.json"
-    seconds = None if fresh else _kept_seconds(path, about, lengths)
-    if seconds is None or _outdated(model, seconds, lengths[0]):
-        seconds = measure(model, tell)
-        document = {"schema": SCHEMA, "about": about, "rows": lengths, "seconds": seconds}
+    identity_text = model_identity(model)
+    lengths = _row_lengths(model)
+    file_name = hashlib.sha256(f"{identity_text} | {lengths}".encode()).hexdigest()[:24]
+    path = folder() / "costs" / f"{file_name}.json"
+    seconds = None if fresh else _kept_seconds(path, identity_text, lengths)
+    if seconds is None or _is_outdated(model, seconds, lengths[0]):
+        seconds = measure_forwards(model, tell)
+        document = {"schema": SCHEMA, "about": identity_text, "rows": lengths, "seconds": seconds}
         with contextlib.suppress(BadFile):  # costs the next start a measurement, nothing else
             write_text(path, json.dumps(document, indent=1))
     costs = Costs(model)
     costs.sizes = getattr(getattr(model, "executor", None), "sizes", ())
-    for size, (near, far) in seconds.items():
-        slope = max(0.0, (far - near) / max(1, lengths[1] - lengths[0]))
+    for size, (near_seconds, far_seconds) in seconds.items():
+        slope = max(0.0, (far_seconds - near_seconds) / max(1, lengths[1] - lengths[0]))
         costs.slope[size] = slope
-        costs.seconds[size] = max(near - slope * lengths[0], FIRST_SHARE * near)
+        costs.seconds[size] = max(near_seconds - slope * lengths[0], FIRST_SHARE * near_seconds)
     return costs, path
 
 
-def _kept_seconds(path: Path, about: str, lengths: list[int]) -> dict[int, list[float]] | None:
-    """What the file holds; None without a file, or with a warning where it cannot be used."""
+def _kept_seconds(
+    path: Path, identity_text: str, lengths: list[int]
+) -> dict[int, list[float]] | None:
+    """Seconds that the file holds; None without a file, or, with a warning, for a bad one."""
     try:
-        return check_costs(json.loads(path.read_text("utf-8")), about, lengths)
+        return check_costs(json.loads(path.read_text("utf-8")), identity_text, lengths)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError, RecursionError) as error:
-        what = str(error) if type(error) is ValueError else "it cannot be read"
-        warnings.warn(f"{path}: {what}; the costs are measured again", ForetellWarning, 3)
+        message = str(error) if type(error) is ValueError else "it cannot be read"
+        warnings.warn(f"{path}: {message}; the costs are measured again", ForetellWarning, 3)
         return None
 
 
 @torch.inference_mode()
-def _outdated(model: Model, seconds: dict[int, list[float]], length: int) -> bool:
+def _is_outdated(model: Model, seconds: dict[int, list[float]], length: int) -> bool:
     """Whether small forwards are much quicker now than they were when the file was written: then
     something else kept the machine busy. That they are slower now says nothing about the file.
     """
     cache = _filled_cache(model, length)
     try:
-        begin = time.perf_counter()
-        for size, (kept, *_) in seconds.items():
+        start_time = time.perf_counter()
+        for size, (kept_seconds, *_) in seconds.items():
             if size > CHECKED:
                 return False
             for _ in range(REPEATS):
-                if kept > SOON and _time_forward(model, cache, size, length) * OUTDATED < kept:
+                if (
+                    kept_seconds > SOON
+                    and _time_forward(model, cache, size, length) * OUTDATED < kept_seconds
+                ):
                     return True
                 # The file has no say in how long the check takes: it may be wrong by any factor.
-                if time.perf_counter() - begin > CHECK:
+                if time.perf_counter() - start_time > CHECK:
                     return False
         return False
     finally:
         cache.drop()
 
 
-def check_costs(document: Any, about: str, lengths: list[int]) -> dict[int, list[float]]:
-    """The seconds of a document that `profile` has written, each one tested.
+def check_costs(document: Any, identity_text: str, lengths: list[int]) -> dict[int, list[float]]:
+    """The seconds of a document that `profile_model` has written, each one tested.
 
     Raises ValueError, which says what is wrong.
     """
     if not isinstance(document, Mapping) or document.get("schema") != SCHEMA:
         raise ValueError(f"is no profile of schema {SCHEMA}")
-    if document.get("about") != about or document.get("rows") != lengths:
+    if document.get("about") != identity_text or document.get("rows") != lengths:
         raise ValueError("is of another model or machine than its name says")
     entries = document.get("seconds")
     if not isinstance(entries, Mapping) or not entries:

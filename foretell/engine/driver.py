@@ -1,4 +1,4 @@
-"""One engine thread, any number of callers.
+"""The engine's thread, shared by any number of callers.
 
 Neither an engine nor a model may be used by two threads at once, and one forward should serve
 everybody who waits. So a `Driver` has a thread of its own that runs the engine's steps while
@@ -47,15 +47,15 @@ STOPPING_SECONDS = 30.0  # that the end of the process waits for a step to end
 class Call:
     """Requests that one caller waits for, and where their events go."""
 
-    def __init__(self, lives: list[Live], deliver: Deliver, every_step: bool):
-        self.lives = lives
+    def __init__(self, live_requests: list[Live], deliver: Deliver, every_step: bool):
+        self.lives = live_requests
         self.deliver = deliver
         self.every_step = every_step
-        self.unfinished = len(lives)
+        self.unfinished = len(live_requests)
         self.pending: list[Event] = []  # events that were not delivered yet
 
     @property
-    def whole(self) -> bool:
+    def is_due(self) -> bool:
         """Whether what is pending is to be delivered."""
         return self.every_step or not self.unfinished
 
@@ -69,7 +69,7 @@ class Courier:
         self._loop = weakref.ref(loop)
         self._parcels: deque[tuple[asyncio.Queue[list[Event]], list[Event]]] = deque()
 
-    def carry(self, inbox: asyncio.Queue[list[Event]], events: list[Event]) -> None:
+    def carry_events(self, inbox: asyncio.Queue[list[Event]], events: list[Event]) -> None:
         """Raises RuntimeError where the loop is closed."""
         self._parcels.append((inbox, events))
         if len(self._parcels) > 1:
@@ -99,17 +99,17 @@ class Driver:
         self._couriers: WeakKeyDictionary[Any, Courier] = WeakKeyDictionary()  # by event loop
         self._threads = torch.get_num_threads()  # to compute with, as the latest caller has it
         self._stepping = False
-        self._reset()
+        self._reset_state()
         _drivers.add(self)
 
-    def _reset(self) -> None:
+    def _reset_state(self) -> None:
         """Nobody uses the engine, and there is no thread."""
         self._changed = threading.Condition()
         self._holder: int | None = None  # the thread that may use the engine now
         self._waiting = 0  # threads that want to be the holder, the engine thread not counted
         self._thread: threading.Thread | None = None
         self._stopped = False
-        weakref.finalize(self, _wake, self._changed)
+        weakref.finalize(self, _wake_waiting, self._changed)
 
     # --- for callers
 
@@ -129,27 +129,27 @@ class Driver:
         """
         count = threads_here() if threads is None else threads
         with self.exclusive():
-            lives: list[Live] = []
+            live_requests: list[Live] = []
             try:
                 for request in requests:
                     request.streamed = every_step
-                    lives.append(self.engine.add(request))
+                    live_requests.append(self.engine.add(request))
             except BaseException:
-                for live in lives:
-                    self.engine.end(live)
+                for live_request in live_requests:
+                    self.engine.end(live_request)
                 raise
-            call = Call(lives, deliver, every_step)
-            self._calls |= {live.index: call for live in lives}
+            call = Call(live_requests, deliver, every_step)
+            self._calls |= {live_request.index: call for live_request in live_requests}
             self._threads = count
-        self._start()
+        self._start_thread()
         return call
 
     def cancel(self, call: Call, wait: bool = True) -> None:
         """Ends what is left of a call's requests, between two steps. `wait`: return after that."""
-        if not any(live.index in self._calls for live in call.lives):
+        if not any(live_request.index in self._calls for live_request in call.lives):
             return
         self._cancelled.append(call)
-        if self.held:
+        if self.is_held:
             # In the middle of a step (a generator was collected as garbage) the next one does it.
             if not self._stepping:
                 self._end_cancelled()
@@ -171,16 +171,16 @@ class Driver:
         inbox: SimpleQueue[list[Event]] = SimpleQueue()
         call = self.submit(requests, inbox.put, every_step)
         try:
-            yield call.lives, self._received(call, inbox)
+            yield call.lives, self._receive_events(call, inbox)
         finally:
             self.cancel(call)
 
-    def _received(self, call: Call, inbox: SimpleQueue[list[Event]]) -> Iterator[list[Event]]:
+    def _receive_events(self, call: Call, inbox: SimpleQueue[list[Event]]) -> Iterator[list[Event]]:
         unfinished = len(call.lives)
         while unfinished:
-            while self.held and inbox.empty():
+            while self.is_held and inbox.empty():
                 with self.exclusive():  # who has the engine to itself runs the steps itself
-                    self._turn()
+                    self._run_turn()
             batch = inbox.get()
             unfinished -= sum(event.done is not None for event in batch)
             yield batch
@@ -189,13 +189,13 @@ class Driver:
     async def following_async(
         self, requests: Sequence[Request], every_step: bool = True, threads: int | None = None
     ) -> AsyncIterator[tuple[list[Live], AsyncIterator[list[Event]]]]:
-        """The same on an event loop, which it never blocks."""
+        """Submits requests as `following` does, on an event loop, which it never blocks."""
         loop = asyncio.get_running_loop()
         inbox: asyncio.Queue[list[Event]] = asyncio.Queue()
         courier = self._couriers.setdefault(loop, Courier(loop))
 
         def deliver(events: list[Event]) -> None:
-            courier.carry(inbox, events)
+            courier.carry_events(inbox, events)
 
         def give_up(submission: asyncio.Future[Call]) -> None:
             if not submission.cancelled() and submission.exception() is None:
@@ -229,7 +229,7 @@ class Driver:
         Raises BadConfig inside a step, where a logits processor, say, uses the model it runs in.
         """
         thread = threading.get_ident()
-        if self.held:
+        if self.is_held:
             if self._stepping:
                 raise BadConfig(
                     "the model was used from inside one of its own steps (by a logits processor, "
@@ -238,19 +238,19 @@ class Driver:
             yield
             return
         try:
-            self._acquire(thread)
+            self._acquire_engine(thread)
             yield
         finally:
-            self._release(thread)
+            self._release_engine(thread)
 
     @property
-    def held(self) -> bool:
+    def is_held(self) -> bool:
         """Whether the engine belongs to this thread now."""
         return self._holder == threading.get_ident()
 
     # --- who may use the engine
 
-    def _acquire(self, thread: int) -> None:
+    def _acquire_engine(self, thread: int) -> None:
         with self._changed:
             self._waiting += 1
             try:
@@ -259,13 +259,13 @@ class Driver:
             finally:
                 self._waiting -= 1
 
-    def _release(self, thread: int) -> None:
+    def _release_engine(self, thread: int) -> None:
         with self._changed:
             if self._holder == thread:
                 self._holder = None
                 self._changed.notify_all()
 
-    def _due(self) -> bool:
+    def _is_due(self) -> bool:
         """Whether it is the engine thread's turn."""
         if self._holder is not None or self._waiting:
             return False
@@ -273,7 +273,7 @@ class Driver:
 
     # --- the engine thread
 
-    def _start(self) -> None:
+    def _start_thread(self) -> None:
         with self._changed:
             if self._stopped:
                 raise RequestFailed("the process is ending: no request can be taken in any more")
@@ -283,7 +283,7 @@ class Driver:
                 atexit.register(_stop_all)
                 arguments = (weakref.ref(self), self._changed)
                 self._thread = threading.Thread(
-                    target=_serve, args=arguments, name="foretell-engine", daemon=True
+                    target=_serve_engine, args=arguments, name="foretell-engine", daemon=True
                 )
                 self._thread.start()
 
@@ -292,14 +292,14 @@ class Driver:
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)
         try:
-            self._turn()
+            self._run_turn()
         except BaseException as error:  # a processor that exits, say: its callers are told
-            self._fail(error)
+            self._fail_all(error)
         finally:
-            self._release(threading.get_ident())
+            self._release_engine(threading.get_ident())
 
-    def _turn(self) -> None:
-        """One step of the engine, in the thread that holds it, and its events to who waits."""
+    def _run_turn(self) -> None:
+        """Runs a step of the engine, in the thread that holds it, and delivers its events."""
         self._end_cancelled()
         if not (self.engine.live or self.engine.events):
             return
@@ -307,13 +307,13 @@ class Driver:
         try:
             events = self.engine.step()
         except Exception as error:
-            self._fail(error)
+            self._fail_all(error)
             return
         finally:
             self._stepping = False
-        self._deliver(events)
+        self._deliver_events(events)
 
-    def _fail(self, error: BaseException) -> None:
+    def _fail_all(self, error: BaseException) -> None:
         """Ends every request with the error of a step that the engine put down to none of them."""
         failure = error
         if isinstance(error, Exception) and not isinstance(error, ForetellError):
@@ -321,17 +321,17 @@ class Driver:
             failure.__cause__ = error
         events = list(self.engine.events)
         self.engine.events.clear()
-        for live in list(self.engine.live):
-            live.error = failure
-            live.reason = "error"
+        for live_request in list(self.engine.live):
+            live_request.error = failure
+            live_request.reason = "error"
             with suppress(Exception):  # what else goes wrong here follows from the first error
-                self.engine.end(live)
-            events.append(Event(live.index, [], [], "error"))
+                self.engine.end(live_request)
+            events.append(Event(live_request.index, [], [], "error"))
         self.engine.live.clear()
-        self._deliver(events)
+        self._deliver_events(events)
 
-    def _deliver(self, events: Sequence[Event]) -> None:
-        ready: dict[Call, None] = {}
+    def _deliver_events(self, events: Sequence[Event]) -> None:
+        ready_calls: dict[Call, None] = {}
         for event in events:
             call = self._calls.get(event.request)
             if call is None:
@@ -340,9 +340,9 @@ class Driver:
             if event.done is not None:
                 call.unfinished -= 1
                 self._calls.pop(event.request, None)
-            if call.whole:
-                ready[call] = None
-        for call in ready:
+            if call.is_due:
+                ready_calls[call] = None
+        for call in ready_calls:
             batch = call.pending
             call.pending = []
             try:
@@ -353,9 +353,9 @@ class Driver:
     def _end_cancelled(self) -> None:
         while self._cancelled:
             call = self._cancelled.popleft()
-            for live in call.lives:
-                if self._calls.pop(live.index, None) is not None:
-                    self.engine.end(live)
+            for live_request in call.lives:
+                if self._calls.pop(live_request.index, None) is not None:
+                    self.engine.end(live_request)
 
     # --- the ends of processes
 
@@ -368,7 +368,7 @@ class Driver:
             self._thread.join(STOPPING_SECONDS)
 
     def _after_fork(self) -> None:
-        """In the child, which has none of the threads but the one that forked."""
+        """Starts anew in the child, which has no thread but the one that forked."""
         unfinished = dict(self._calls)
         if self._stepping:  # what drafters learn may be half written
             self.engine.stores.clear()
@@ -377,12 +377,14 @@ class Driver:
         self._cancelled.clear()
         self._calls.clear()
         self._stepping = False
-        self._reset()
+        self._reset_state()
         for index, call in unfinished.items():
-            for live in call.lives:
-                if live.index == index:
-                    live.error = RequestFailed("the process was forked: its parent has the request")
-                    live.reason = "error"
+            for live_request in call.lives:
+                if live_request.index == index:
+                    live_request.error = RequestFailed(
+                        "the process was forked: its parent has the request"
+                    )
+                    live_request.reason = "error"
             call.pending.append(Event(index, [], [], "error"))
         for call in set(unfinished.values()):
             call.deliver(call.pending)
@@ -391,18 +393,18 @@ class Driver:
 _drivers: weakref.WeakSet[Driver] = weakref.WeakSet()
 
 
-def _serve(reference: weakref.ref[Driver], changed: threading.Condition) -> None:
-    """What the engine thread does. It holds its driver only while there is something to do."""
-    first = reference()
-    if first is not None and first.engine.models["target"].device.type == "cuda":
-        torch.cuda.set_device(first.engine.models["target"].device)
-    del first
+def _serve_engine(reference: weakref.ref[Driver], changed: threading.Condition) -> None:
+    """Runs the engine thread, which holds its driver only while there is something to do."""
+    initial_driver = reference()
+    if initial_driver is not None and initial_driver.engine.models["target"].device.type == "cuda":
+        torch.cuda.set_device(initial_driver.engine.models["target"].device)
+    del initial_driver
     while True:
         with changed:
             driver = reference()
             if driver is None or driver._stopped:
                 return
-            if not driver._due():
+            if not driver._is_due():
                 del driver
                 if reference() is not None:  # else that was the last use of it
                     changed.wait()
@@ -421,28 +423,28 @@ async def _received_async(
         while not inbox.empty():  # who reads slowly gets more at a time
             batch += inbox.get_nowait()
         # Of a traced request each step is shown.
-        if all(live.ctx.request.trace is None for live in call.lives):
-            batch = _joined(batch)
+        if all(live_request.ctx.request.trace is None for live_request in call.lives):
+            batch = _join_events(batch)
         unfinished -= sum(event.done is not None for event in batch)
         yield batch
 
 
-def _joined(events: list[Event]) -> list[Event]:
-    """The same with the tokens of each request together; its end follows them."""
+def _join_events(events: list[Event]) -> list[Event]:
+    """Joins the events of each request: its tokens together, its end behind them."""
     if len(events) < 2:
         return events
-    joined: dict[int, Event] = {}
+    events_by_request: dict[int, Event] = {}
     for event in events:
-        known = joined.setdefault(event.request, Event(event.request, [], []))
-        known.tokens += event.tokens
-        known.sources += event.sources
-        known.done = event.done or known.done
-        known.placed = [*known.placed, *event.placed]
-        known.length = known.length if event.length is None else event.length
-    return list(joined.values())
+        joined_event = events_by_request.setdefault(event.request, Event(event.request, [], []))
+        joined_event.tokens += event.tokens
+        joined_event.sources += event.sources
+        joined_event.done = event.done or joined_event.done
+        joined_event.placed = [*joined_event.placed, *event.placed]
+        joined_event.length = joined_event.length if event.length is None else event.length
+    return list(events_by_request.values())
 
 
-def _wake(changed: threading.Condition) -> None:
+def _wake_waiting(changed: threading.Condition) -> None:
     with changed:
         changed.notify_all()
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from foretell.core.model import Model
-from foretell.core.refusals import lacks
+from foretell.core.refusals import unmet_capability
 from foretell.core.types import Ask, Call, Message, Reply, Steps
 from foretell.engine.remote import Remote
 from foretell.errors import BadConfig, Unsupported
@@ -40,7 +40,7 @@ Asking = Generator[Message, Any, Any]  # asks one model, and returns something
 
 
 class Seat(Protocol):
-    """One branch's rows of the model at the side."""
+    """Rows of one branch of the model at the side."""
 
     def answer(self, ask: Ask, tokens: Sequence[int]) -> Reply:
         """The rows that `ask` wants on a branch that has these tokens."""
@@ -57,9 +57,9 @@ class OwnRows:
         self.cache = model.cache(ctx.request)
 
     def answer(self, ask: Ask, tokens: Sequence[int]) -> Reply:
-        whole = False
-        while not whole:
-            job, whole = self.cache.prepare(ask, tokens, CHUNK)
+        is_complete = False
+        while not is_complete:
+            job, is_complete = self.cache.prepare(ask, tokens, CHUNK)
             reply = self.model.forward([job])[0]
         return reply
 
@@ -101,7 +101,7 @@ class Beside:
         """Yields what there is to wait for; returns what `steps` returns."""
         result, forwards = yield Call(partial(self._drive, steps, list(self.ctx.tokens)))
         for seconds in forwards:
-            self.ctx.stats.called(self.name, seconds, step=False, elapsed=0.0)
+            self.ctx.stats.note_call(self.name, seconds, step=False, elapsed=0.0)
         return result
 
     def close(self) -> None:
@@ -112,7 +112,7 @@ class Beside:
                 self.seat.drop()
 
     def _drive(self, steps: Asking, tokens: Sequence[int]) -> tuple[Any, list[float]]:
-        """What `steps` returns, and the seconds of each forward. Runs in the lane's thread."""
+        """Returns the result of `steps` and each forward's seconds. Runs in the lane's thread."""
         with self.lock:
             if self.closed:
                 return None, []
@@ -127,9 +127,9 @@ class Beside:
                         ask = steps.send(answer)
                     except StopIteration as end:
                         return end.value, forwards
-                    start = time.perf_counter()
+                    start_time = time.perf_counter()
                     answer = self._answer(ask, tokens)
-                    forwards.append(time.perf_counter() - start)
+                    forwards.append(time.perf_counter() - start_time)
             return None, forwards  # nobody waits for it any more
         finally:
             steps.close()
@@ -142,25 +142,27 @@ class Beside:
         assert isinstance(ask, Ask) and ask.model == self.name, "a lane answers one model's asks"
         assert ask.branch == self.ctx.branch, "a lane answers asks on one branch"
         model = self.ctx.models[self.name]
-        lacking = lacks(model, ask)
+        lacking = unmet_capability(model, ask)
         if lacking is not None:
-            what, given = lacking
-            name = f"{self.ctx.request.name} ({given})"
-            raise Unsupported.missing(name, model.name, what, "use another method or model")
+            capability, refused_value = lacking
+            name = f"{self.ctx.request.name} ({refused_value})"
+            raise Unsupported.missing_capability(
+                name, model.name, capability, "use another method or model"
+            )
         return self.seat.answer(ask, tokens)
 
 
 Lane = Inline | Beside
 
 
-def check(method: str, lane: str) -> None:
+def check_lane(method: str, lane: str) -> None:
     """Raises BadConfig for a lane that there is not."""
     if lane not in LANES:
         raise BadConfig.field(f"{method}:lane", lane, f"one of {', '.join(LANES)}")
 
 
-def bring(lane: str, models: Mapping[str, Model], name: str) -> Mapping[str, Any]:
-    """What a method with this lane brings (Drafter.bring): the process, one for all of an engine.
+def bring_remote(lane: str, models: Mapping[str, Model], name: str) -> Mapping[str, Any]:
+    """Models that a method with this lane brings (Drafter.bring): the engine's one process.
 
     Raises Unsupported where the model cannot be made again in a process.
     """
@@ -181,14 +183,14 @@ def open_lane(lane: str, ctx: Context, name: str) -> Lane:
         remote: Any = ctx.models[f"{name}@process"]
         return Beside(ctx, name, remote.seat())
     if lane == "stream" and model.device.type != "cuda":
-        raise Unsupported.missing(
+        raise Unsupported.missing_capability(
             "lane=stream", model.name, "a CUDA GPU, where models have streams", "use lane=thread"
         )
     seat = OwnRows(model, ctx)
     if model.reads_target or not getattr(seat.cache, "own_memory", True):
         need = "cache rows in a memory of their own"
         cure = "load it with executor='torch', or use lane=inline or process"
-        raise Unsupported.missing(f"lane={lane}", model.name, need, cure)
+        raise Unsupported.missing_capability(f"lane={lane}", model.name, need, cure)
     if lane == "thread":
         return Beside(ctx, name, seat)
     return Beside(ctx, name, seat, partial(_on_stream, torch.cuda.Stream(model.device)))

@@ -32,8 +32,8 @@ class OpenAsk:
     @property
     def for_target(self) -> bool:
         """Whether a whole forward of the target answers it, its rest, or all there will be."""
-        whole = self.ask.layers is None or self.ask.lasting or self.ask.states is not None
-        return self.ask.model == "target" and whole
+        runs_fully = self.ask.layers is None or self.ask.lasting or self.ask.states is not None
+        return self.ask.model == "target" and runs_fully
 
     @property
     def size(self) -> int:
@@ -41,14 +41,14 @@ class OpenAsk:
         return self.pending + self.ask.size
 
     @property
-    def before(self) -> int:
+    def cached_length(self) -> int:
         """Tokens that its cache has taken in."""
         return len(self.live.ctx.branches[self.ask.branch].tokens) - 1 - self.pending
 
 
 @dataclass(eq=False)
 class Task:
-    """One generator of a request. It can go on unless it waits for replies, children or a call."""
+    """A generator of a request. It can go on unless it waits for replies, children or a call."""
 
     steps: Steps
     parent: Task | None = None
@@ -65,7 +65,7 @@ class Task:
     call: Future[Any] | None = None
     ended: bool = False
 
-    def wake(self, answer: Any = None, error: BaseException | None = None) -> None:
+    def wake_task(self, answer: Any = None, error: BaseException | None = None) -> None:
         """Lets it go on."""
         self.answer, self.error, self.ready = answer, error, True
 
@@ -101,14 +101,14 @@ class Live:
 
     @property
     def logprobs(self) -> list[tuple[float | None, list[tuple[int, float]]]]:
-        """Of the result's tokens: see stats.logprobs."""
+        """Log-probabilities of the result's tokens: see stats.row_logprobs."""
         return self.ctx.branches[self.result].logprobs
 
     def new_branch(self, branch: Branch) -> int:
         """Takes a branch in; returns its handle. Raises BadConfig where there are too many."""
-        most = self.ctx.engine.admission.branches
-        if most is not None and len(self.ctx.branches) >= most:
-            raise BadConfig(f"method: at most {most} texts side by side; ask for fewer")
+        max_branches = self.ctx.engine.admission.branches
+        if max_branches is not None and len(self.ctx.branches) >= max_branches:
+            raise BadConfig(f"method: at most {max_branches} texts side by side; ask for fewer")
         handle = self.next_branch
         self.next_branch += 1
         self.ctx.branches[handle] = branch
@@ -117,20 +117,20 @@ class Live:
     def calls(self) -> Iterator[Future[Any]]:
         return (task.call for task in self.tasks if task.call is not None)
 
-    def free(self) -> None:
+    def free_rows(self) -> None:
         """Lets go of all rows."""
         while self.caches:
             self.caches.popitem()[1].drop()
 
 
 class Host(Shared, Protocol):
-    """What messages and forwards use of the engine."""
+    """The part of an engine that messages and forwards use."""
 
     live: list[Any]
     events: list[Event]
     forwards: int
     pool: ThreadPoolExecutor | None
 
-    def cache_of(self, live: Live, name: str, branch: int) -> Cache: ...
+    def cache_of(self, live_request: Live, name: str, branch: int) -> Cache: ...
 
-    def fail(self, live: Live, error: BaseException) -> None: ...
+    def fail_request(self, live_request: Live, error: BaseException) -> None: ...

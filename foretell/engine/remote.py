@@ -35,24 +35,24 @@ HEAD = struct.Struct("<II")  # bytes of the JSON, bytes behind it
 LAST = 2000  # bytes of its standard error that are looked through for its last words
 CLOSING = 5.0  # seconds that it has to end by itself
 
-_known: weakref.WeakKeyDictionary[Model, weakref.ref[Remote]] = weakref.WeakKeyDictionary()
+_known_remotes: weakref.WeakKeyDictionary[Model, weakref.ref[Remote]] = weakref.WeakKeyDictionary()
 _finding = Lock()
 
 
-def recipe(source: str, **options: Any) -> dict[str, Any]:
-    """That of a model that was loaded from `source` with these options of foretell.load."""
+def model_recipe(source: str, **options: Any) -> dict[str, Any]:
+    """Recipe of a model that was loaded from `source` with these options of foretell.load."""
     if source.lower().endswith(".gguf"):
         options = {}  # it is run as it is, whatever the others are
     return {"make": f"{WORKER}:loaded", "arguments": {"source": source, **options}}
 
 
-def send(pipe: IO[bytes], message: dict[str, Any], data: bytes = b"") -> None:
+def send_message(pipe: IO[bytes], message: dict[str, Any], data: bytes = b"") -> None:
     text = json.dumps(message).encode()
     pipe.write(HEAD.pack(len(text), len(data)) + text + data)
     pipe.flush()
 
 
-def receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
+def receive_message(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
     """A message and the bytes behind it; None: the other side is gone."""
     head = pipe.read(HEAD.size)
     if len(head) < HEAD.size:
@@ -72,53 +72,53 @@ class Worker:
         self.model = model
         self.turn = Lock()
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed by _end
-        places = os.pathsep.join(place or os.getcwd() for place in sys.path)
+        search_paths = os.pathsep.join(place or os.getcwd() for place in sys.path)
         self.process = subprocess.Popen(
             [sys.executable, "-m", WORKER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.errors,
-            env={**os.environ, "PYTHONPATH": places},
+            env={**os.environ, "PYTHONPATH": search_paths},
         )
-        self.close = weakref.finalize(self, _end, self.process, self.errors)
+        self.close = weakref.finalize(self, _end_process, self.process, self.errors)
         self.loaded = False
         self.dropped: list[int] = []  # seats that it may forget
-        first = {**made_by, "threads": torch.get_num_threads()}
+        first_message = {**made_by, "threads": torch.get_num_threads()}
         try:
-            send(self._pipe(self.process.stdin), first)
+            send_message(self._check_pipe(self.process.stdin), first_message)
         except OSError as error:
-            raise self._ended() from error
+            raise self._describe_end() from error
 
     @property
     def alive(self) -> bool:
         return self.process.poll() is None and self.close.alive
 
     def ask(self, message: dict[str, Any]) -> tuple[dict[str, Any], bytes]:
-        """Its answer. Raises RequestFailed where it reports an error, or has ended."""
+        """Returns its answer. Raises RequestFailed where it reports an error, or has ended."""
         with self.turn:
             if not self.loaded:
-                self._received()
+                self._receive_answer()
                 self.loaded = True
             try:
-                send(self._pipe(self.process.stdin), message)
+                send_message(self._check_pipe(self.process.stdin), message)
             except (OSError, ValueError) as error:  # ValueError: the pipe is closed
-                raise self._ended() from error
-            return self._received()
+                raise self._describe_end() from error
+            return self._receive_answer()
 
-    def _received(self) -> tuple[dict[str, Any], bytes]:
-        answer = receive(self._pipe(self.process.stdout))
+    def _receive_answer(self) -> tuple[dict[str, Any], bytes]:
+        answer = receive_message(self._check_pipe(self.process.stdout))
         if answer is None:
-            raise self._ended()
+            raise self._describe_end()
         if "error" in answer[0]:
             raise RequestFailed(f"the process that computes {self.model}: {answer[0]['error']}")
         return answer
 
     @staticmethod
-    def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
+    def _check_pipe(pipe: IO[bytes] | None) -> IO[bytes]:
         assert pipe is not None, "both ends were asked for"
         return pipe
 
-    def _ended(self) -> RequestFailed:
+    def _describe_end(self) -> RequestFailed:
         try:
             code: int | str = self.process.wait(CLOSING)
         except subprocess.TimeoutExpired:
@@ -135,7 +135,7 @@ class Worker:
         )
 
 
-def _end(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
+def _end_process(process: subprocess.Popen[bytes], errors: IO[bytes]) -> None:
     """Closes the pipe, by which the process ends, and waits for that."""
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
@@ -162,7 +162,7 @@ class Remote:
 
     def __init__(self, model: Model):
         if model.recipe is None or model.reads_target:
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 "lane=process",
                 model.name,
                 "files that a process can load it from",
@@ -178,11 +178,11 @@ class Remote:
     def of(cls, model: Model) -> Remote:
         """The one of this model, which is made where there is none."""
         with _finding:
-            known = _known.get(model)
-            remote = None if known is None else known()
+            known_remote = _known_remotes.get(model)
+            remote = None if known_remote is None else known_remote()
             if remote is None:
                 remote = cls(model)
-                _known[model] = weakref.ref(remote)
+                _known_remotes[model] = weakref.ref(remote)
             return remote
 
     def seat(self) -> RemoteSeat:
@@ -194,7 +194,7 @@ class Remote:
 
 
 class RemoteSeat:
-    """One branch's rows in the process."""
+    """Rows of one branch in the process."""
 
     def __init__(self, worker: Worker, number: int):
         self.worker = worker
@@ -203,26 +203,28 @@ class RemoteSeat:
 
     def answer(self, ask: Ask, tokens: Sequence[int]) -> Reply:
         if ask.taps or ask.states is not None or ask.features is not None:
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 "lane=process", self.worker.model, "asks for logits alone", "use lane=thread"
             )
-        same = len(self.told) if [*tokens[: len(self.told)]] == self.told else 0
+        same_count = len(self.told) if [*tokens[: len(self.told)]] == self.told else 0
         tree = ask.tree
         nodes = None if ask.rows is None else [*ask.rows]
         dropped, self.worker.dropped = self.worker.dropped, []
         message = {
             "drop": dropped,
             "seat": self.number,
-            "same": same,
-            "tokens": [*tokens[same:]],
+            "same": same_count,
+            "tokens": [*tokens[same_count:]],
             "tree": [tree.tokens, tree.parents],
             "rows": nodes,
             "layers": ask.layers,
         }
         self.told = [*tokens]
-        head, data = self.worker.ask(message)
-        array = np.frombuffer(bytearray(data), dtype=head["dtype"]).reshape(head["shape"])
-        return Reply(torch.from_numpy(array), {}, head["nodes"], head["new"])
+        reply_head, data = self.worker.ask(message)
+        array = np.frombuffer(bytearray(data), dtype=reply_head["dtype"]).reshape(
+            reply_head["shape"]
+        )
+        return Reply(torch.from_numpy(array), {}, reply_head["nodes"], reply_head["new"])
 
     def drop(self) -> None:
         """The process hears of it with the next ask: nobody waits for that here."""

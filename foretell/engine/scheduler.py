@@ -1,4 +1,4 @@
-"""Which open asks take part in the next forward, and how much of a long text each computes.
+"""Schedulers with chunked prefill: which asks join a forward, with how much of a long text.
 
 A scheduler is a function `plan(waiting, costs)`; an engine has one, and a server may bring its own.
 """
@@ -53,79 +53,90 @@ class FairPlan:
         if len(waiting) == 1:  # nobody else to be fair to
             return [(waiting[0], CHUNK)]
         groups: dict[Any, list[OpenAsk]] = {}
-        for entry in waiting:
-            groups.setdefault(self.group(entry), []).append(entry)
+        for open_ask in waiting:
+            groups.setdefault(self.group(open_ask), []).append(open_ask)
         drafts = [group for group in groups.values() if not group[0].for_target]
         target = [group for group in groups.values() if group[0].for_target]
-        steps = [group for group in drafts if any(entry.pending <= STEP for entry in group)]
+        steps = [group for group in drafts if any(open_ask.pending <= STEP for open_ask in group)]
         if not (target or steps):
-            return self.share(self.oldest(drafts), CHUNK)
+            return self.share(self.find_oldest(drafts), CHUNK)
         if self.passed < PATIENCE and (steps or (drafts and self.room >= LEAST)):
-            planned = self.share(self.oldest(steps or drafts), self.room)
-            self.room -= sum(tokens for entry, tokens in planned if entry.pending > STEP)
+            planned = self.share(self.find_oldest(steps or drafts), self.room)
+            self.room -= sum(tokens for open_ask, tokens in planned if open_ask.pending > STEP)
             self.passed += 1
             return planned
         self.room, self.passed = DRAFT_CHUNK, 0
-        group = self.oldest(target or drafts)
+        group = self.find_oldest(target or drafts)
         return self.share(group, self.beside_steps(group, costs))
 
     def beside_steps(self, group: Sequence[OpenAsk], costs: Mapping[Any, Costs]) -> int:
         """Tokens of texts that fit into a forward beside the steps of this group."""
-        steps = self.fitting(group)
-        read_live = any(entry.live.ctx.request.streamed for entry in steps)
+        steps = self.find_fitting(group)
+        read_live = any(open_ask.live.ctx.request.streamed for open_ask in steps)
         if not steps or (self.between_tokens is None and not read_live):
             return CHUNK
-        text = self.in_turn([entry for entry in group if entry.pending > STEP])
-        first = steps[0]
+        waiting_texts = self.in_turn([open_ask for open_ask in group if open_ask.pending > STEP])
+        first_step = steps[0]
         # With a piece of a text there is one job more, which another executor may compute.
-        executor = first.model.executor_of(len(steps) + 1)
-        known = costs.get((first.model, executor, first.ask.layers))
-        if not text or known is None or not known.seconds:
+        executor = first_step.model.executor_of(len(steps) + 1)
+        model_costs = costs.get((first_step.model, executor, first_step.ask.layers))
+        if not waiting_texts or model_costs is None or not model_costs.seconds:
             return LEAST
-        size = sum(entry.size for entry in steps)
-        read = sum(entry.size * entry.before for entry in steps)
+        step_size = sum(open_ask.size for open_ask in steps)
+        read_rows = sum(open_ask.size * open_ask.cached_length for open_ask in steps)
         pieces = np.arange(CHUNK + 1)
-        read_with = read + pieces * (text[0].before + pieces / 2)
-        seconds = known.curve(size + CHUNK)[size - 1 :] + known.row_seconds() * read_with
-        allowed = self.between_tokens or STRETCH * seconds[0]
-        return max(LEAST, int(np.searchsorted(seconds, allowed, side="right")) - 1)
+        read_with = read_rows + pieces * (waiting_texts[0].cached_length + pieces / 2)
+        seconds = (
+            model_costs.curve(step_size + CHUNK)[step_size - 1 :]
+            + model_costs.row_seconds() * read_with
+        )
+        allowed_seconds = self.between_tokens or STRETCH * seconds[0]
+        return max(LEAST, int(np.searchsorted(seconds, allowed_seconds, side="right")) - 1)
 
     @staticmethod
-    def group(entry: OpenAsk) -> Any:
-        """What asks that share a forward have in common."""
-        ask = entry.ask
-        return id(entry.model), ask.layers, ask.states is None
+    def group(open_ask: OpenAsk) -> Any:
+        """Key of the asks that may share a forward."""
+        ask = open_ask.ask
+        return id(open_ask.model), ask.layers, ask.states is None
 
     @staticmethod
-    def oldest(groups: Sequence[list[OpenAsk]]) -> list[OpenAsk]:
+    def find_oldest(groups: Sequence[list[OpenAsk]]) -> list[OpenAsk]:
         """The group with the ask that has waited for longest."""
-        return max(groups, key=lambda group: max(entry.waited for entry in group))
+        return max(groups, key=lambda group: max(open_ask.waited for open_ask in group))
 
     @staticmethod
-    def fitting(group: Sequence[OpenAsk]) -> list[OpenAsk]:
+    def find_fitting(group: Sequence[OpenAsk]) -> list[OpenAsk]:
         """The steps of a group that one forward takes, in their order. Where they have more than
         ROWS tokens, as canvases may, those that have waited for longest; the others come next.
         """
-        steps = [entry for entry in group if entry.pending <= STEP]
-        total = sum(entry.size for entry in steps)
-        order = sorted(steps, key=lambda entry: entry.waited, reverse=True)
+        steps = [open_ask for open_ask in group if open_ask.pending <= STEP]
+        total = sum(open_ask.size for open_ask in steps)
+        order = sorted(steps, key=lambda open_ask: open_ask.waited, reverse=True)
         while total > ROWS and len(order) > 1:
             total -= order.pop().size
-        return [entry for entry in steps if entry in order] if len(order) < len(steps) else steps
+        return (
+            [open_ask for open_ask in steps if open_ask in order]
+            if len(order) < len(steps)
+            else steps
+        )
 
     @staticmethod
     def in_turn(texts: list[OpenAsk]) -> list[OpenAsk]:
-        """These in the order in which their requests come, see Admission."""
-        return sorted(texts, key=lambda entry: entry.live.ctx.engine.admission.turn(entry.live))
+        """Sorts texts by the turns of their requests, see Admission."""
+        return sorted(
+            texts, key=lambda open_ask: open_ask.live.ctx.engine.admission.turn(open_ask.live)
+        )
 
     @staticmethod
     def share(group: list[OpenAsk], room: int) -> Planned:
         """The steps of the group that fit, and of its texts, in order, about `room` tokens."""
-        planned: Planned = [(entry, entry.size) for entry in FairPlan.fitting(group)]
-        for entry in FairPlan.in_turn([entry for entry in group if entry.pending > STEP]):
+        planned: Planned = [(open_ask, open_ask.size) for open_ask in FairPlan.find_fitting(group)]
+        for open_ask in FairPlan.in_turn(
+            [open_ask for open_ask in group if open_ask.pending > STEP]
+        ):
             if room < LEAST and planned:
                 break
-            tokens = min(entry.pending, max(room, LEAST))
-            planned.append((entry, tokens))
+            tokens = min(open_ask.pending, max(room, LEAST))
+            planned.append((open_ask, tokens))
             room -= tokens
         return planned

@@ -1,4 +1,4 @@
-"""What an engine is doing and has done, in numbers, and whether what it keeps is sound."""
+"""Numbers of what an engine does and has done, and whether what it keeps is sound."""
 
 from __future__ import annotations
 
@@ -28,27 +28,31 @@ class Totals:
             counts[position] += accepted
 
     def with_running(self, engine: Any) -> Totals:
-        """The same with the requests in flight."""
-        whole = Totals()
-        whole.numbers = dict(self.numbers)
-        whole.accepted_per_position = list(self.accepted_per_position)
-        for live in list(engine.live):
-            whole.add(live.ctx.stats)
-            output = max((len(b.output) for b in list(live.ctx.branches.values())), default=0)
-            whole.numbers["tokens"] += output - live.ctx.stats.tokens
-        return whole
+        """Returns these sums with the requests in flight."""
+        all_totals = Totals()
+        all_totals.numbers = dict(self.numbers)
+        all_totals.accepted_per_position = list(self.accepted_per_position)
+        for live_request in list(engine.live):
+            all_totals.add(live_request.ctx.stats)
+            output = max(
+                (len(b.output) for b in list(live_request.ctx.branches.values())), default=0
+            )
+            all_totals.numbers["tokens"] += output - live_request.ctx.stats.tokens
+        return all_totals
 
 
-def status(engine: Any) -> dict[str, Any]:
+def engine_status(engine: Any) -> dict[str, Any]:
     """Numbers of an engine at this moment. Bytes are those that caches take."""
-    lives = list(engine.live)
-    caches = [cache for live in lives for cache in list(live.caches.values())]
+    live_requests = list(engine.live)
+    caches = [
+        cache for live_request in live_requests for cache in list(live_request.caches.values())
+    ]
     totals = engine.totals.with_running(engine)
     numbers = totals.numbers
     tree = None if engine.reuse is None else engine.reuse.tree
     return {
-        "running": sum(not live.paused for live in lives),
-        "waiting": sum(live.paused for live in lives),
+        "running": sum(not live_request.paused for live_request in live_requests),
+        "waiting": sum(live_request.paused for live_request in live_requests),
         "preempted": engine.admission.preempted,
         "cache_bytes": sum(cache.allocated for cache in caches),
         "cache_limit": engine.admission.memory,
@@ -69,15 +73,17 @@ def status(engine: Any) -> dict[str, Any]:
     }
 
 
-def troubles(engine: Any) -> list[str]:
-    """What is wrong with what an engine keeps while it has nothing to do; empty: nothing."""
-    found = []
+def find_troubles(engine: Any) -> list[str]:
+    """Faults in what an idle engine keeps, as texts; empty: there are none."""
+    problems = []
     if engine.live:
         return [f"{len(engine.live)} requests are in flight: check when there are none"]
     if engine.reuse is not None:
         tree = engine.reuse.tree
-        found += tree.troubles()
-        read = sum(node.segment.readers for node in tree.nodes())
-        if read:
-            found.append(f"shared segments count {read} readers, and there is no request")
-    return found
+        problems += tree.find_troubles()
+        reader_count = sum(node.segment.readers for node in tree.iterate_nodes())
+        if reader_count:
+            problems.append(
+                f"shared segments count {reader_count} readers, and there is no request"
+            )
+    return problems

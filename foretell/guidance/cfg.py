@@ -29,7 +29,8 @@ from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from foretell.core.source import Nodes, Reading, Source
+from foretell.core.drafter import Reading
+from foretell.core.source import Nodes, Source
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
@@ -39,11 +40,11 @@ from foretell.guidance.mixing import (
     ask_beside,
     check_partner,
     check_room,
-    extrapolated,
-    logs,
+    extrapolate_rows,
+    log_probs,
+    mask_implausible,
     open_beside,
-    plausible,
-    wanted,
+    requested_nodes,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Cfg(Source):
-    """With g=1 and least=0 the rows are the target's own, and nothing else is read."""
+    """The settings of guidance; with g=1 and least=0 the rows are the target's own, and nothing
+    else is read.
+    """
 
     g: float = 1.5  # the paper's tables have 1 to 4
     negative: TokenIds = ()  # the other prompt, as token ids; none: the prompt's last token
@@ -85,11 +88,11 @@ class Cfg(Source):
         if self.model and not self.negative:
             return None
         check_ids("cfg:negative", self.negative, ctx.models[self.model or "target"].vocab)
-        prompt = self.negative or tuple(ctx.tokens[: len(ctx.tokens) - len(ctx.output)][-1:])
-        beside = yield from open_beside(ctx, "cfg", prompt, self.model or "target")
-        return beside
+        other_prompt = self.negative or tuple(ctx.tokens[: len(ctx.tokens) - len(ctx.output)][-1:])
+        other_branch = yield from open_beside(ctx, "cfg", other_prompt, self.model or "target")
+        return other_branch
 
-    def read(
+    def read_rows(
         self,
         ctx: Context,
         state: Beside | None,
@@ -97,20 +100,22 @@ class Cfg(Source):
         taps: Sequence[int],
         nodes: Nodes = None,
     ) -> Reading:
-        rows = wanted(tree, nodes)
-        own = Ask(tree, branch=ctx.branch, rows=rows, taps=tuple(taps))
+        requested_rows = requested_nodes(tree, nodes)
+        target_ask = Ask(tree, branch=ctx.branch, rows=requested_rows, taps=tuple(taps))
         if self.g == 1:
-            reply: Reply = yield own
+            reply: Reply = yield target_ask
             if not self.least:
                 return reply
-            c = logs(reply.logits)
-            return replace(reply, logits=plausible(c, c, self.least))
+            prompted_logs = log_probs(reply.logits)
+            return replace(reply, logits=mask_implausible(prompted_logs, prompted_logs, self.least))
         if state is not None:
-            other = yield from ask_beside(ctx, state, tree, rows)
+            other_ask = yield from ask_beside(ctx, state, tree, requested_rows)
         else:
-            other = Ask(tree, self.model, ctx.branch, rows=rows)
-        reply, away = yield [own, other]
-        c = logs(reply.logits)
-        u = logs(away.logits.to(c), c.shape[-1])
-        mixed = plausible(extrapolated(c, u, self.g), c, self.least)
-        return replace(reply, logits=mixed)
+            other_ask = Ask(tree, self.model, ctx.branch, rows=requested_rows)
+        reply, other_reply = yield [target_ask, other_ask]
+        prompted_logs = log_probs(reply.logits)
+        other_logs = log_probs(other_reply.logits.to(prompted_logs), prompted_logs.shape[-1])
+        mixed_rows = mask_implausible(
+            extrapolate_rows(prompted_logs, other_logs, self.g), prompted_logs, self.least
+        )
+        return replace(reply, logits=mixed_rows)

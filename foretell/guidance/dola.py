@@ -30,11 +30,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.source import Nodes, Reading, Source
+from foretell.core.drafter import Reading
+from foretell.core.source import Nodes, Source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
 from foretell.errors import BadConfig
-from foretell.guidance.mixing import layer_rows, logs, plausible, possible, wanted
+from foretell.guidance.mixing import (
+    layer_rows,
+    log_probs,
+    mask_implausible,
+    mask_impossible,
+    requested_nodes,
+)
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -45,7 +52,7 @@ MANY = 40  # layers above which a half has MANY / 2 of them
 
 @dataclass(frozen=True)
 class Dola(Source):
-    """With layers=none the rows are the target's own."""
+    """The settings of DoLa; with layers=none the rows are the target's own."""
 
     layers: str = "low"  # candidates: low, high, none, or numbers of layers, as in 2 4 6
     least: float = 0.1  # share of the best token's chance below which a token is left out
@@ -54,43 +61,47 @@ class Dola(Source):
     def __post_init__(self) -> None:
         if not 0 <= self.least <= 1:
             raise BadConfig.field("dola:least", self.least, "between 0 and 1")
-        words = self.layers.split()
+        layer_words = self.layers.split()
         if self.layers not in ("low", "high", "none") and not (
-            words and all(word.isdecimal() for word in words)
+            layer_words and all(word.isdecimal() for word in layer_words)
         ):
-            allowed = "low, high, none, or numbers of layers with spaces between"
-            raise BadConfig.field("dola:layers", self.layers, allowed)
+            expected = "low, high, none, or numbers of layers with spaces between"
+            raise BadConfig.field("dola:layers", self.layers, expected)
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return () if self.layers == "none" else ("layers", "taps")
 
     def start(self, ctx: Context) -> Generator[Message, Any, tuple[int, ...]]:
-        """The candidates: the layers that are entered with what is read."""
-        return self.candidates(ctx.models["target"])
+        """Returns the candidates: the layers that are entered with what is read."""
+        return self.candidate_layers(ctx.models["target"])
         yield Ask(TokenTree(0))  # never reached: makes this a generator
 
-    def candidates(self, model: Model) -> tuple[int, ...]:
-        """Raises BadConfig for layers that the model has not."""
-        count = len(model.layout)
+    def candidate_layers(self, model: Model) -> tuple[int, ...]:
+        """The numbers of the candidates. Raises BadConfig for layers that the model has not."""
+        layer_count = len(model.layout)
         if self.layers == "none":
             return ()
         if self.layers in ("low", "high"):
             config = getattr(model, "config", None)
-            tied = bool(getattr(config, "tie_word_embeddings", False))
-            first = min(2, count - 1) if tied else 0  # layer 0 of such a model says its own token
-            half = count // 2 if count <= MANY else MANY // 2
-            later = half if count <= MANY else count - half
-            low = self.layers == "low"
-            found = tuple(range(first, half, 2) if low else range(later, count, 2))
-            return found or (first,)
-        found = tuple(int(word) for word in self.layers.split())
-        if max(found) >= count or len({*found}) < len(found):
-            allowed = f"different numbers from 0 to {count - 1} for {model.name}"
-            raise BadConfig.field("dola:layers", self.layers, allowed)
-        return found
+            has_tied_embeddings = bool(getattr(config, "tie_word_embeddings", False))
+            first_layer = (
+                min(2, layer_count - 1) if has_tied_embeddings else 0
+            )  # layer 0 of such a model says its own token
+            half_count = layer_count // 2 if layer_count <= MANY else MANY // 2
+            upper_start = half_count if layer_count <= MANY else layer_count - half_count
+            is_low = self.layers == "low"
+            chosen_layers = tuple(
+                range(first_layer, half_count, 2) if is_low else range(upper_start, layer_count, 2)
+            )
+            return chosen_layers or (first_layer,)
+        chosen_layers = tuple(int(word) for word in self.layers.split())
+        if max(chosen_layers) >= layer_count or len({*chosen_layers}) < len(chosen_layers):
+            expected = f"different numbers from 0 to {layer_count - 1} for {model.name}"
+            raise BadConfig.field("dola:layers", self.layers, expected)
+        return chosen_layers
 
-    def read(
+    def read_rows(
         self,
         ctx: Context,
         state: tuple[int, ...],
@@ -98,30 +109,30 @@ class Dola(Source):
         taps: Sequence[int],
         nodes: Nodes = None,
     ) -> Reading:
-        rows = wanted(tree, nodes)
-        tapped = tuple(sorted({*taps, *state}))
-        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=rows, taps=tapped)
+        requested_rows = requested_nodes(tree, nodes)
+        tapped_layers = tuple(sorted({*taps, *state}))
+        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=requested_rows, taps=tapped_layers)
         if not state:
             return reply
         model = ctx.models["target"]
-        last = logs(reply.logits)
-        opponent = torch.empty_like(last)
-        farthest = last.new_full((len(last), 1), -torch.inf)
+        last_logs = log_probs(reply.logits)
+        opponent_logs = torch.empty_like(last_logs)
+        max_distances = last_logs.new_full((len(last_logs), 1), -torch.inf)
         for layer in state:
-            early = logs(layer_rows(model, reply, layer).to(last))
-            apart = self.distance(last, early)[:, None]
-            opponent = torch.where(apart > farthest, early, opponent)
-            farthest = torch.maximum(apart, farthest)
-        contrast = possible(last - opponent, last, opponent)
-        mixed = plausible(contrast, last, self.least)
-        return replace(reply, logits=mixed)
+            early_logs = log_probs(layer_rows(model, reply, layer).to(last_logs))
+            distances = self.row_distance(last_logs, early_logs)[:, None]
+            opponent_logs = torch.where(distances > max_distances, early_logs, opponent_logs)
+            max_distances = torch.maximum(distances, max_distances)
+        contrast_rows = mask_impossible(last_logs - opponent_logs, last_logs, opponent_logs)
+        mixed_rows = mask_implausible(contrast_rows, last_logs, self.least)
+        return replace(reply, logits=mixed_rows)
 
-    def distance(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """(N,) of two laws, given as logarithms (N, V)."""
-        p, q = first.exp(), second.exp()
-        mean = (p + q) / 2
+    def row_distance(self, first_logs: torch.Tensor, second_logs: torch.Tensor) -> torch.Tensor:
+        """The divergence (N,) of two distributions, given as logarithms (N, V)."""
+        p, q = first_logs.exp(), second_logs.exp()
+        mean_probs = (p + q) / 2
         if self.reference:
-            terms = mean * (mean.log() - (first + second) / 2)
-            return torch.where(mean > 0, terms, 0).sum(-1)
+            divergence_terms = mean_probs * (mean_probs.log() - (first_logs + second_logs) / 2)
+            return torch.where(mean_probs > 0, divergence_terms, 0).sum(-1)
         entropy = torch.special.entr
-        return (entropy(mean) - (entropy(p) + entropy(q)) / 2).sum(-1)
+        return (entropy(mean_probs) - (entropy(p) + entropy(q)) / 2).sum(-1)

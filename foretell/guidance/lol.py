@@ -32,7 +32,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.source import Nodes, Reading, Source
+from foretell.core.drafter import Reading
+from foretell.core.source import Nodes, Source
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tokenizer_bytes import words_of
 from foretell.core.tree import TokenTree
@@ -44,11 +45,11 @@ from foretell.guidance.mixing import (
     check_partner,
     check_room,
     layer_rows,
-    logs,
+    log_probs,
+    mask_implausible,
+    mask_impossible,
     open_beside,
-    plausible,
-    possible,
-    wanted,
+    requested_nodes,
 )
 
 if TYPE_CHECKING:
@@ -60,7 +61,9 @@ TRUTHFUL = "Answer truthfully and only with what is known to be a fact.\n"
 
 @dataclass(frozen=True)
 class Lol(Source):
-    """With b=0, w=0, g=0 and least=0 the rows are the target's own, and nothing else is read."""
+    """The settings of LOL; with b=0, w=0, g=0 and least=0 the rows are the target's own, and
+    nothing else is read.
+    """
 
     amateur: str = "amateur"  # a model's name, or a folder of LoRA weights, written with a /
     b: float = 1.0  # how strongly the amateur is left behind
@@ -72,14 +75,16 @@ class Lol(Source):
     instruction: TokenIds = ()  # before the whole prompt, as token ids; none: one of ours
 
     def __post_init__(self) -> None:
-        for name in ("b", "w", "g"):
-            if not 0 <= getattr(self, name) <= 100:
-                raise BadConfig.field(f"lol:{name}", getattr(self, name), "between 0 and 100")
+        for weight_name in ("b", "w", "g"):
+            if not 0 <= getattr(self, weight_name) <= 100:
+                raise BadConfig.field(
+                    f"lol:{weight_name}", getattr(self, weight_name), "between 0 and 100"
+                )
         if not 0 <= self.least <= 1:
             raise BadConfig.field("lol:least", self.least, "between 0 and 1")
         if not self.amateur or self.amateur == "target":
-            allowed = "a model's name, or a folder of LoRA weights such as ./amateur"
-            raise BadConfig.field("lol:amateur", self.amateur, allowed)
+            expected = "a model's name, or a folder of LoRA weights such as ./amateur"
+            raise BadConfig.field("lol:amateur", self.amateur, expected)
         if self.layer < 0:
             raise BadConfig.field("lol:layer", self.layer, "a number of layers from 0")
 
@@ -107,48 +112,58 @@ class Lol(Source):
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         if not self.contrasts:
             return {}
-        brought: dict[str, Model] = {}
+        adapted_models: dict[str, Model] = {}
         if self.folder:
             target: Any = models["target"]
-            make = getattr(target, "adapted", None)
-            if make is None:
-                need = "torch's linear layers, which LoRA weights are added to"
-                raise Unsupported.missing("lol", target.name, need, "give an amateur by name")
-            brought[self.amateur] = make(self.amateur)
-        models = {**models, **brought}
+            adapt_model = getattr(target, "adapted", None)
+            if adapt_model is None:
+                capability = "torch's linear layers, which LoRA weights are added to"
+                raise Unsupported.missing_capability(
+                    "lol", target.name, capability, "give an amateur by name"
+                )
+            adapted_models[self.amateur] = adapt_model(self.amateur)
+        models = {**models, **adapted_models}
         check_partner("lol:amateur", models, self.amateur)
         if self.w and self.amateur in models:
             amateur = models[self.amateur]
             if not {"layers", "taps"} <= amateur.caps:
-                need = "layers that are run one by one"
-                raise Unsupported.missing("lol:w", amateur.name, need, "give w=0")
+                capability = "layers that are run one by one"
+                raise Unsupported.missing_capability("lol:w", amateur.name, capability, "give w=0")
             if len(amateur.layout) != len(models["target"].layout):
-                need = "as many layers as the target"
-                raise Unsupported.missing("lol:w", amateur.name, need, "give w=0")
-        return brought
+                capability = "as many layers as the target"
+                raise Unsupported.missing_capability("lol:w", amateur.name, capability, "give w=0")
+        return adapted_models
 
     def start(self, ctx: Context) -> Generator[Message, Any, Beside | None]:
         for name in self.models:
             check_room(ctx, "lol:amateur", name)
-        layers = len(ctx.models["target"].layout)
-        if self.layer > layers:
-            raise BadConfig.field("lol:layer", self.layer, f"at most {layers} here")
+        layer_count = len(ctx.models["target"].layout)
+        if self.layer > layer_count:
+            raise BadConfig.field("lol:layer", self.layer, f"at most {layer_count} here")
         if not self.g:
             return None
-        beside = yield from open_beside(ctx, "lol", self.instructed(ctx))
-        return beside
+        instructed_branch = yield from open_beside(ctx, "lol", self.instructed_prompt(ctx))
+        return instructed_branch
 
-    def instructed(self, ctx: Context) -> list[int]:
-        """The prompt with the instruction, which stands behind what begins every prompt."""
+    def instructed_prompt(self, ctx: Context) -> list[int]:
+        """Returns the prompt with the instruction, which stands behind what begins every prompt."""
         prompt = list(ctx.tokens[: len(ctx.tokens) - len(ctx.output)])
         if self.instruction:
             check_ids("lol:instruction", self.instruction, ctx.models["target"].vocab)
             return [*self.instruction, *prompt]
-        words = words_of(ctx.models["target"], "lol:g, which gives an instruction,")
-        size = len(words.start) if tuple(prompt[: len(words.start)]) == words.start else 0
-        return [*prompt[:size], *words.encode(TRUTHFUL.encode()), *prompt[size:]]
+        token_words = words_of(ctx.models["target"], "lol:g, which gives an instruction,")
+        start_length = (
+            len(token_words.start)
+            if tuple(prompt[: len(token_words.start)]) == token_words.start
+            else 0
+        )
+        return [
+            *prompt[:start_length],
+            *token_words.encode(TRUTHFUL.encode()),
+            *prompt[start_length:],
+        ]
 
-    def read(
+    def read_rows(
         self,
         ctx: Context,
         state: Beside | None,
@@ -156,41 +171,57 @@ class Lol(Source):
         taps: Sequence[int],
         nodes: Nodes = None,
     ) -> Reading:
-        rows = wanted(tree, nodes)
+        requested_rows = requested_nodes(tree, nodes)
         target = ctx.models["target"]
-        layer = self.layer or len(target.layout) // 2
-        lower = (layer,) if self.w else ()
-        tapped = tuple(sorted({*taps, *lower}))
-        asks = [Ask(tree, branch=ctx.branch, rows=rows, taps=tapped)]
+        lower_layer = self.layer or len(target.layout) // 2
+        lower_layers = (lower_layer,) if self.w else ()
+        tapped_layers = tuple(sorted({*taps, *lower_layers}))
+        asks = [Ask(tree, branch=ctx.branch, rows=requested_rows, taps=tapped_layers)]
         if self.contrasts:
-            asks.append(Ask(tree, self.amateur, ctx.branch, rows=rows, taps=lower))
+            asks.append(Ask(tree, self.amateur, ctx.branch, rows=requested_rows, taps=lower_layers))
         if state is not None:
-            asks.append((yield from ask_beside(ctx, state, tree, rows)))
-        own, *others = yield asks
+            asks.append((yield from ask_beside(ctx, state, tree, requested_rows)))
+        target_reply, *other_replies = yield asks
         if self.off:
-            return own  # type: ignore[no-any-return]
-        o = logs(own.logits)
-        vocab = o.shape[-1]
-        parts = [o]
-        a = early_a = None
+            return target_reply  # type: ignore[no-any-return]
+        target_logs = log_probs(target_reply.logits)
+        vocab = target_logs.shape[-1]
+        mixed_parts = [target_logs]
+        amateur_logs = amateur_early_logs = None
         if self.contrasts:
-            amateur = others.pop(0)
-            a = logs(amateur.logits.to(o), vocab)
-            parts.append(a)
+            amateur_reply = other_replies.pop(0)
+            amateur_logs = log_probs(amateur_reply.logits.to(target_logs), vocab)
+            mixed_parts.append(amateur_logs)
             if self.w:
-                early_a = logs(layer_rows(ctx.models[self.amateur], amateur, layer).to(o), vocab)
-        mixed = self.contrast(o, a)
+                amateur_early_logs = log_probs(
+                    layer_rows(ctx.models[self.amateur], amateur_reply, lower_layer).to(
+                        target_logs
+                    ),
+                    vocab,
+                )
+        mixed_rows = self.contrast_rows(target_logs, amateur_logs)
         if self.w:
-            early = logs(layer_rows(target, own, layer).to(o))
-            mixed = mixed + self.w * self.contrast(early, early_a)
-        if others:
-            instructed = logs(others[0].logits.to(o))
-            parts.append(instructed)
-            mixed = mixed + self.g * (instructed - o)
-        return replace(own, logits=plausible(possible(mixed, *parts), o, self.least))
+            early_logs = log_probs(layer_rows(target, target_reply, lower_layer).to(target_logs))
+            mixed_rows = mixed_rows + self.w * self.contrast_rows(early_logs, amateur_early_logs)
+        if other_replies:
+            instructed_logs = log_probs(other_replies[0].logits.to(target_logs))
+            mixed_parts.append(instructed_logs)
+            mixed_rows = mixed_rows + self.g * (instructed_logs - target_logs)
+        return replace(
+            target_reply,
+            logits=mask_implausible(
+                mask_impossible(mixed_rows, *mixed_parts), target_logs, self.least
+            ),
+        )
 
-    def contrast(self, strong: torch.Tensor, weak: torch.Tensor | None) -> torch.Tensor:
-        """Of logarithms of laws (N, V)."""
-        if weak is None:
-            return strong
-        return strong - weak if self.icd else (1 + self.b) * strong - self.b * weak
+    def contrast_rows(
+        self, target_logs: torch.Tensor, amateur_logs: torch.Tensor | None
+    ) -> torch.Tensor:
+        """Contrasts rows with an amateur's, both logarithms of probabilities (N, V)."""
+        if amateur_logs is None:
+            return target_logs
+        return (
+            target_logs - amateur_logs
+            if self.icd
+            else (1 + self.b) * target_logs - self.b * amateur_logs
+        )

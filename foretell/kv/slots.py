@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 Turn = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def turning(name: str, target: Model) -> Turn:
+def find_turn(name: str, target: Model) -> Turn:
     """How a target's keys are moved, for the policy `name`. Raises Unsupported."""
-    found: Callable[[str], Turn] | None = getattr(target, "turning", None)
-    if found is None:
+    turn_builder: Callable[[str], Turn] | None = getattr(target, "find_turn", None)
+    if turn_builder is None:
         need = "rotary positions"
-        raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
-    return found(f"kv={name}")
+        raise Unsupported.missing_capability(f"kv={name}", target.name, need, "leave kv out")
+    return turn_builder(f"kv={name}")
 
 
 @dataclass(frozen=True)
@@ -39,30 +39,39 @@ class Slots:
     keys: Mapping[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, kept, D)
     places: Mapping[int, torch.Tensor] = field(default_factory=dict)  # (KV or 1, kept)
 
-    def empty(self) -> Slots:
+    def without_rows(self) -> Slots:
         """That of a cache without rows."""
         return Slots(self.turn, self.still)
 
-    def keep(self, cache: Any, chosen: Sequence[torch.Tensor]) -> Slots:
+    def keep_rows(self, cache: Any, surviving_rows: Sequence[torch.Tensor]) -> Slots:
         """Keeps of every layer these rows (KV, n) of its heads in order, or of all heads the same
         (1, n), and moves their keys to their rows. Rows that came since stand at their positions.
         """
-        keys, places = {}, {}
-        for layer, rows in enumerate(chosen):
-            held = cache.k[layer][:, : cache.base]
-            at = torch.arange(cache.base, device=held.device).expand(len(rows), -1)
+        kept_keys, kept_positions = {}, {}
+        for layer, rows in enumerate(surviving_rows):
+            layer_keys = cache.k[layer][:, : cache.base]
+            key_positions = torch.arange(cache.base, device=layer_keys.device).expand(len(rows), -1)
             if self.keys:
-                old = self.keys[layer].shape[1]
-                held = torch.cat([self.keys[layer], held[:, old:]], 1)
-                at = torch.cat([self.places[layer], at[:, old:]], 1)
-            wide = rows.expand(len(held), -1)[..., None].expand(-1, -1, held.shape[-1])
-            keys[layer], places[layer] = held.gather(1, wide), at.gather(1, rows)
-        heads = [len(part) for part in cache.k]
-        cache.keep_rows([rows.expand(n, -1) for rows, n in zip(chosen, heads, strict=True)])
+                held_count = self.keys[layer].shape[1]
+                layer_keys = torch.cat([self.keys[layer], layer_keys[:, held_count:]], 1)
+                key_positions = torch.cat([self.places[layer], key_positions[:, held_count:]], 1)
+            gather_indices = rows.expand(len(layer_keys), -1)[..., None].expand(
+                -1, -1, layer_keys.shape[-1]
+            )
+            kept_keys[layer], kept_positions[layer] = (
+                layer_keys.gather(1, gather_indices),
+                key_positions.gather(1, rows),
+            )
+        head_counts = [len(part) for part in cache.k]
+        cache.keep_rows(
+            [rows.expand(n, -1) for rows, n in zip(surviving_rows, head_counts, strict=True)]
+        )
         cache.offset = cache.length - cache.base
-        moved = slice(self.still, cache.base)
-        for layer, made in keys.items():
-            moves = torch.arange(cache.base, device=made.device) - places[layer]
-            by = moves[0] if len(moves) == 1 else moves
-            cache.k[layer][:, moved] = self.turn(made[:, moved], by[..., moved])
-        return replace(self, keys=keys, places=places)
+        moved_rows = slice(self.still, cache.base)
+        for layer, original_keys in kept_keys.items():
+            moves = torch.arange(cache.base, device=original_keys.device) - kept_positions[layer]
+            key_moves = moves[0] if len(moves) == 1 else moves
+            cache.k[layer][:, moved_rows] = self.turn(
+                original_keys[:, moved_rows], key_moves[..., moved_rows]
+            )
+        return replace(self, keys=kept_keys, places=kept_positions)

@@ -11,7 +11,7 @@ import torch
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
-from foretell.kv.base import NEVER, Attended, CachePolicy, best
+from foretell.kv.base import NEVER, Attended, CachePolicy, top_rows
 from foretell.ops.attention import Attention
 from foretell.ops.row_attention import attend_noting
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 POOLS = ("max", "mean")
 
 
-def check_smoothing(name: str, kernel: int, pool: str) -> None:
+def check_smoothing(policy_name: str, kernel: int, pool: str) -> None:
     """Raises BadConfig for what votes cannot be smoothed by."""
     if kernel < 1 or kernel % 2 == 0:
-        raise BadConfig.field(f"{name}:kernel", kernel, "an odd number, at least 1")
+        raise BadConfig.field(f"{policy_name}:kernel", kernel, "an odd number, at least 1")
     if pool not in POOLS:
-        raise BadConfig.field(f"{name}:pool", pool, " or ".join(POOLS))
+        raise BadConfig.field(f"{policy_name}:pool", pool, " or ".join(POOLS))
 
 
 @dataclass
@@ -40,31 +40,31 @@ class Voted(Attended):
     pool: str = "max"
 
     @property
-    def first(self) -> int:
+    def first_eviction(self) -> int:
         return self.prompt if self.prompt > self.budget else NEVER
 
-    def counts(self, place: int) -> bool:
-        return self.first - self.window <= place < self.first
+    def counts_token(self, token_position: int) -> bool:
+        return self.first_eviction - self.window <= token_position < self.first_eviction
 
-    def room(self, length: int) -> int:
-        begin = self.first - self.window
-        return begin - length if length < begin else super().room(length)
+    def room_left(self, length: int) -> int:
+        window_start = self.first_eviction - self.window
+        return window_start - length if length < window_start else super().room_left(length)
 
-    def votes(self, received: torch.Tensor) -> torch.Tensor:
+    def smooth_votes(self, received: torch.Tensor) -> torch.Tensor:
         """Of what rows received (KV, rows), the smoothed votes for those before the window."""
         votes = received[:, None, : received.shape[1] - self.window]
-        half = self.kernel // 2
+        half_kernel = self.kernel // 2
         if self.pool == "max":
-            pooled = torch.nn.functional.max_pool1d(votes, self.kernel, 1, half)
+            pooled_votes = torch.nn.functional.max_pool1d(votes, self.kernel, 1, half_kernel)
         else:
-            pooled = torch.nn.functional.avg_pool1d(votes, self.kernel, 1, half)
-        return pooled[:, 0]
+            pooled_votes = torch.nn.functional.avg_pool1d(votes, self.kernel, 1, half_kernel)
+        return pooled_votes[:, 0]
 
-    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
-        heads, rows = received.shape
-        chosen = best(self.votes(received), self.budget - self.window)
-        last = torch.arange(rows - self.window, rows, device=received.device)
-        return torch.cat([chosen, last.expand(heads, -1)], 1)
+    def choose_rows(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        heads, row_count = received.shape
+        voted_rows = top_rows(self.smooth_votes(received), self.budget - self.window)
+        window_rows = torch.arange(row_count - self.window, row_count, device=received.device)
+        return torch.cat([voted_rows, window_rows.expand(heads, -1)], 1)
 
 
 @dataclass
@@ -76,37 +76,39 @@ class Polled(CachePolicy):
     rows: int
     votes: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def watches(self, job: Any) -> bool:
+    def watches_job(self, job: Any) -> bool:
         return True
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        out, given = attend_noting(asked)
-        given = given[..., : self.rows]
-        least = torch.finfo(given.dtype).tiny
-        self.votes[asked.layer] = (given / given.sum(-1, keepdim=True).clamp_min(least)).sum(1)
-        return out
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        node_outputs, given_scores = attend_noting(attention)
+        given_scores = given_scores[..., : self.rows]
+        smallest_total = torch.finfo(given_scores.dtype).tiny
+        self.votes[attention.layer] = (
+            given_scores / given_scores.sum(-1, keepdim=True).clamp_min(smallest_total)
+        ).sum(1)
+        return node_outputs
 
 
 @torch.inference_mode()
-def polled(
-    model: Model, cache: Any, tokens: Sequence[int], rows: int | None = None
+def poll_rows(
+    model: Model, cache: Any, tokens: Sequence[int], voted_rows: int | None = None
 ) -> dict[int, torch.Tensor]:
     """What the rows of a cache of this model would get, if these were the next tokens: see Polled.
 
-    `rows`: the first ones, which get votes; None: those of the committed text, so that
+    `voted_rows`: the first ones, which get votes; None: those of the committed text, so that
     what the tokens give to each other is no part of their votes. One forward over scratch rows,
     which are forgotten: the cache is what it was.
     """
     assert not cache.tokens, "a cache is asked between forwards"
-    poll = Polled(cache.base if rows is None else rows)
-    held = cache.policy, cache.changes_at, cache.synced
-    cache.policy, cache.changes_at = poll, NEVER
-    text = [*[0] * cache.length, *tokens]  # of those that it has taken in none is read
+    poll_policy = Polled(cache.base if voted_rows is None else voted_rows)
+    saved_state = cache.policy, cache.changes_at, cache.synced
+    cache.policy, cache.changes_at = poll_policy, NEVER
+    text_tokens = [*[0] * cache.length, *tokens]  # of those that it has taken in none is read
     try:
-        ask = Ask(TokenTree(tokens[-1]), rows=())
-        job, _ = cache.prepare(ask, text, len(tokens))
+        scratch_ask = Ask(TokenTree(tokens[-1]), rows=())
+        job, _ = cache.prepare(scratch_ask, text_tokens, len(tokens))
         model.forward([job])
     finally:
         cache.commit(())
-        cache.policy, cache.changes_at, cache.synced = held
-    return poll.votes
+        cache.policy, cache.changes_at, cache.synced = saved_state
+    return poll_policy.votes

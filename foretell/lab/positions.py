@@ -18,7 +18,7 @@ from foretell.core.distribution import Target
 from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Steps
-from foretell.speculation.strategy import Strategy, settle
+from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.verification.acceptance import TINY
 from foretell.verification.block import joint_ratios
 
@@ -57,49 +57,55 @@ class Observed(Strategy):
         for _ in range(self.count):
             tree = yield from self.drafter.steps(ctx, state, self.length + 1)
             reply = yield Ask(tree, branch=ctx.branch, rows=range(len(tree)))
-            self.tell(position(tree, Target(reply.logits, ctx.sampler, ctx.output, tree)))
+            self.tell(measure_position(tree, Target(reply.logits, ctx.sampler, ctx.output, tree)))
             root = dataclasses.replace(reply, logits=reply.logits[:1])
-            _, kept = yield from settle(ctx, TokenTree(tree.tokens[0]), root)
-            if kept.reason:
+            _, outcome = yield from verify_and_commit(ctx, TokenTree(tree.tokens[0]), root)
+            if outcome.reason:
                 return
 
 
-def position(tree: TokenTree, target: Target) -> Position | None:
-    """What a drawn chain and the target's rows say of its root; None: there is no chain."""
+def measure_position(tree: TokenTree, target: Target) -> Position | None:
+    """Measures the root of a drawn chain by the target's rows; None: there is no chain."""
     if len(tree) == 1:
         return None
-    law = tree.laws[1]
-    assert law is not None, "the chain was not drawn"
-    p = target.p(0).double().cpu()
-    q = law.dense(len(p)).double().cpu()
+    draft_law = tree.laws[1]
+    assert draft_law is not None, "the chain was not drawn"
+    target_probs = target.p(0).double().cpu()
+    draft_probs = draft_law.dense(len(target_probs)).double().cpu()
     token_wise, block = chain_acceptance(tree, target)
-    return Position(p / p.sum(), q / q.sum(), token_wise, block)
+    return Position(
+        target_probs / target_probs.sum(), draft_probs / draft_probs.sum(), token_wise, block
+    )
 
 
 def chain_acceptance(tree: TokenTree, target: Target) -> tuple[list[float], list[float]]:
     """Accepted tokens of a drawn chain's first 1, 2, ... tokens, token by token and in blocks: the
     means over the rules' coins.
     """
-    laws, drafts, ratios = joint_ratios(tree, target)
-    reached = len(laws)  # nodes that can be accepted at all
+    target_laws, draft_laws, ratios = joint_ratios(tree, target)
+    reached_count = len(target_laws)  # nodes that can be accepted at all
     token_wise = [0.0]
-    passed = 1.0
-    held = []  # of each node, the chance that a longer chain holds it, by its own coin
-    for node in range(1, reached + 1):
-        p, q = laws[node - 1], drafts[node - 1]
+    pass_probability = 1.0
+    hold_probabilities = []  # that a longer chain holds a node, by its own coin, of each node
+    for node in range(1, reached_count + 1):
+        target_probs, draft_probs = target_laws[node - 1], draft_laws[node - 1]
         token = tree.tokens[node]
-        passed *= min(1.0, float(p[token]) / float(q[token]))
-        token_wise.append(token_wise[-1] + passed)
-        if node < reached:
-            surplus = float((ratios[node] * laws[node] - drafts[node]).clamp_min(0).sum())
-            total = surplus + 1 - ratios[node]
-            held.append(surplus / total if total > TINY else 1.0)
-    block = []
-    for length in range(1, reached + 1):
-        coins = [*held[: length - 1], ratios[length]]
-        accepted = 0.0
-        for node, chance in enumerate(coins, 1):
-            accepted = chance * node + (1 - chance) * accepted
-        block.append(accepted)
-    beyond = len(tree) - 1 - reached
-    return token_wise[1:] + token_wise[-1:] * beyond, block + block[-1:] * beyond
+        pass_probability *= min(1.0, float(target_probs[token]) / float(draft_probs[token]))
+        token_wise.append(token_wise[-1] + pass_probability)
+        if node < reached_count:
+            surplus = float(
+                (ratios[node] * target_laws[node] - draft_laws[node]).clamp_min(0).sum()
+            )
+            surplus_total = surplus + 1 - ratios[node]
+            hold_probabilities.append(surplus / surplus_total if surplus_total > TINY else 1.0)
+    block_counts = []
+    for length in range(1, reached_count + 1):
+        coin_probabilities = [*hold_probabilities[: length - 1], ratios[length]]
+        mean_accepted = 0.0
+        for node, chance in enumerate(coin_probabilities, 1):
+            mean_accepted = chance * node + (1 - chance) * mean_accepted
+        block_counts.append(mean_accepted)
+    unreached_count = len(tree) - 1 - reached_count
+    return token_wise[1:] + token_wise[-1:] * unreached_count, block_counts + block_counts[
+        -1:
+    ] * unreached_count

@@ -20,7 +20,7 @@ from foretell.lab.acceptance import Chance
 from foretell.lab.positions import Observed, Position
 from foretell.lab.report import CHAIN, Key, Report
 from foretell.lab.settings import Settings
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 
 BOUND = "optimum"  # what stands beside the rules
@@ -30,44 +30,50 @@ Tell = Callable[[str, int, int], None]  # what is measured, places done, places 
 
 @dataclass
 class Place:
-    """What every pair is measured by."""
+    """A measured place: both distributions, and the draws of its own."""
 
     p: torch.Tensor
     q: torch.Tensor
-    most: int  # tokens drafted
+    max_count: int  # tokens drafted
     door: Door
     number: int  # of the place: a part of the keys of its draws
     draws: int
 
     @property
-    def laws(self) -> tuple[torch.Tensor, torch.Tensor, int]:
-        return self.p, self.q, self.most
+    def distributions(self) -> tuple[torch.Tensor, torch.Tensor, int]:
+        return self.p, self.q, self.max_count
 
     @property
-    def drawn(self) -> tuple[torch.Tensor, torch.Tensor, int, Door, int, int]:
-        return (*self.laws, self.door, self.number, self.draws)
+    def draw_arguments(self) -> tuple[torch.Tensor, torch.Tensor, int, Door, int, int]:
+        return (*self.distributions, self.door, self.number, self.draws)
 
 
-def exact(bounds: list[float]) -> list[Chance]:
+def exact_chances(bounds: list[float]) -> list[Chance]:
     return [Chance(bound) for bound in bounds]
 
 
 # (how tokens are drafted, the rule that verifies them) -> the acceptance for k = 1, 2, ...
 PAIRS: dict[tuple[str, str], Callable[[Place], list[Chance]]] = {
-    ("independent", BOUND): lambda place: exact(optimum.independent(*place.laws)),
-    ("independent", "kseq"): lambda place: acceptance.independent_kseq(*place.laws),
-    ("independent", "sequential"): lambda place: acceptance.independent_sequential(*place.laws),
-    ("independent", "walk"): lambda place: acceptance.independent_walk(*place.laws),
-    ("unreplaced", BOUND): lambda place: exact(optimum.unreplaced(*place.laws)),
-    ("unreplaced", "sequential"): lambda place: acceptance.unreplaced_sequential(*place.drawn),
-    ("unreplaced", "walk"): lambda place: acceptance.unreplaced_walk(*place.drawn),
-    ("one drawn", BOUND): lambda place: exact(optimum.one_drawn_optimum(*place.laws)),
-    ("one drawn", "sequential"): lambda place: acceptance.one_drawn_sequential(*place.laws),
-    ("one drawn", "walk"): lambda place: acceptance.one_drawn_walk(*place.laws),
-    ("best", BOUND): lambda place: acceptance.chosen_any(*place.laws),
-    ("best", "coin"): lambda place: acceptance.chosen_any(*place.laws),
-    ("best", "sequential"): lambda place: acceptance.chosen_any(*place.laws),
-    ("best", "walk"): lambda place: acceptance.chosen_any(*place.laws),
+    ("independent", BOUND): lambda place: exact_chances(
+        optimum.independent_optimum(*place.distributions)
+    ),
+    ("independent", "kseq"): lambda place: acceptance.kseq_independent(*place.distributions),
+    ("independent", "sequential"): lambda place: acceptance.try_independent(*place.distributions),
+    ("independent", "walk"): lambda place: acceptance.walk_independent(*place.distributions),
+    ("unreplaced", BOUND): lambda place: exact_chances(
+        optimum.unreplaced_optimum(*place.distributions)
+    ),
+    ("unreplaced", "sequential"): lambda place: acceptance.try_unreplaced(*place.draw_arguments),
+    ("unreplaced", "walk"): lambda place: acceptance.walk_unreplaced(*place.draw_arguments),
+    ("one drawn", BOUND): lambda place: exact_chances(
+        optimum.one_drawn_optimum(*place.distributions)
+    ),
+    ("one drawn", "sequential"): lambda place: acceptance.try_one_drawn(*place.distributions),
+    ("one drawn", "walk"): lambda place: acceptance.walk_one_drawn(*place.distributions),
+    ("best", BOUND): lambda place: acceptance.accept_best(*place.distributions),
+    ("best", "coin"): lambda place: acceptance.accept_best(*place.distributions),
+    ("best", "sequential"): lambda place: acceptance.accept_best(*place.distributions),
+    ("best", "walk"): lambda place: acceptance.accept_best(*place.distributions),
 }
 
 
@@ -90,18 +96,20 @@ class Collector:
         if position is None:
             report.skipped += 1
             return
-        number = report.places
+        position_number = report.places
         report.places += 1
-        place = Place(position.p, position.q, settings.k, self.door, number, settings.draws)
+        measured_place = Place(
+            position.p, position.q, settings.k, self.door, position_number, settings.draws
+        )
         for (drafts, rule), measure in PAIRS.items():
-            for k, chance in enumerate(measure(place), 1):
+            for k, chance in enumerate(measure(measured_place), 1):
                 key = Key(self.temperature, self.set, drafts, rule, k)
-                report.note(key, chance.value, chance.variance)
+                report.note_value(key, chance.value, chance.variance)
         for rule, accepted in (("block", position.block), ("sequential", position.token_wise)):
             # A chain that ends the text goes on no further.
-            whole = accepted + accepted[-1:] * (settings.length - len(accepted))
-            for length, tokens in enumerate(whole, 1):
-                report.note(Key(self.temperature, self.set, CHAIN, rule, length), tokens)
+            full_counts = accepted + accepted[-1:] * (settings.length - len(accepted))
+            for length, tokens in enumerate(full_counts, 1):
+                report.note_value(Key(self.temperature, self.set, CHAIN, rule, length), tokens)
 
 
 def lab(
@@ -118,22 +126,22 @@ def lab(
     target = lm.models["target"].name
     if "draft" not in lm.models:
         cure = "name a smaller model with the same tokenizer"
-        raise Unsupported.missing("the lab", target, "a draft model beside it", cure)
-    chain = resolve(f"draft:length={settings.length}")[1]
-    assert isinstance(chain, Speculative)
+        raise Unsupported.missing_capability("the lab", target, "a draft model beside it", cure)
+    chain_strategy = resolve_method(f"draft:length={settings.length}")[1]
+    assert isinstance(chain_strategy, Speculative)
     report = Report(settings, target, lm.models["draft"].name)
     door = Rng(settings.seed, DRAWS_BRANCH)
-    texts = [
+    prompt_settings = [
         (temperature, name, prompt)
         for temperature in settings.temperatures
         for name, prompts in sets.items()
         for prompt in prompts[: settings.limit]
     ]
-    total = len(texts) * settings.positions
-    for number, (temperature, name, prompt) in enumerate(texts):
-        done = number * settings.positions
-        collector = Collector(report, temperature, name, door, tell, done, total)
-        strategy = Observed(chain.drafter, settings.length, settings.positions, collector)
+    position_count = len(prompt_settings) * settings.positions
+    for text_number, (temperature, name, prompt) in enumerate(prompt_settings):
+        done_count = text_number * settings.positions
+        collector = Collector(report, temperature, name, door, tell, done_count, position_count)
+        strategy = Observed(chain_strategy.drafter, settings.length, settings.positions, collector)
         sampling = Sampling(
             # Room for a whole chain behind the last place.
             max_new_tokens=settings.positions + settings.length + 1,

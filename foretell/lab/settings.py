@@ -18,7 +18,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Settings:
-    """Raises BadConfig for a value outside its range.
+    """The settings of a lab. Raises BadConfig for a value outside its range.
 
     `k`: tokens drafted at a place at most; `length`: of chains; `positions`: places in each text;
     `limit`: prompts of a set; `draws`: of what has no closed form, at each place.
@@ -33,14 +33,14 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(name, getattr(self, name), f"between {low} and {high}")
+        for name, (lowest, highest) in RANGES.items():
+            if not lowest <= getattr(self, name) <= highest:
+                raise BadConfig.field(name, getattr(self, name), f"between {lowest} and {highest}")
         if not self.temperatures:
             raise BadConfig("temperature is empty: name one at least")
         for temperature in self.temperatures:
             if not 0 < temperature <= 100 or not math.isfinite(temperature):
-                allowed = "above 0 and at most 100; at 0 every rule is the walk"
-                raise BadConfig.field("temperature", temperature, allowed)
+                expected = "above 0 and at most 100; at 0 every rule is the walk"
+                raise BadConfig.field("temperature", temperature, expected)
         if len(set(self.temperatures)) < len(self.temperatures):
             raise BadConfig.field("temperature", self.temperatures, "different numbers")

@@ -13,7 +13,7 @@ from typing import Any
 from transformers import PreTrainedModel
 
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.models.recurrent.recurrent import decoder_of
 
 NAME = "_foretell_adapter"
@@ -24,9 +24,9 @@ class _Kept:
     without.
     """
 
-    def __init__(self, adapter: Decoder, made_of: Any):
+    def __init__(self, adapter: Decoder, fingerprint: Any):
         self.adapter = adapter
-        self.made_of = made_of
+        self.made_of = fingerprint
 
     def __deepcopy__(self, memo: Any) -> None:
         return None
@@ -35,22 +35,34 @@ class _Kept:
         return (dict, ())
 
 
-def attached(hf: PreTrainedModel, name: str) -> Decoder:
-    """Its adapter. One call at a time may be under way for a model. Raises Unsupported."""
-    made_of = _build(hf)
-    kept = hf.__dict__.get(NAME)
-    if not isinstance(kept, _Kept) or kept.made_of != made_of:
-        hf.__dict__.pop(NAME, None)
-        adapter = decoder_of(hf, name, blocks)
-        kept = hf.__dict__[NAME] = _Kept(adapter, _build(hf))  # whose parts may lie elsewhere now
-    return kept.adapter
+def attached_adapter(hf_model: PreTrainedModel, model_name: str) -> Decoder:
+    """The adapter of a model, kept with it. One call at a time may be under way for a model. Raises
+    Unsupported.
+    """
+    fingerprint = _fingerprint(hf_model)
+    kept_adapter = hf_model.__dict__.get(NAME)
+    if not isinstance(kept_adapter, _Kept) or kept_adapter.made_of != fingerprint:
+        hf_model.__dict__.pop(NAME, None)
+        adapter = decoder_of(hf_model, model_name, fused_blocks)
+        kept_adapter = hf_model.__dict__[NAME] = _Kept(
+            adapter, _fingerprint(hf_model)
+        )  # whose parts may lie elsewhere now
+    return kept_adapter.adapter
 
 
-def _build(hf: PreTrainedModel) -> Any:
-    """What an adapter depends on beside the numbers of the weights."""
+def _fingerprint(hf_model: PreTrainedModel) -> Any:
+    """A value that changes with all an adapter depends on beside the numbers of the weights."""
     modules = [
-        (id(m), len(m._forward_hooks), len(m._forward_pre_hooks), id(m.__dict__.get("forward")))
-        for m in hf.modules()
+        (
+            id(module),
+            len(module._forward_hooks),
+            len(module._forward_pre_hooks),
+            id(module.__dict__.get("forward")),
+        )
+        for module in hf_model.modules()
     ]
-    tensors = [(p.data_ptr(), p.dtype, p.shape) for p in (*hf.parameters(), *hf.buffers())]
-    return modules, tensors, hf.config.to_json_string()
+    tensors = [
+        (tensor.data_ptr(), tensor.dtype, tensor.shape)
+        for tensor in (*hf_model.parameters(), *hf_model.buffers())
+    ]
+    return modules, tensors, hf_model.config.to_json_string()

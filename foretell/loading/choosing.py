@@ -17,20 +17,22 @@ if TYPE_CHECKING:
 Refusals = tuple[tuple[str, str], ...]  # (executor, why it does not take a model)
 
 
-def whole_by(
-    build: Callable[[], Decoder], hf: PreTrainedModel, name: str, wanted: str
+def whole_adapter(
+    build: Callable[[], Decoder], hf_model: PreTrainedModel, model_name: str, requested: str
 ) -> tuple[Decoder | None, Refusals]:
     """A model's adapter that an executor computes all by itself, None where none takes it; and who
     refused it.
     """
     refusals: Refusals = ()
-    for executor, runtime in registry.whole(hf, hf.device.type, wanted):
-        runtime.prepare(hf)
+    for executor_name, runtime in registry.whole_runtimes(
+        hf_model, hf_model.device.type, requested
+    ):
+        runtime.prepare_model(hf_model)
         model = build()
         try:
-            model.use(runtime.make)
+            model.use(runtime.make_executor)
         except LookupError as error:
-            refusals += refused(name, executor, error, wanted)
+            refusals += note_refusal(model_name, executor_name, error, requested)
         else:
             return model, refusals
     return None, refusals
@@ -43,20 +45,24 @@ def hand_over(model: Decoder, executor: str) -> Refusals:
     one that the user named does not take it.
     """
     refusals: Refusals = ()
-    for name, runtime in registry.candidates(model.hf, model.device.type, executor):
+    for executor_name, runtime in registry.candidate_runtimes(
+        model.hf, model.device.type, executor
+    ):
         try:
-            model.use(partial(runtime.make, fallback=model.executor))
+            model.use(partial(runtime.make_executor, fallback=model.executor))
         except LookupError as error:
-            refusals += refused(model.name, name, error, executor)
+            refusals += note_refusal(model.name, executor_name, error, executor)
     if model.executor is not None and model.executor.fallback is not None:
         model.executor.fallback.release()  # of what only the probe asked it for
     return refusals
 
 
-def refused(model: str, executor: str, error: LookupError, wanted: str) -> Refusals:
-    """Notes that an executor does not take a model. Raises Unsupported where it is `wanted`."""
-    if executor == wanted:
+def note_refusal(model_name: str, executor: str, error: LookupError, requested: str) -> Refusals:
+    """Notes that an executor does not take a model. Raises Unsupported where it is `requested`."""
+    if executor == requested:
         need = f"what it takes ({error})"
         cure = "use another executor, or leave it out"
-        raise Unsupported.missing(f"executor={executor!r}", model, need, cure) from error
+        raise Unsupported.missing_capability(
+            f"executor={executor!r}", model_name, need, cure
+        ) from error
     return ((executor, str(error)),)

@@ -22,65 +22,69 @@ from transformers.utils import logging
 from foretell.errors import BadModel
 from foretell.models.decoder.head_merging import FIELD
 from foretell.models.decoder.own import class_of_own
-from foretell.models.decoder.projected import projected
+from foretell.models.decoder.projected import projected_class
 from foretell.models.diffusion.masked import Masked, is_masked
 from foretell.models.weights import MERGE, PACKED, UNPACKED
 
 OF_CONFIG = ("revision", "trust_remote_code")  # arguments that a configuration is found by
 
 
-def class_of(place: str | Path, arguments: dict[str, Any]) -> Any:
-    """The class to call `from_pretrained(place, **arguments)` of, whose arguments may lose some;
-    raises what that does.
+def class_of(location: str | Path, arguments: dict[str, Any]) -> Any:
+    """The class whose `from_pretrained(location, **arguments)` is to be called; `arguments` may
+    lose some. Raises what that does.
     """
-    raw, _ = PreTrainedConfig.get_config_dict(place, revision=arguments.get("revision"))
-    if is_masked(raw):
-        return Masked(raw)
-    own = class_of_own(raw)
-    if own is not None:
+    raw_settings, _ = PreTrainedConfig.get_config_dict(location, revision=arguments.get("revision"))
+    if is_masked(raw_settings):
+        return Masked(raw_settings)
+    own_class = class_of_own(raw_settings)
+    if own_class is not None:
         arguments.pop("trust_remote_code", None)
-        return own
-    chosen = {name: arguments[name] for name in OF_CONFIG if name in arguments}
-    config = AutoConfig.from_pretrained(place, **chosen)
+        return own_class
+    config_arguments = {
+        argument: arguments[argument] for argument in OF_CONFIG if argument in arguments
+    }
+    config = AutoConfig.from_pretrained(location, **config_arguments)
     if config.is_encoder_decoder:
         return AutoModelForSeq2SeqLM
-    text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
-    if not text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+    is_text = type(config) in MODEL_FOR_CAUSAL_LM_MAPPING
+    if not is_text and type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         return AutoModelForImageTextToText
-    if text and getattr(config, FIELD, None) is not None:
-        return projected(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
+    if is_text and getattr(config, FIELD, None) is not None:
+        return projected_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return AutoModelForCausalLM
 
 
-def read(place: str | Path, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The model, and transformers' report of its weights; no bars. Raises nearly all."""
-    bars = logging.is_progress_bar_enabled()
+def read_model(location: str | Path, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Reads the model, and transformers' report of its weights; no bars. Raises nearly all."""
+    had_bars = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
-        kind = class_of(place, arguments)
-        hf, report = kind.from_pretrained(place, output_loading_info=True, **arguments)
-        return hf, report
+        model_class = class_of(location, arguments)
+        hf_model, report = model_class.from_pretrained(
+            location, output_loading_info=True, **arguments
+        )
+        return hf_model, report
     finally:
-        if bars:
+        if had_bars:
             logging.enable_progress_bar()
 
 
-def check_whole(name: str, hf: Any, report: Mapping[str, Any]) -> None:
+def check_whole(model_name: str, hf_model: Any, report: Mapping[str, Any]) -> None:
     """Raises BadModel where weights are missing, which transformers makes up at random, or unknown,
     which it leaves out, both with no more than a warning, or where it has added LoRA weights.
     """
-    if getattr(hf, "_hf_peft_config_loaded", False):
-        raise BadModel(f"{name}: holds weights that are added to a model's; {MERGE}")
+    if getattr(hf_model, "_hf_peft_config_loaded", False):
+        raise BadModel(f"{model_name}: holds weights that are added to a model's; {MERGE}")
     if any(key.endswith(PACKED) for key in report["unexpected_keys"]):
-        raise BadModel(f"{name}: its weights are packed by another library; {UNPACKED}")
-    for kind, meaning in (
+        raise BadModel(f"{model_name}: its weights are packed by another library; {UNPACKED}")
+    for report_key, meaning in (
         ("missing_keys", "lack"),
         ("unexpected_keys", "have, and its configuration does not,"),
     ):
-        keys = sorted(report[kind])
-        if keys:
-            more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+        weight_names = sorted(report[report_key])
+        if weight_names:
+            more_text = f" and {len(weight_names) - 3} more" if len(weight_names) > 3 else ""
             raise BadModel(
-                f"{name}: the weights {meaning} {', '.join(keys[:3])}{more}; "
+                f"{model_name}: the weights {meaning} {', '.join(weight_names[:3])}{more_text}; "
                 "config.json and the .safetensors files do not belong together"
             )

@@ -14,8 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import BadModel, ForetellError, first_line
-from foretell.models.gguf.limits import check
+from foretell.errors import BadModel, ForetellError, first_message_line
+from foretell.models.gguf.limits import check_file
 
 VERSION = 2  # of what `unpack` makes of a file; folders of another version are made again
 PLAIN = ("default", "gpt-2")  # rules of words that are the byte-level tokenizer's own
@@ -30,111 +30,119 @@ SPACE = "\u2581"  # that sentencepiece writes for one
 CURE = "llama.cpp may run the file itself: give its path"
 
 
-def unpack(file: Path, folder: Path) -> None:
+def unpack_file(file_path: Path, folder: Path) -> None:
     """Writes the model into a folder that is there. Raises BadModel, or OSError where the folder
     cannot be written.
     """
     import torch
 
-    from foretell.models.gguf.gguf import unpacked
+    from foretell.models.gguf.gguf import read_unpacked
 
-    check(file)
+    check_file(file_path)
     try:
-        model = unpacked(file, torch.bfloat16)
+        model = read_unpacked(file_path, torch.bfloat16)
     except LookupError as error:
-        raise BadModel(f"{file}: cannot be unpacked ({error}); {CURE}") from error
-    tokenizer = read_tokenizer(file)
+        raise BadModel(f"{file_path}: cannot be unpacked ({error}); {CURE}") from error
+    tokenizer = read_tokenizer(file_path)
     try:
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
     except Exception as error:  # tokenizers and safetensors raise their own
-        raise OSError(first_line(error)) from error
-    readable(folder)
+        raise OSError(first_message_line(error)) from error
+    make_readable(folder)
 
 
-def readable(folder: Path) -> None:
+def make_readable(folder: Path) -> None:
     """Lets whoever can read a folder's settings read its weights, which safetensors hides."""
     mode = (folder / "config.json").stat().st_mode
-    for path in folder.glob("*.safetensors"):
-        path.chmod(mode)
+    for weight_file in folder.glob("*.safetensors"):
+        weight_file.chmod(mode)
 
 
-def read_tokenizer(file: Path) -> Any:
+def read_tokenizer(file_path: Path) -> Any:
     """The tokenizer in a .gguf file, as transformers has it. Raises BadModel."""
     from transformers import AutoTokenizer
 
     from foretell.models.gguf.header import read_header
 
-    check(file)
+    check_file(file_path)
     try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+        tokenizer: Any = AutoTokenizer.from_pretrained(file_path.parent, gguf_file=file_path.name)
     except Exception as error:  # transformers raises nearly anything here
-        raise BadModel(f"{file}: has no usable tokenizer ({first_line(error)}); {CURE}") from error
-    values = read_header(file).values
+        raise BadModel(
+            f"{file_path}: has no usable tokenizer ({first_message_line(error)}); {CURE}"
+        ) from error
+    values = read_header(file_path).values
     if tokenizer.chat_template is None:
         template = values.get("tokenizer.chat_template")
         tokenizer.chat_template = None if template is None else str(template)
     rule = str(values.get("tokenizer.ggml.pre", "default"))
-    _split_words(tokenizer, file, rule)
+    _split_words(tokenizer, file_path, rule)
     if rule in WHOLE_WORDS:
         tokenizer.backend_tokenizer.model.ignore_merges = True
         if values.get("tokenizer.ggml.add_bos_token") is None and tokenizer.bos_token is not None:
             tokenizer.add_bos_token = True
-    _begin(tokenizer.backend_tokenizer, values.get("tokenizer.ggml.add_space_prefix") is not False)
+    _set_beginning(
+        tokenizer.backend_tokenizer, values.get("tokenizer.ggml.add_space_prefix") is not False
+    )
     return tokenizer
 
 
-def _split_words(tokenizer: Any, file: Path, rule: str) -> None:
+def _split_words(tokenizer: Any, file_path: Path, rule: str) -> None:
     """Splits texts before the merges by the rule that the file names, where transformers does not
     know it and takes GPT-2's. Raises BadModel for a rule that is not known here either.
     """
     from tokenizers import pre_tokenizers
 
-    core = tokenizer.backend_tokenizer
-    if not isinstance(core.pre_tokenizer, pre_tokenizers.ByteLevel) or rule in PLAIN:
+    backend = tokenizer.backend_tokenizer
+    if not isinstance(backend.pre_tokenizer, pre_tokenizers.ByteLevel) or rule in PLAIN:
         return
     if rule != "smollm":
         raise BadModel(
-            f"{file}: its tokenizer splits words by the rule {rule!r}, unknown here; {CURE}"
+            f"{file_path}: its tokenizer splits words by the rule {rule!r}, unknown here; {CURE}"
         )
     # Every digit is a word of its own, so that several spaces before a number are one token.
     digits = pre_tokenizers.Digits(individual_digits=True)
-    core.pre_tokenizer = pre_tokenizers.Sequence([digits, core.pre_tokenizer])
+    backend.pre_tokenizer = pre_tokenizers.Sequence([digits, backend.pre_tokenizer])
 
 
-def _begin(core: Any, space: bool) -> None:
+def _set_beginning(backend: Any, has_space: bool) -> None:
     """Puts a space before a text of sentencepiece's, and before what follows a special token, or
     none. transformers puts one where no other stands.
     """
     from tokenizers import decoders, normalizers, pre_tokenizers
 
-    if isinstance(core.pre_tokenizer, pre_tokenizers.Metaspace):
-        core.pre_tokenizer = None
-    elif space or not isinstance(core.normalizer, normalizers.Sequence):
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+        backend.pre_tokenizer = None
+    elif has_space or not isinstance(backend.normalizer, normalizers.Sequence):
         return
-    whole = normalizers.Replace(" ", SPACE)
-    core.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE), whole]) if space else whole
-    if not space:
-        parts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-        core.decoder = decoders.Sequence(parts)
+    replacement = normalizers.Replace(" ", SPACE)
+    backend.normalizer = (
+        normalizers.Sequence([normalizers.Prepend(SPACE), replacement])
+        if has_space
+        else replacement
+    )
+    if not has_space:
+        decoder_steps = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence(decoder_steps)
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Of a process that fills a folder; why it could not is said in a line."""
+    """Exit code of a process that fills a folder; why it could not is said in a line."""
     try:
         work()
     except ForetellError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(error.strerror or first_line(error), file=sys.stderr)
+        print(error.strerror or first_message_line(error), file=sys.stderr)
         return 1
     return 0
 
 
 def main(arguments: list[str]) -> int:
-    file, folder = map(Path, arguments)
-    return exit_code(partial(unpack, file, folder))
+    file_path, folder = map(Path, arguments)
+    return exit_code(partial(unpack_file, file_path, folder))
 
 
 if __name__ == "__main__":

@@ -15,22 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.api.diagnosis import notice_refusals
+from foretell.api.diagnosis import notice_of_missing_head, notice_refusals
 from foretell.api.lm import LM
 from foretell.core.model import Model
-from foretell.engine.remote import recipe
-from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_line
-from foretell.loading.choosing import Refusals, hand_over, refused, whole_by
-from foretell.loading.fetch import ask_hub, resolve
-from foretell.loading.names import EMBEDDED, aliases, suggestion
-from foretell.loading.wrap import ends, named_models, pair, trim_draft
+from foretell.engine.remote import model_recipe
+from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_message_line
+from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
+from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
+from foretell.loading.names import EMBEDDED, aliases, suggest_names
+from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
 from foretell.models import executors as registry
 from foretell.models.decoder.packed import WHOLE_NUMBERS
 from foretell.models.weights import check_files, check_tokenizer, cure_of
 from foretell.native import library
-from foretell.ops.assets import ASSETS
 from foretell.ops.devices import check_device
-from foretell.ops.memory import trim
+from foretell.ops.memory import trim_memory
 
 if TYPE_CHECKING:
     # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
@@ -108,56 +107,62 @@ def load(
     BadConfig or Unsupported.
     """
     name = str(source)
-    found = resolve(name)  # the same, or the folder that a known name stands for
-    named = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
+    resolved = resolve(name)  # the same, or the folder that a known name stands for
+    other_names = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
     if name == "demo":
-        named = {"draft": "demo-draft", **named}
-    if draft_vocab is not None and "draft" not in named:
+        other_names = {"draft": "demo-draft", **other_names}
+    if draft_vocab is not None and "draft" not in other_names:
         raise BadConfig(f"draft_vocab={str(draft_vocab)!r}: there is no draft model; give draft=")
-    if revision is not None and (_is_gguf(name) or found != name):
-        raise Unsupported.missing(f"revision={revision!r}", name, "a hub id", "leave revision out")
+    if revision is not None and (_is_gguf(name) or resolved != name):
+        raise Unsupported.missing_capability(
+            f"revision={revision!r}", name, "a hub id", "leave revision out"
+        )
     options = check_options(name, dtype, executor, device, exact_bits, trust_remote_code)
-    own = _runs_as_file(name, dtype, executor)
-    target = _gguf(name, executor, exact_bits) if own else _loaded(found, name, options, revision)
+    if _runs_as_file(name, dtype, executor):
+        target = _load_gguf(name, executor, exact_bits)
+    else:
+        target = _load_model(resolved, name, options, revision)
     if target.trouble:
-        why = f"no usable tokenizer ({target.trouble}); prompts must be token ids"
-        warnings.warn(f"{target.path or name}: {why}", ForetellWarning, stacklevel=2)
-    others = {
-        key: _gguf(place) if _is_gguf(place) else _loaded(place, f"{name} ({key})", options)
-        for key, place in named.items()
+        message = f"no usable tokenizer ({target.trouble}); prompts must be token ids"
+        warnings.warn(f"{target.path or name}: {message}", ForetellWarning, stacklevel=2)
+    helpers = {
+        key: _load_gguf(path) if _is_gguf(path) else _load_model(path, f"{name} ({key})", options)
+        for key, path in other_names.items()
     }
-    small = others.get("draft")
-    kept = draft_vocab or _own_vocab(small)
-    if kept is not None and small is not None:
-        words = small.tokenizer or target.tokenizer
-        small.model = trim_draft(small.model, words, kept, target.eos)
-    trim()
-    lm = pair(
+    draft_model = helpers.get("draft")
+    vocab_file = draft_vocab or _own_vocab(draft_model)
+    if vocab_file is not None and draft_model is not None:
+        text_tokenizer = draft_model.tokenizer or target.tokenizer
+        draft_model.model = trim_draft(draft_model.model, text_tokenizer, vocab_file, target.eos)
+    trim_memory()
+    lm = pair_models(
         target.model,
         target.tokenizer,
-        {key: other.model for key, other in others.items()},
+        {key: other_model.model for key, other_model in helpers.items()},
         target.path,
         target.eos,
-        {key: other.tokenizer for key, other in others.items()},
+        {key: other_model.tokenizer for key, other_model in helpers.items()},
     )
-    for key, place in {"target": found, **named}.items():
-        first = revision if key == "target" else None
-        lm.models[key].recipe = recipe(place, revision=first, **vars(options))
-    lm.refusals = {key: loaded.refusals for key, loaded in {"target": target, **others}.items()}
+    for key, path in {"target": resolved, **other_names}.items():
+        own_revision = revision if key == "target" else None
+        lm.models[key].recipe = model_recipe(path, revision=own_revision, **vars(options))
+    lm.refusals = {key: loaded.refusals for key, loaded in {"target": target, **helpers}.items()}
     notice_refusals(lm, name)
+    if resolved != name:
+        notice_of_missing_head(name, aliases()[name].head)
     return lm
 
 
 def _own_vocab(draft: _Loaded | None) -> Path | None:
     """The file in a draft model's folder that says which tokens its head is to keep."""
-    path = None if draft is None or draft.path is None else Path(draft.path) / OWN_VOCAB
-    return path if path is not None and path.is_file() else None
+    vocab_path = None if draft is None or draft.path is None else Path(draft.path) / OWN_VOCAB
+    return vocab_path if vocab_path is not None and vocab_path.is_file() else None
 
 
-def _runs_as_file(name: str, dtype: str, executor: str) -> bool:
+def _runs_as_file(source_name: str, dtype: str, executor: str) -> bool:
     """Whether a .gguf file is run in its own formats."""
-    native = executor == "native" and dtype == "auto"
-    return _is_gguf(name) and (executor in ("auto", LLAMA_CPP) or native)
+    is_native = executor == "native" and dtype == "auto"
+    return _is_gguf(source_name) and (executor in ("auto", LLAMA_CPP) or is_native)
 
 
 def check_options(
@@ -177,7 +182,7 @@ def check_options(
     dtypes = ("auto", *WHOLE_NUMBERS, *DTYPES)
     if dtype not in dtypes:
         raise BadConfig.field("dtype", dtype, f"one of {', '.join(dtypes)}")
-    executors = ("auto", "torch", *registry.names())
+    executors = ("auto", "torch", *registry.executor_names())
     if executor not in executors:
         raise BadConfig.field("executor", executor, f"one of {', '.join(executors)}")
     if exact_bits:
@@ -191,38 +196,38 @@ def check_options(
                 f"executor={executor!r} with exact_bits=True: must be auto, native or torch, "
                 "which compute it"
             )
-        if dtype == "auto" and (executor == "torch" or not library.available()):
+        if dtype == "auto" and (executor == "torch" or not library.is_available()):
             dtype = "int8"
     if device is None:
-        only_here = exact_bits or dtype in WHOLE_NUMBERS
-        device = "cuda" if torch.cuda.is_available() and not only_here else "cpu"
+        needs_cpu = exact_bits or dtype in WHOLE_NUMBERS
+        device = "cuda" if torch.cuda.is_available() and not needs_cpu else "cpu"
     check_device(device)
-    kind = torch.device(device).type
-    if dtype in WHOLE_NUMBERS and kind != "cpu":
-        raise Unsupported.missing(
+    device_type = torch.device(device).type
+    if dtype in WHOLE_NUMBERS and device_type != "cpu":
+        raise Unsupported.missing_capability(
             f"dtype={dtype!r}", name, "a CPU", "use bfloat16 there, or device='cpu'"
         )
     if executor not in ("auto", "torch"):
-        where = registry.device_of(executor)
-        if kind != where:
-            need = DEVICES.get(where, f"a device of type {where}")
-            raise Unsupported.missing(
+        executor_device = registry.device_of(executor)
+        if device_type != executor_device:
+            need = DEVICES.get(executor_device, f"a device of type {executor_device}")
+            raise Unsupported.missing_capability(
                 f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
             )
     return _Options(device, dtype, exact_bits, executor, trust_remote_code)
 
 
-def _loaded(name: str, title: str, options: _Options, revision: str | None = None) -> _Loaded:
+def _load_model(name: str, title: str, options: _Options, revision: str | None = None) -> _Loaded:
     """A transformers model with its tokenizer; `name` may be a .gguf file to be unpacked."""
     if _is_gguf(name):
-        words = load_tokenizer(name)
-        hf, file = _unpacked(name, options)
-        model, refusals = _decoder(hf, title, options)
-        return _Loaded(model, file, words, ends(hf), refusals)
-    hf, path = _model(name, options, revision)
-    tokenizer = _tokenizer(path or name, revision, options.trust_remote_code)
-    model, refusals = _decoder(hf, title, options)
-    loaded = _Loaded(model, path, None, ends(hf), refusals)
+        file_tokenizer = load_tokenizer(name)
+        hf, file_path = _unpack_gguf(name, options)
+        model, refusals = _build_adapter(hf, title, options)
+        return _Loaded(model, file_path, file_tokenizer, end_tokens_of(hf), refusals)
+    hf, folder = _read_model(name, options, revision)
+    tokenizer = _find_tokenizer(folder or name, revision, options.trust_remote_code)
+    model, refusals = _build_adapter(hf, title, options)
+    loaded = _Loaded(model, folder, None, end_tokens_of(hf), refusals)
     if isinstance(tokenizer, str):
         loaded.trouble = tokenizer
     else:
@@ -230,48 +235,49 @@ def _loaded(name: str, title: str, options: _Options, revision: str | None = Non
     return loaded
 
 
-def _decoder(hf: PreTrainedModel, name: str, options: _Options) -> tuple[Model, Refusals]:
-    """Its adapter, computed by what `options.executor` says, and who refused it."""
+def _build_adapter(hf: PreTrainedModel, title: str, options: _Options) -> tuple[Model, Refusals]:
+    """Makes the adapter, computed by what `options.executor` says, and says who refused it."""
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.exact import ExactDecoder
-    from foretell.models.decoder.fused import blocks
+    from foretell.models.decoder.fused import fused_blocks
     from foretell.models.decoder.own import own_adapter
     from foretell.models.decoder.pictures import Pictured, reads_pictures
-    from foretell.models.diffusion.canvas import check_computed, denoiser, fills_canvases
+    from foretell.models.diffusion.canvas import build_denoiser, check_computed, fills_canvases
     from foretell.models.diffusion.diffusion_gemma import KIND, DiffusionGemma
     from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
-    from foretell.models.recurrent.recurrent import loaded
+    from foretell.models.recurrent.recurrent import recurrent_adapter
 
     if hf.config.is_encoder_decoder:
-        return EncoderDecoder(hf, name), ()
+        return EncoderDecoder(hf, title), ()
     if fills_canvases(hf.config):
-        check_computed(hf, name, options.executor, options.exact_bits)
+        check_computed(hf, title, options.executor, options.exact_bits)
         if hf.config.model_type == KIND:
-            return DiffusionGemma(hf, name), ()
-        filler, refusals = whole_by(partial(denoiser, hf, name), hf, name, options.executor)
-        return filler or denoiser(hf, name), refusals
-    whole = options.executor in ("auto", "torch") and not options.exact_bits
-    if whole and reads_pictures(hf):
-        return Pictured(hf, name, partial(blocks, ours=True)), ()
-    for adapter in (own_adapter, loaded):
-        model = adapter(hf, name, options.exact_bits, options.dtype, options.executor)
+            return DiffusionGemma(hf, title), ()
+        build = partial(build_denoiser, hf, title)
+        filler, refusals = whole_adapter(build, hf, title, options.executor)
+        return filler or build_denoiser(hf, title), refusals
+    is_plain = options.executor in ("auto", "torch") and not options.exact_bits
+    if is_plain and reads_pictures(hf):
+        return Pictured(hf, title, partial(fused_blocks, owns_weights=True)), ()
+    for make_adapter in (own_adapter, recurrent_adapter):
+        model = make_adapter(hf, title, options.exact_bits, options.dtype, options.executor)
         if model is not None:
             return model, ()
-    kind = hf.device.type
-    build = partial(Decoder, hf, name, partial(blocks, ours=True))
-    decoder, refusals = whole_by(build, hf, name, options.executor)
+    device_type = hf.device.type
+    make_decoder = partial(Decoder, hf, title, partial(fused_blocks, owns_weights=True))
+    decoder, refusals = whole_adapter(make_decoder, hf, title, options.executor)
     if decoder is not None:
         return decoder, refusals
     if options.exact_bits:
         if options.dtype in WHOLE_NUMBERS:
-            return ExactDecoder(hf, name), ()
+            return ExactDecoder(hf, title), ()
         why = "; ".join(reason for _, reason in refusals) or "products of its own for this model"
-        raise Unsupported.missing("exact_bits=True", name, why, "use dtype='int8'")
+        raise Unsupported.missing_capability("exact_bits=True", title, why, "use dtype='int8'")
     if options.executor != "torch":
-        for candidate, runtime in registry.candidates(hf, kind, options.executor):
-            if runtime.DTYPE is not None and runtime.suits(hf, candidate == options.executor):
+        for candidate, runtime in registry.candidate_runtimes(hf, device_type, options.executor):
+            if runtime.DTYPE is not None and runtime.suits_model(hf, candidate == options.executor):
                 hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
-    model = build()
+    model = make_decoder()
     if options.executor != "torch":
         refusals += hand_over(model, options.executor)
     if model.executor is None and not model.fused and options.executor in ("auto", "torch"):
@@ -284,48 +290,46 @@ def _is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf") and not Path(name).is_dir()
 
 
-def _gguf(name: str, executor: str = "auto", exact_bits: bool = False) -> _Loaded:
-    """A .gguf file in its own formats: by the C library if it computes them, else llama.cpp."""
+def _load_gguf(source_name: str, executor: str = "auto", exact_bits: bool = False) -> _Loaded:
+    """Loads a .gguf file in its own formats: by the C library if it can, else by llama.cpp."""
     from foretell.backends import llama_cpp
     from foretell.models.gguf import limits as gguf_limits
 
     refusals: Refusals = ()
-    path = Path(name).expanduser()
+    file_path = Path(source_name).expanduser()
     if executor != LLAMA_CPP:
-        gguf_limits.check(path)
+        gguf_limits.check_file(file_path)
         try:
-            return _native_gguf(name, path)
+            return _native_gguf(source_name, file_path)
         except LookupError as error:
-            refusals = refused(name, "native", error, executor)
+            refusals = note_refusal(source_name, "native", error, executor)
     if exact_bits:
         need = "batch-invariant kernels, which llama.cpp's are not"
         cure = "leave it out, or name an executor (torch, openvino) and dtype='int8'"
-        raise Unsupported.missing("exact_bits=True", name, need, cure)
+        raise Unsupported.missing_capability("exact_bits=True", source_name, need, cure)
     try:
-        model: Any = llama_cpp.GGUF(path)
+        model: Any = llama_cpp.GGUF(file_path)
     except Unsupported as error:
-        whys = "".join(f"; {executor} does not take it: {why}" for executor, why in refusals)
-        raise Unsupported(f"{error}{whys}") from error
+        reasons = "".join(f"; {executor} does not take it: {why}" for executor, why in refusals)
+        raise Unsupported(f"{error}{reasons}") from error
     return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
 
-def _native_gguf(name: str, path: Path) -> _Loaded:
-    """Its matrices as they lie in the file. Raises LookupError where the C library does not compute
-    them.
-    """
+def _native_gguf(title: str, file_path: Path) -> _Loaded:
+    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot."""
     from foretell.loading.gguf_export import read_tokenizer
     from foretell.models.decoder.decoder import Decoder
-    from foretell.models.decoder.fused import blocks
+    from foretell.models.decoder.fused import fused_blocks
     from foretell.models.gguf import gguf
 
-    hf = gguf.read(path)
+    hf = gguf.read_packed(file_path)
     try:
-        tokenizer = read_tokenizer(path)
+        tokenizer = read_tokenizer(file_path)
     except BadModel as error:
         raise LookupError(str(error)) from error
-    model = Decoder(hf, name, partial(blocks, ours=True))
-    model.use(registry.load("native").make)
-    return _Loaded(model, path, tokenizer, ends(hf))
+    model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
+    model.use(registry.load_runtime("native").make_executor)
+    return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
 def _check_gguf(name: str, device: str | None, dtype: str) -> None:
@@ -333,9 +337,9 @@ def _check_gguf(name: str, device: str | None, dtype: str) -> None:
     cure = "leave it out, or name an executor (torch, openvino), for which the weights are unpacked"
     if device not in (None, "cpu"):
         need = "another runtime: those for its formats are on the CPU"
-        raise Unsupported.missing(f"device={device!r}", name, need, cure)
+        raise Unsupported.missing_capability(f"device={device!r}", name, need, cure)
     if dtype != "auto":
-        raise Unsupported.missing(
+        raise Unsupported.missing_capability(
             f"dtype={dtype!r}", name, "weights in that format, and the file has its own", cure
         )
 
@@ -343,158 +347,154 @@ def _check_gguf(name: str, device: str | None, dtype: str) -> None:
 def load_tokenizer(
     source: str | Path = "demo", revision: str | None = None
 ) -> PreTrainedTokenizerBase:
-    """The tokenizer alone, of what `load` takes; code that comes with it is never run. Raises
-    BadModel.
-    """
-    name = resolve(str(source))
-    if _is_gguf(name):
-        return _words(Path(name).expanduser())
+    """The tokenizer of what `load` takes; code that comes with it never runs. Raises BadModel."""
+    source_name = resolve(str(source))
+    if _is_gguf(source_name):
+        return _file_tokenizer(Path(source_name).expanduser())
     from transformers import AutoTokenizer
 
-    place = place_of(name, revision)
+    location = location_of(source_name, revision)
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            place, revision=revision, trust_remote_code=False
+            location, revision=revision, trust_remote_code=False
         )
     except Exception as error:  # transformers raises nearly anything here
         raise BadModel(
-            f"{name}: no usable tokenizer ({first_line(error)}); "
+            f"{source_name}: no usable tokenizer ({first_message_line(error)}); "
             "give `demo`, a folder with tokenizer.json or a hub id"
         ) from error
     return tokenizer  # type: ignore[no-any-return]
 
 
-def _words(path: Path) -> Any:
+def _file_tokenizer(file_path: Path) -> Any:
     """The tokenizer of a .gguf file: transformers', else llama.cpp's own of rules unknown here."""
     from foretell.loading.gguf_export import read_tokenizer
-    from foretell.models.gguf.limits import check
+    from foretell.models.gguf.limits import check_file
     from foretell.models.gguf.vocabulary import load_vocabulary
 
-    check(path)
+    check_file(file_path)
     try:
-        return read_tokenizer(path)
+        return read_tokenizer(file_path)
     except BadModel as error:
         try:
-            return load_vocabulary(path)
+            return load_vocabulary(file_path)
         except Unsupported:  # llama.cpp is not there
             raise error from None
 
 
-def _folder(name: str) -> Path | None:
+def _local_folder(name: str) -> Path | None:
     """The local folder a name means, checked; None: it is a hub id."""
     if name in EMBEDDED:
-        return ASSETS / name
-    path = Path(name).expanduser()
-    if path.is_file():
+        return fetch_shipped(name)
+    folder = Path(name).expanduser()
+    if folder.is_file():
         raise BadModel(
             f"{name}: a file; give the folder that holds config.json and the .safetensors files, "
             "or a .gguf file"
         )
-    if path.is_dir():
-        return path
+    if folder.is_dir():
+        return folder
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
         hint = "give `demo`, a folder with config.json, or a hub id like owner/name"
         if "/" not in name:
-            hint += f"; of real models, {suggestion(name, aliases())}"
+            hint += f"; of real models, {suggest_names(name, aliases())}"
         raise BadModel(f"{name}: no such folder; {hint}")
     return None
 
 
-def source_of(name: str) -> Path | None:
-    """What `LM.path` is for a model of this name; None: it is the hub's. Raises BadModel."""
-    name = resolve(name)
-    return Path(name).expanduser() if _is_gguf(name) else _folder(name)
+def source_of(source_name: str) -> Path | None:
+    """The path that `LM.path` is for a model of this name; None: the hub's. Raises BadModel."""
+    source_name = resolve(source_name)
+    return Path(source_name).expanduser() if _is_gguf(source_name) else _local_folder(source_name)
 
 
-def place_of(name: str, revision: str | None = None) -> Path | str:
-    """What transformers loads a model by: its folder, or the id of one that the hub or its cache
-    has. Fetches a known model. Raises BadModel.
-    """
-    name = resolve(name)
-    folder = _folder(name)
+def location_of(source_name: str, revision: str | None = None) -> Path | str:
+    """The folder or hub id that transformers loads a model by, fetched if known (BadModel)."""
+    source_name = resolve(source_name)
+    folder = _local_folder(source_name)
     if folder is None:
-        ask_hub(name, revision)
-    return folder or name
+        ask_hub(source_name, revision)
+    return folder or source_name
 
 
-def _model(
+def _read_model(
     name: str, options: _Options, revision: str | None
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
     # Of transformers' models, as that.
-    from foretell.loading.classes import check_whole, read
+    from foretell.loading.classes import check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
 
     arguments: dict[str, Any] = {
-        "dtype": _dtype(options) or "auto",
+        "dtype": _load_dtype(options) or "auto",
         "use_safetensors": True,
         "trust_remote_code": options.trust_remote_code,
     }
-    place: str | Path = name
-    path = _folder(name)
-    if path is not None:
-        check_files(path)
-        place = path
+    location: str | Path = name
+    folder = _local_folder(name)
+    if folder is not None:
+        check_files(folder)
+        location = folder
     else:
         ask_hub(name, revision)
         arguments["revision"] = revision
     try:
-        hf, report = read(place, arguments)
+        hf, report = read_model(location, arguments)
     except Exception as error:  # transformers raises nearly anything here
-        why = first_line(error)
-        raise BadModel(f"{name}: cannot be loaded ({why}); {cure_of(error, path)}") from error
+        reason = first_message_line(error)
+        raise BadModel(f"{name}: cannot be loaded ({reason}); {cure_of(error, folder)}") from error
     check_whole(name, hf, report)
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.executor, options.dtype)
-    return _placed(hf, name, options), path
+    return _place_model(hf, name, options), folder
 
 
-def _unpacked(name: str, options: _Options) -> tuple[PreTrainedModel, Path]:
+def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, Path]:
     """The model in a .gguf file, its matrices unpacked, on its device."""
-    from foretell.models.gguf.gguf import unpacked
+    from foretell.models.gguf.gguf import read_unpacked
 
-    path = Path(name).expanduser()
+    file_path = Path(source_name).expanduser()
     try:
-        hf = unpacked(path, _dtype(options) or torch.bfloat16)
+        hf = read_unpacked(file_path, _load_dtype(options) or torch.bfloat16)
     except LookupError as error:
         cure = "leave executor out, and llama.cpp runs it"
-        raise BadModel(f"{name}: cannot be unpacked ({error}); {cure}") from error
-    return _placed(hf, name, options), path
+        raise BadModel(f"{source_name}: cannot be unpacked ({error}); {cure}") from error
+    return _place_model(hf, source_name, options), file_path
 
 
-def _dtype(options: _Options) -> torch.dtype | None:
-    """That a model is loaded in; None: as it is stored."""
+def _load_dtype(options: _Options) -> torch.dtype | None:
+    """The number format that a model is loaded in; None: as it is stored."""
     if options.dtype in WHOLE_NUMBERS:  # what is not a linear layer's weights
         return torch.bfloat16
     return DTYPES.get(options.dtype)
 
 
-def _placed(hf: PreTrainedModel, name: str, options: _Options) -> PreTrainedModel:
+def _place_model(hf: PreTrainedModel, name: str, options: _Options) -> PreTrainedModel:
     """The model in its number format, on its device."""
-    from foretell.models.decoder.smoothing import narrow
+    from foretell.models.decoder.smoothing import round_layers
 
-    if options.dtype in WHOLE_NUMBERS and not narrow(hf, options.dtype):
-        what = f"dtype={options.dtype!r}"
-        raise Unsupported.missing(what, name, "torch's linear layers", "use bfloat16")
+    if options.dtype in WHOLE_NUMBERS and not round_layers(hf, options.dtype):
+        option = f"dtype={options.dtype!r}"
+        raise Unsupported.missing_capability(option, name, "torch's linear layers", "use bfloat16")
     return hf.to(options.device).eval()  # type: ignore[arg-type]
 
 
-def _tokenizer(
-    source: str | Path, revision: str | None, remote: bool
+def _find_tokenizer(
+    source: str | Path, revision: str | None, trust_code: bool
 ) -> PreTrainedTokenizerBase | str:
     """The tokenizer, or why there is none: token ids still work."""
     from transformers import AutoTokenizer
     from transformers.utils import logging
 
-    level = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # it wonders about types of models that it does not know
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=remote
+            source, revision=revision, trust_remote_code=trust_code
         )
     except Exception as error:  # transformers raises nearly anything here
         check_tokenizer(Path(source))
-        return first_line(error)
+        return first_message_line(error)
     finally:
-        logging.set_verbosity(level)
+        logging.set_verbosity(verbosity)
     return tokenizer  # type: ignore[no-any-return]

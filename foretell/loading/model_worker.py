@@ -21,23 +21,23 @@ from foretell.cache.cache import Cache
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.engine.remote import receive, send
-from foretell.errors import first_line
+from foretell.engine.remote import receive_message, send_message
+from foretell.errors import first_message_line
 
 CHUNK = 512  # tokens of a long text in a forward
 
 
-def maker(name: str) -> Callable[..., Model]:
+def find_maker(recipe_name: str) -> Callable[..., Model]:
     """The function of this package that a recipe names, `foretell.module:function`."""
-    module, _, function = name.partition(":")
+    module, _, function = recipe_name.partition(":")
     if not module.startswith("foretell."):
-        raise ValueError(f"{name!r} is no function of this package")
-    found: Callable[..., Model] = getattr(importlib.import_module(module), function)
-    return found
+        raise ValueError(f"{recipe_name!r} is no function of this package")
+    make_model: Callable[..., Model] = getattr(importlib.import_module(module), function)
+    return make_model
 
 
-def loaded(**arguments: Any) -> Model:
-    """What foretell.load makes of these arguments."""
+def load_target(**arguments: Any) -> Model:
+    """Loads the target model that foretell.load makes of these arguments."""
     from foretell.loading.load import (
         load,  # not of the package itself, which makes other things too
     )
@@ -68,13 +68,13 @@ class Answers:
         self.texts[seat] = tokens
         layers = None if message["layers"] is None else tuple(message["layers"])
         ask = Ask(tree_of(*message["tree"]), rows=message["rows"], layers=layers)
-        whole = False
-        while not whole:
-            job, whole = cache.prepare(ask, tokens, CHUNK)
+        is_complete = False
+        while not is_complete:
+            job, is_complete = cache.prepare(ask, tokens, CHUNK)
             reply = self.model.forward([job])[0]
         rows = reply.logits.cpu().contiguous().numpy()
-        head = {"dtype": rows.dtype.str, "shape": rows.shape}
-        return {**head, "nodes": reply.nodes, "new": reply.new}, rows.tobytes()
+        array_header = {"dtype": rows.dtype.str, "shape": rows.shape}
+        return {**array_header, "nodes": reply.nodes, "new": reply.new}, rows.tobytes()
 
 
 def tree_of(tokens: list[int], parents: list[int]) -> TokenTree:
@@ -85,25 +85,31 @@ def tree_of(tokens: list[int], parents: list[int]) -> TokenTree:
     return tree
 
 
-def serve(asks: IO[bytes], answers: IO[bytes]) -> None:
+def serve_asks(asks: IO[bytes], answers: IO[bytes]) -> None:
     """Answers until there are no more asks."""
-    first = receive(asks)
-    if first is None:
+    first_message = receive_message(asks)
+    if first_message is None:
         return
-    recipe, _ = first
+    recipe, _ = first_message
     try:
         torch.set_num_threads(recipe["threads"])
-        model = Answers(maker(recipe["make"])(**recipe["arguments"]))
+        model = Answers(find_maker(recipe["make"])(**recipe["arguments"]))
     except Exception as error:  # loading may raise nearly anything
-        send(answers, {"error": f"cannot make it: {type(error).__name__}: {first_line(error)}"})
+        send_message(
+            answers,
+            {"error": f"cannot make it: {type(error).__name__}: {first_message_line(error)}"},
+        )
         return
-    send(answers, {"name": model.model.name})
-    while (received := receive(asks)) is not None:
+    send_message(answers, {"name": model.model.name})
+    while (request := receive_message(asks)) is not None:
         try:
-            message, data = model.answer(received[0])
+            message, payload = model.answer(request[0])
         except Exception as error:  # the other side is to know
-            message, data = {"error": f"{type(error).__name__}: {first_line(error)}"}, b""
-        send(answers, message, data)
+            message, payload = (
+                {"error": f"{type(error).__name__}: {first_message_line(error)}"},
+                b"",
+            )
+        send_message(answers, message, payload)
 
 
 def main() -> None:
@@ -111,7 +117,7 @@ def main() -> None:
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     with suppress(BrokenPipeError):  # who asked is gone
-        serve(sys.stdin.buffer, answers)
+        serve_asks(sys.stdin.buffer, answers)
 
 
 if __name__ == "__main__":

@@ -39,10 +39,16 @@ from foretell.core.stores import Stores
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
-from foretell.errors import BadConfig, ForetellWarning, RequestFailed, Unsupported, first_line
-from foretell.loading.attached import attached
+from foretell.errors import (
+    BadConfig,
+    ForetellWarning,
+    RequestFailed,
+    Unsupported,
+    first_message_line,
+)
+from foretell.loading.attached import attached_adapter
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Strategy
 
 # Fields of a GenerationConfig that cannot be honoured, with the values that ask for nothing.
@@ -83,8 +89,8 @@ _turns: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary(
 def holds_tokens(cache: Any) -> bool:
     """Whether a cache of transformers has taken tokens in, as rows or as a state."""
     for layer in cache.layers:
-        rows = layer.get_seq_length() if hasattr(layer, "get_seq_length") else 0
-        if rows or any(getattr(layer, "has_previous_state", {}).values()):
+        row_count = layer.get_seq_length() if hasattr(layer, "get_seq_length") else 0
+        if row_count or any(getattr(layer, "has_previous_state", {}).values()):
             return True
     return False
 
@@ -93,8 +99,8 @@ def hf(
     method: str | Drafter | Strategy = "token-recycling",
     draft: PreTrainedModel | str | Path | None = None,
 ) -> Hook:
-    """What `custom_generate=` of a transformers model's `generate` takes. `draft`: a smaller model
-    or its folder.
+    """Makes what `custom_generate=` of a transformers model's `generate` takes. `draft`: a smaller
+    model or its folder.
 
     Seeds come from torch's generator, so torch.manual_seed repeats a result. Stop strings go into
     `stopping_criteria=[StopStringCriteria(tokenizer, stops)]`: transformers itself refuses
@@ -104,14 +110,14 @@ def hf(
 
 
 class Hook:
-    """The callable. It remembers what drafters learnt of each model."""
+    """The callable that transformers calls. It remembers what drafters learnt of each model."""
 
     def __init__(
         self, method: str | Drafter | Strategy, draft: PreTrainedModel | str | Path | None
     ):
         if not isinstance(method, str | Drafter | Strategy):
             raise BadConfig.field("method", method, "a spec like 'ngram:n=3', or a config object")
-        self.name, self.strategy = resolve(method)
+        self.name, self.strategy = resolve_method(method)
         self.draft = draft
         self._stores: WeakKeyDictionary[PreTrainedModel, Stores] = WeakKeyDictionary()
 
@@ -129,113 +135,130 @@ class Hook:
         """Called by `generate`: input_ids (B, L), padded on the left -> (B, L + new), or the usual
         output object.
         """
-        given = _generate_arguments()
+        call_arguments = _generate_arguments()
         if streamer is None:
-            streamer = given.get("streamer")
-        others = {"assistant_model": given.get("assistant_model")} | model_kwargs
-        self._refuse(model, generation_config, others)
-        if synced_gpus or given.get("synced_gpus"):
-            raise self._no("synced_gpus")
-        pads = self._pads(input_ids, model_kwargs)
-        rows = [ids[pad:].tolist() for ids, pad in zip(input_ids.cpu(), pads, strict=True)]
-        requests = self._requests(
-            input_ids, pads, rows, logits_processor, stopping_criteria, generation_config
+            streamer = call_arguments.get("streamer")
+        other_arguments = {"assistant_model": call_arguments.get("assistant_model")} | model_kwargs
+        self._refuse_options(model, generation_config, other_arguments)
+        if synced_gpus or call_arguments.get("synced_gpus"):
+            raise self._refusal_error("synced_gpus")
+        pad_counts = self._count_padding(input_ids, model_kwargs)
+        prompt_rows = [
+            row_ids[pad_count:].tolist()
+            for row_ids, pad_count in zip(input_ids.cpu(), pad_counts, strict=True)
+        ]
+        requests = self._build_requests(
+            input_ids,
+            pad_counts,
+            prompt_rows,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
         )
-        criteria = self._criteria(stopping_criteria, requests)
+        criteria = self._other_criteria(stopping_criteria, requests)
         # A forward of ours changes the model's attention while it lasts, so calls take turns.
         with _turns.setdefault(model, threading.RLock()):
             training = model.training
             try:
-                engine = self._engine(model.eval())
+                engine = self._build_engine(model.eval())
                 run = _Run(self, engine, requests, input_ids, criteria, streamer, generation_config)
-                outputs = run.outputs()
+                outputs = run.collect_outputs()
             finally:
                 model.train(training)
-        sequences = _padded(input_ids, outputs, generation_config)
+        sequences = _pad_outputs(input_ids, outputs, generation_config)
         if streamer is not None:
             streamer.end()
         if generation_config.return_dict_in_generate:
             return GenerateDecoderOnlyOutput(sequences=sequences)
         return sequences
 
-    def _engine(self, model: PreTrainedModel) -> Engine:
+    def _build_engine(self, model: PreTrainedModel) -> Engine:
         """A new engine, since the model may have changed, with what drafters learnt before."""
         notice_of_torch(model)
-        models: dict[str, Model] = {"target": attached(model, model.config.model_type)}
-        draft = self._draft_model()
-        if draft is not None:
-            models["draft"] = draft
-            vocab = models["target"].vocab
-            if draft.vocab != vocab:
+        models: dict[str, Model] = {"target": attached_adapter(model, model.config.model_type)}
+        draft_model = self._draft_model()
+        if draft_model is not None:
+            models["draft"] = draft_model
+            vocab_size = models["target"].vocab
+            if draft_model.vocab != vocab_size:
                 raise BadConfig(
-                    f"the draft model has {draft.vocab} tokens, the model {vocab}: use a relative"
+                    f"the draft model has {draft_model.vocab} tokens, the model {vocab_size}: use "
+                    "a relative"
                 )
         engine = Engine(models)
         engine.stores = self._stores.setdefault(model, engine.stores)
         return engine
 
-    def _requests(
+    def _build_requests(
         self,
         input_ids: torch.Tensor,
-        pads: Sequence[int],
+        pad_counts: Sequence[int],
         prompts: Sequence[list[int]],
         processors: LogitsProcessorList,
         criteria: StoppingCriteriaList,
         config: GenerationConfig,
     ) -> list[Request]:
-        """One request a row of the batch."""
-        count = len(prompts)
-        ends = [token for c in criteria for token in _ids(getattr(c, "eos_token_id", None))]
-        longest = min(c.max_length for c in criteria if isinstance(c, MaxLengthCriteria))
-        seeds = [0] * count
+        """Makes a request of each row of the batch."""
+        row_count = len(prompts)
+        end_tokens = [
+            token
+            for criterion in criteria
+            for token in _token_ids(getattr(criterion, "eos_token_id", None))
+        ]
+        max_length = min(
+            criterion.max_length
+            for criterion in criteria
+            if isinstance(criterion, MaxLengthCriteria)
+        )
+        seeds = [0] * row_count
         if config.do_sample:
-            seeds = torch.randint(2**62, (count,)).tolist()
+            seeds = torch.randint(2**62, (row_count,)).tolist()
         requests = []
         for row, prompt in enumerate(prompts):
-            padding = input_ids[row, : pads[row]].cpu()
-            of_row = (RowProcessors(processors, padding, row),) if len(processors) else ()
+            padding = input_ids[row, : pad_counts[row]].cpu()
+            row_processors = (RowProcessors(processors, padding, row),) if len(processors) else ()
             sampling = Sampling(
-                max_new_tokens=longest - input_ids.shape[1],
+                max_new_tokens=max_length - input_ids.shape[1],
                 temperature=1.0 if config.do_sample else 0.0,
-                stop_token_ids=tuple(ends),
+                stop_token_ids=tuple(end_tokens),
                 seed=seeds[row],
-                logits_processors=of_row,
+                logits_processors=row_processors,
             )
             requests.append(Request(prompt, self.strategy, sampling, self.name))
         return requests
 
-    def _criteria(
+    def _other_criteria(
         self, criteria: StoppingCriteriaList, requests: Sequence[Request]
     ) -> list[StoppingCriteria]:
-        """Those that the engine does not check itself."""
-        others = []
+        """The criteria that the engine does not check itself."""
+        other_criteria = []
         for criterion in criteria:
             if not isinstance(criterion, MaxLengthCriteria) and not hasattr(
                 criterion, "eos_token_id"
             ):
-                others.append(criterion)
-        if others and len(requests) > 1 and not requests[0].sampling.stop_token_ids:
-            raise self._no(
+                other_criteria.append(criterion)
+        if other_criteria and len(requests) > 1 and not requests[0].sampling.stop_token_ids:
+            raise self._refusal_error(
                 "stopping_criteria on a batch without an end token",
                 "give eos_token_id and pad_token_id",
             )
-        return others
+        return other_criteria
 
-    def stops(self, criterion: StoppingCriteria, ids: torch.Tensor) -> bool:
+    def ends_text(self, criterion: StoppingCriteria, token_ids: torch.Tensor) -> bool:
         """Whether a criterion ends the text of ids (1, L)."""
         try:
             # Without `output_scores` transformers, too, gives None for the scores.
-            return bool(torch.as_tensor(criterion(ids, None)).any())  # type: ignore[arg-type]
+            return bool(torch.as_tensor(criterion(token_ids, None)).any())  # type: ignore[arg-type]
         except Exception as error:
-            name = type(criterion).__name__
+            class_name = type(criterion).__name__
             if "NoneType" in str(error):
-                raise self._no(
-                    f"the stopping criterion {name}, which reads `scores` "
-                    f"({first_line(error)}): they need output_scores=True"
+                raise self._refusal_error(
+                    f"the stopping criterion {class_name}, which reads `scores` "
+                    f"({first_message_line(error)}): they need output_scores=True"
                 ) from error
             raise RequestFailed(
-                f"{self.name}: the stopping criterion {name} failed "
-                f"({type(error).__name__}: {first_line(error)})"
+                f"{self.name}: the stopping criterion {class_name} failed "
+                f"({type(error).__name__}: {first_message_line(error)})"
             ) from error
 
     def _draft_model(self) -> Decoder | None:
@@ -247,53 +270,55 @@ class Hook:
             model = load(self.draft).models["target"]
             assert isinstance(model, Decoder)
             self.draft = model.hf
-        return attached(self.draft, "the draft model")
+        return attached_adapter(self.draft, "the draft model")
 
-    def _refuse(
-        self, model: PreTrainedModel, config: GenerationConfig, others: dict[str, Any]
+    def _refuse_options(
+        self, model: PreTrainedModel, config: GenerationConfig, other_arguments: dict[str, Any]
     ) -> None:
         if model.config.is_encoder_decoder:
-            raise self._no("an encoder-decoder model")
-        for name, fine in REFUSED.items():
-            if getattr(config, name, None) not in fine:
-                raise self._no(
-                    f"{name}={getattr(config, name)!r}",
+            raise self._refusal_error("an encoder-decoder model")
+        for field_name, allowed_values in REFUSED.items():
+            if getattr(config, field_name, None) not in allowed_values:
+                raise self._refusal_error(
+                    f"{field_name}={getattr(config, field_name)!r}",
                     "leave it out, or leave custom_generate out",
                 )
-        for name, value in others.items():
-            if name not in KNOWN and value is not None:
-                raise self._no(name, "leave it out, or leave custom_generate out")
-        for name in CACHES:
-            cache = others.get(name)
+        for field_name, value in other_arguments.items():
+            if field_name not in KNOWN and value is not None:
+                raise self._refusal_error(field_name, "leave it out, or leave custom_generate out")
+        for field_name in CACHES:
+            cache = other_arguments.get(field_name)
             if cache is not None and holds_tokens(cache):
-                raise self._no(f"{name} that hold tokens", "give the whole prompt as input_ids")
+                raise self._refusal_error(
+                    f"{field_name} that hold tokens", "give the whole prompt as input_ids"
+                )
 
-    def _pads(self, input_ids: torch.Tensor, given: dict[str, Any]) -> list[int]:
-        """How many padding tokens each row begins with."""
+    def _count_padding(self, input_ids: torch.Tensor, model_arguments: dict[str, Any]) -> list[int]:
+        """Counts the padding tokens that each row begins with."""
         if input_ids.shape[1] == 0:
-            raise self._no("a prompt without input_ids")
-        mask = given.get("attention_mask")
+            raise self._refusal_error("a prompt without input_ids")
+        mask = model_arguments.get("attention_mask")
         mask = torch.ones_like(input_ids) if mask is None else (mask != 0).long()
         if (
             mask.shape != input_ids.shape
             or bool((mask.diff(dim=1) < 0).any())
             or not bool(mask[:, -1].all())
         ):
-            raise self._no(
+            raise self._refusal_error(
                 "an attention_mask with holes or padding on the right", "pad on the left"
             )
-        positions = given.get("position_ids")
+        positions = model_arguments.get("position_ids")
         expected = (mask.cumsum(1) - 1) * mask
         if positions is not None and not bool(((positions * mask) == expected).all()):
-            raise self._no("position_ids of your own")
+            raise self._refusal_error("position_ids of your own")
         return (input_ids.shape[1] - mask.sum(1)).tolist()
 
-    def _no(self, what: str, cure: str = "leave custom_generate out") -> Unsupported:
-        return Unsupported(f"foretell.hf({self.name!r}) cannot honour {what}; {cure}")
+    def _refusal_error(self, feature: str, cure: str = "leave custom_generate out") -> Unsupported:
+        return Unsupported(f"foretell.hf({self.name!r}) cannot honour {feature}; {cure}")
 
 
 class _Run:
-    """One call of `generate`: the engine, the requests of its rows, and what they have written."""
+    """A call of `generate`: the engine, the requests of its rows, and what they have written."""
 
     def __init__(
         self,
@@ -311,32 +336,32 @@ class _Run:
         self.input_ids = input_ids
         self.criteria = criteria
         self.streamer = streamer
-        self.pad = _pad(config)
+        self.pad = _pad_token(config)
         self.lives: list[Live] = []
         self.written: list[list[int]] = [[] for _ in requests]
         self.ended: set[int] = set()  # rows that a criterion ended
         self.streamed = 0  # columns that the streamer has
 
-    def outputs(self) -> list[list[int]]:
-        """The new tokens of each row."""
+    def collect_outputs(self) -> list[list[int]]:
+        """Writes the texts and returns the new tokens of each row."""
         try:
             for request in self.requests:
                 self.lives.append(self.engine.add(request))
-            while any(self._going()):
+            while any(self._running_rows()):
                 for event in self.engine.step():
                     row = event.request - self.lives[0].index
                     error = self.lives[row].error
                     if error is not None:
                         raise error
-                    self._write(row, event.tokens)
+                    self._write_tokens(row, event.tokens)
                 if self.streamer is not None:
-                    self._stream()
+                    self._stream_columns()
         finally:
             for live in self.lives:
                 self.engine.end(live)
         for row, live in enumerate(self.lives):
-            short = len(self.written[row]) < self.requests[row].sampling.max_new_tokens
-            if live.reason == "length" and short and row not in self.ended:
+            is_short = len(self.written[row]) < self.requests[row].sampling.max_new_tokens
+            if live.reason == "length" and is_short and row not in self.ended:
                 warnings.warn(
                     f"{self.hook.name}: a text ended where the model's context does, "
                     "before max_length",
@@ -345,37 +370,38 @@ class _Run:
                 )
         return self.written
 
-    def _going(self) -> list[bool]:
-        """Of each row whether it goes on."""
+    def _running_rows(self) -> list[bool]:
+        """Whether each row goes on."""
         return [live in self.engine.live for live in self.lives]
 
-    def _write(self, row: int, tokens: Sequence[int]) -> None:
-        written = self.written[row]
+    def _write_tokens(self, row: int, tokens: Sequence[int]) -> None:
+        row_tokens = self.written[row]
         for token in tokens:
             if row in self.ended:
                 return
-            written.append(token)
+            row_tokens.append(token)
             if self.criteria:
-                new = self.input_ids.new_tensor(written)
-                ids = torch.cat([self.input_ids[row], new])[None]
+                new_tokens = self.input_ids.new_tensor(row_tokens)
+                text_ids = torch.cat([self.input_ids[row], new_tokens])[None]
                 # All are called, as by transformers: they may keep count.
-                verdicts = [self.hook.stops(criterion, ids) for criterion in self.criteria]
+                verdicts = [self.hook.ends_text(criterion, text_ids) for criterion in self.criteria]
                 if any(verdicts):
                     self.ended.add(row)
                     self.engine.end(self.lives[row])
 
-    def _stream(self) -> None:
+    def _stream_columns(self) -> None:
         """Gives the streamer every column (B,) that is complete."""
-        going = self._going()
-        lengths = [len(written) for written in self.written]
-        open_lengths = [n for n, goes in zip(lengths, going, strict=True) if goes]
-        complete = min(open_lengths) if open_lengths else max(lengths)
-        for column in range(self.streamed, complete):
+        is_running = self._running_rows()
+        lengths = [len(row_tokens) for row_tokens in self.written]
+        running_lengths = [length for length, runs in zip(lengths, is_running, strict=True) if runs]
+        complete_columns = min(running_lengths) if running_lengths else max(lengths)
+        for column in range(self.streamed, complete_columns):
             tokens = [
-                written[column] if column < len(written) else self.pad for written in self.written
+                row_tokens[column] if column < len(row_tokens) else self.pad
+                for row_tokens in self.written
             ]
             self.streamer.put(torch.tensor(tokens))
-        self.streamed = max(self.streamed, complete)
+        self.streamed = max(self.streamed, complete_columns)
 
 
 class RowProcessors:
@@ -385,25 +411,27 @@ class RowProcessors:
 
     def __init__(self, processors: LogitsProcessorList, padding: torch.Tensor, row: int):
         self.padding = padding[None]
-        self.processors = [_of_row(processor, len(padding), row) for processor in processors]
+        self.processors = [
+            _processor_of_row(processor, len(padding), row) for processor in processors
+        ]
 
-    def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        ids = torch.cat([self.padding.to(ids.device), ids], 1)
+    def __call__(self, token_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        token_ids = torch.cat([self.padding.to(token_ids.device), token_ids], 1)
         for processor in self.processors:
-            scores = processor(ids, scores)
+            scores = processor(token_ids, scores)
         return scores
 
 
-def _of_row(processor: Any, padding: int, row: int) -> Any:
-    """For one row the two kinds of processor that depend on which row of the batch it is."""
+def _processor_of_row(processor: Any, padding: int, row: int) -> Any:
+    """Copies, for one row, the two kinds of processor that depend on the row of the batch."""
     if isinstance(processor, RepetitionPenaltyLogitsProcessor) and torch.is_tensor(
         processor.prompt_ignore_length
     ):
         processor = copy.copy(processor)
         processor.prompt_ignore_length = padding
     if isinstance(processor, PrefixConstrainedLogitsProcessor):
-        allowed = processor._prefix_allowed_tokens_fn
-        processor = PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), 1)
+        allowed_tokens = processor._prefix_allowed_tokens_fn
+        processor = PrefixConstrainedLogitsProcessor(lambda _, ids: allowed_tokens(row, ids), 1)
     return processor
 
 
@@ -421,25 +449,25 @@ def _generate_arguments() -> dict[str, Any]:
     return {}
 
 
-def _padded(
+def _pad_outputs(
     input_ids: torch.Tensor, outputs: Sequence[list[int]], config: GenerationConfig
 ) -> torch.Tensor:
     """input_ids (B, L) and the new tokens of each row -> (B, L + the most of them)."""
-    pad = _pad(config)
-    longest = max(map(len, outputs))
-    rows = [output + [pad] * (longest - len(output)) for output in outputs]
-    new = torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)
-    return torch.cat([input_ids, new.view(len(input_ids), longest)], 1)
+    pad_token = _pad_token(config)
+    max_length = max(map(len, outputs))
+    rows = [output + [pad_token] * (max_length - len(output)) for output in outputs]
+    new_columns = torch.tensor(rows, dtype=input_ids.dtype, device=input_ids.device)
+    return torch.cat([input_ids, new_columns.view(len(input_ids), max_length)], 1)
 
 
-def _pad(config: GenerationConfig) -> int:
+def _pad_token(config: GenerationConfig) -> int:
     """The token that fills up rows which end before others."""
     for value in (config._pad_token_tensor, config._eos_token_tensor):
-        ids = _ids(value)
-        if ids:
-            return ids[0]
+        token_ids = _token_ids(value)
+        if token_ids:
+            return token_ids[0]
     return 0
 
 
-def _ids(value: Any) -> list[int]:
+def _token_ids(value: Any) -> list[int]:
     return [] if value is None else torch.as_tensor(value).flatten().tolist()

@@ -10,7 +10,7 @@ from foretell.api.diagnosis import notice_of_torch
 from foretell.api.lm import LM
 from foretell.api.prompts import Text
 from foretell.core.model import Model
-from foretell.core.tokenizer_bytes import related
+from foretell.core.tokenizer_bytes import are_related
 from foretell.drafters.model import vocabulary as trimming
 from foretell.errors import BadConfig, Unsupported
 
@@ -35,27 +35,31 @@ def wrap(
     `exact_bits`: as of `load`, for models whose linear layers have 8 bits.
     """
     from foretell.models.decoder.exact import ExactDecoder
-    from foretell.models.decoder.fused import blocks
+    from foretell.models.decoder.fused import fused_blocks
     from foretell.models.decoder.own import own_adapter
     from foretell.models.decoder.pictures import Pictured, reads_pictures
-    from foretell.models.diffusion.canvas import check_computed, denoiser, fills_canvases
+    from foretell.models.diffusion.canvas import build_denoiser, check_computed, fills_canvases
     from foretell.models.diffusion.diffusion_gemma import KIND, DiffusionGemma
     from foretell.models.encoder_decoder.seq2seq import EncoderDecoder, check_plain
     from foretell.models.recurrent.recurrent import decoder_of
 
-    def build(model: PreTrainedModel, title: str) -> Model:
+    def build(model: PreTrainedModel, model_title: str) -> Model:
         if model.config.is_encoder_decoder:
-            check_plain(title, exact_bits=exact_bits)
-            return EncoderDecoder(model, title)
+            check_plain(model_title, exact_bits=exact_bits)
+            return EncoderDecoder(model, model_title)
         if fills_canvases(model.config):
-            check_computed(model, title, "auto", exact_bits)
-            noise = model.config.model_type == KIND
-            return DiffusionGemma(model, title) if noise else denoiser(model, title)
+            check_computed(model, model_title, "auto", exact_bits)
+            is_noise = model.config.model_type == KIND
+            return (
+                DiffusionGemma(model, model_title)
+                if is_noise
+                else build_denoiser(model, model_title)
+            )
         if reads_pictures(model) and not exact_bits:
-            return Pictured(model, title, blocks)
+            return Pictured(model, model_title, fused_blocks)
         if exact_bits:
-            return own_adapter(model, title, exact_bits) or ExactDecoder(model, title)
-        return decoder_of(model, title, blocks)
+            return own_adapter(model, model_title, exact_bits) or ExactDecoder(model, model_title)
+        return decoder_of(model, model_title, fused_blocks)
 
     if name is None:
         notice_of_torch(hf)
@@ -63,23 +67,27 @@ def wrap(
     adapters: dict[str, Model] = {}
     for key, model in named_models(draft, models).items():
         adapters[key] = build(model, f"{title} ({key})")
-    return pair(build(hf, title), tokenizer, adapters, path, ends(hf), tokenizers)
+    return pair_models(build(hf, title), tokenizer, adapters, path, end_tokens_of(hf), tokenizers)
 
 
 def named_models(draft: Any, models: Mapping[str, Any] | None) -> dict[str, Any]:
     """The models besides the target, by name. Raises BadConfig for a wrong or doubled name."""
-    named = dict(models or {})
-    for name in named:
-        if not isinstance(name, str) or not name.isidentifier() or name == "target":
+    models_by_name = dict(models or {})
+    for model_name in models_by_name:
+        if (
+            not isinstance(model_name, str)
+            or not model_name.isidentifier()
+            or model_name == "target"
+        ):
             raise BadConfig(
-                f"models: the name {name!r} must be letters, digits and _, and not 'target'"
+                f"models: the name {model_name!r} must be letters, digits and _, and not 'target'"
             )
-    if draft is not None and "draft" in named:
+    if draft is not None and "draft" in models_by_name:
         raise BadConfig("draft and models['draft'] name the same model: give one of them")
-    return named if draft is None else {"draft": draft, **named}
+    return models_by_name if draft is None else {"draft": draft, **models_by_name}
 
 
-def pair(
+def pair_models(
     target: Model,
     tokenizer: PreTrainedTokenizerBase | None,
     models: Mapping[str, Model],
@@ -90,13 +98,17 @@ def pair(
     """An LM over adapters. Raises BadConfig where the draft model's tokens cannot be the target's,
     and it has no other tokenizer.
     """
-    draft = models.get("draft")
-    own = (tokenizers or {}).get("draft")
-    if draft is not None and (own is None or related(own, tokenizer)):
-        needed = max(target.vocab, draft.vocab) if tokenizer is None else len(tokenizer)
-        if min(draft.vocab, target.vocab) < needed:
+    draft_model = models.get("draft")
+    draft_tokenizer = (tokenizers or {}).get("draft")
+    if draft_model is not None and (
+        draft_tokenizer is None or are_related(draft_tokenizer, tokenizer)
+    ):
+        needed_tokens = (
+            max(target.vocab, draft_model.vocab) if tokenizer is None else len(tokenizer)
+        )
+        if min(draft_model.vocab, target.vocab) < needed_tokens:
             raise BadConfig(
-                f"the draft model has {draft.vocab} tokens and the target {target.vocab}: "
+                f"the draft model has {draft_model.vocab} tokens and the target {target.vocab}: "
                 "they need one tokenizer"
             )
     return LM(target, tokenizer, models, path, eos, tokenizers)
@@ -111,25 +123,29 @@ def trim_draft(
     """The draft model with rows of the tokens in a file of `foretell trim` alone, and of the ends
     `eos`. Raises BadFile, or Unsupported where its head cannot be cut.
     """
-    from foretell.drafters.model.trimming import trim
+    from foretell.drafters.model.trimming import trim_head
     from foretell.models.decoder.decoder import Decoder
 
     if not isinstance(model, Decoder):
-        raise Unsupported.missing(
+        raise Unsupported.missing_capability(
             "draft_vocab",
             model.name,
             "a head that is one matrix",
             "load it as a transformers folder, or leave draft_vocab out",
         )
-    kept = trimming.load(path)
-    kept.check(model.vocab, None if tokenizer is None else Text(tokenizer).decode)
-    return trim(model, sorted({*kept.ids, *(token for token in eos if token < model.vocab)}))
+    vocabulary = trimming.load_kept_tokens(path)
+    vocabulary.check_model(model.vocab, None if tokenizer is None else Text(tokenizer).decode)
+    return trim_head(
+        model, sorted({*vocabulary.ids, *(token for token in eos if token < model.vocab)})
+    )
 
 
-def ends(hf: PreTrainedModel) -> list[int]:
+def end_tokens_of(hf_model: PreTrainedModel) -> list[int]:
     """The ids that end a text."""
-    config: Any = hf.config if hf.generation_config is None else hf.generation_config
-    ids = config.eos_token_id
-    if ids is None:
+    config: Any = (
+        hf_model.config if hf_model.generation_config is None else hf_model.generation_config
+    )
+    token_ids = config.eos_token_id
+    if token_ids is None:
         return []
-    return [ids] if isinstance(ids, int) else list(ids)
+    return [token_ids] if isinstance(token_ids, int) else list(token_ids)

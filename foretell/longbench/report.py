@@ -7,9 +7,9 @@ from statistics import fmean
 from typing import Any
 
 from foretell.bench.report import markup
-from foretell.bench.report.plot import Point, lines
-from foretell.bench.tasks import failures_of, more, told
-from foretell.longbench.settings import FULL, PERPLEXITY, counted
+from foretell.bench.report.plot import Point, line_chart
+from foretell.bench.tasks import compare_scores, describe_failures, format_difference
+from foretell.longbench.settings import FULL, PERPLEXITY, budget_rows
 
 Rows = list[list[str]]
 GROUP = ("length", "task", "mode")  # what is compared
@@ -22,191 +22,254 @@ MODES = {  # in words
 }
 
 
-def name(one: dict[str, Any]) -> str:
-    """Of a contender, as tables show it."""
-    return f"{one['kv']} at {one['budget']}" if one["budget"] else str(one["kv"])
+def contender_name(answer: dict[str, Any]) -> str:
+    """The name of a contender, as tables show it."""
+    return f"{answer['kv']} at {answer['budget']}" if answer["budget"] else str(answer["kv"])
 
 
-def failures(document: dict[str, Any]) -> list[str]:
-    """A line for each unit that could not be measured."""
+def failure_lines(document: dict[str, Any]) -> list[str]:
+    """Writes a line for each unit that could not be measured."""
 
-    def where(one: dict[str, Any]) -> str:
-        place = f"{one['task']}, {one['mode']}, {one['length']} tokens, context {one['number']}"
-        return f"{place}, {name(one)}"
+    def where(answer: dict[str, Any]) -> str:
+        task_name = f"{answer['task']}, {answer['mode']}, {answer['length']} tokens"
+        return f"{task_name}, context {answer['number']}, {contender_name(answer)}"
 
-    return failures_of(document, where)
+    return describe_failures(document, where)
 
 
-def cells(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """Of each task, mode, length and contender the means, and how much more they are than those of
-    the whole cache, context by context with a 95 % interval.
+def summarize_cells(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """Summarizes each task, mode, length and contender: the means, and how much more they are than
+    those of the full cache, context by context with a 95 % interval.
     """
     groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for one in document["answers"]:
         if "error" not in one:
-            groups.setdefault(tuple(one[key] for key in (*GROUP, *KEY)), []).append(one)
-    found = []
-    for key, own in groups.items():
-        named = dict(zip((*GROUP, *KEY), key, strict=True))
-        whole = {one["number"]: one for one in groups.get((*key[:3], FULL, ""), [])}
-        figures = _texts(own, whole) if named["task"] == PERPLEXITY else _answers(own, whole)
-        held = [one for answer in own for one in answer["held"]]
-        figures["rows"] = fmean(one["rows"] for one in held)
-        figures["bytes"] = fmean(one["bytes"] for one in held)
-        found.append(named | {"contexts": len(own)} | figures)
-    return found
+            groups.setdefault(tuple(one[group_key] for group_key in (*GROUP, *KEY)), []).append(one)
+    cell_list = []
+    for group_key, group_answers in groups.items():
+        cell_fields = dict(zip((*GROUP, *KEY), group_key, strict=True))
+        full_cache_answers = {
+            one["number"]: one for one in groups.get((*group_key[:3], FULL, ""), [])
+        }
+        figures = (
+            _text_figures(group_answers, full_cache_answers)
+            if cell_fields["task"] == PERPLEXITY
+            else _answer_figures(group_answers, full_cache_answers)
+        )
+        usages = [one for answer in group_answers for one in answer["held"]]
+        figures["rows"] = fmean(one["rows"] for one in usages)
+        figures["bytes"] = fmean(one["bytes"] for one in usages)
+        cell_list.append(cell_fields | {"contexts": len(group_answers)} | figures)
+    return cell_list
 
 
-def _answers(own: Sequence[dict[str, Any]], whole: dict[int, Any]) -> dict[str, Any]:
-    scores = [fmean(one["scores"]) for one in own]
+def _answer_figures(
+    group_answers: Sequence[dict[str, Any]], full_cache_answers: dict[int, Any]
+) -> dict[str, Any]:
+    scores = [fmean(answer["scores"]) for answer in group_answers]
     figures: dict[str, Any] = {
         "score": fmean(scores),
-        "turns": [fmean(turn) for turn in zip(*(one["scores"] for one in own), strict=False)],
-        "first_s": mean(second for one in own for second in one["first_s"]),
-        "token_s": mean(second for one in own for second in one["token_s"]),
+        "turns": [
+            fmean(turn_scores)
+            for turn_scores in zip(*(answer["scores"] for answer in group_answers), strict=False)
+        ],
+        "first_s": mean_of_known(
+            seconds for answer in group_answers for seconds in answer["first_s"]
+        ),
+        "token_s": mean_of_known(
+            seconds for answer in group_answers for seconds in answer["token_s"]
+        ),
     }
-    places = sorted({one["place"] for one in own if one["place"] is not None})
-    if places:
+    depths = sorted({answer["place"] for answer in group_answers if answer["place"] is not None})
+    if depths:
         figures["depths"] = {
-            f"{place:.0%}": fmean(
-                score for score, one in zip(scores, own, strict=True) if one["place"] == place
+            f"{depth:.0%}": fmean(
+                score
+                for score, answer in zip(scores, group_answers, strict=True)
+                if answer["place"] == depth
             )
-            for place in places
+            for depth in depths
         }
-    pairs = [
-        (score, fmean(whole[one["number"]]["scores"]))
-        for score, one in zip(scores, own, strict=True)
-        if one["number"] in whole
+    score_pairs = [
+        (score, fmean(full_cache_answers[answer["number"]]["scores"]))
+        for score, answer in zip(scores, group_answers, strict=True)
+        if answer["number"] in full_cache_answers
     ]
-    return figures | _more(own, pairs)
+    return figures | _difference_figures(group_answers, score_pairs)
 
 
-def _texts(own: Sequence[dict[str, Any]], whole: dict[int, Any]) -> dict[str, Any]:
-    bits = [fmean(one["bits"]) for one in own]
-    parts = [fmean(part) for part in zip(*(one["bits"] for one in own), strict=True)]
-    figures = {"bits": fmean(bits), "perplexity": 2 ** fmean(bits), "parts": parts}
-    pairs = [
-        (own_bits, fmean(whole[one["number"]]["bits"]))
-        for own_bits, one in zip(bits, own, strict=True)
-        if one["number"] in whole
+def _text_figures(
+    group_answers: Sequence[dict[str, Any]], full_cache_answers: dict[int, Any]
+) -> dict[str, Any]:
+    text_bits = [fmean(answer["bits"]) for answer in group_answers]
+    parts = [
+        fmean(part_bits)
+        for part_bits in zip(*(answer["bits"] for answer in group_answers), strict=True)
     ]
-    return figures | _more(own, pairs)
+    figures = {"bits": fmean(text_bits), "perplexity": 2 ** fmean(text_bits), "parts": parts}
+    bit_pairs = [
+        (own_bits, fmean(full_cache_answers[answer["number"]]["bits"]))
+        for own_bits, answer in zip(text_bits, group_answers, strict=True)
+        if answer["number"] in full_cache_answers
+    ]
+    return figures | _difference_figures(group_answers, bit_pairs)
 
 
-def _more(own: Sequence[dict[str, Any]], pairs: Sequence[tuple[float, float]]) -> dict[str, Any]:
-    if own[0]["kv"] == FULL or not pairs:
+def _difference_figures(
+    group_answers: Sequence[dict[str, Any]], pairs: Sequence[tuple[float, float]]
+) -> dict[str, Any]:
+    if group_answers[0]["kv"] == FULL or not pairs:
         return {}
-    return {"more": more([one for one, _ in pairs], [other for _, other in pairs])}
+    return {
+        "more": compare_scores(
+            [contender_value for contender_value, _ in pairs],
+            [full_value for _, full_value in pairs],
+        )
+    }
 
 
-def mean(values: Iterable[float | None]) -> float | None:
-    """Of those that are known; None: none is."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+def mean_of_known(values: Iterable[float | None]) -> float | None:
+    """The mean of the values that are known; None: none is."""
+    known_values = [value for value in values if value is not None]
+    return fmean(known_values) if known_values else None
 
 
 # --- tables
 
 
-def tables(document: dict[str, Any]) -> list[tuple[str, Rows]]:
-    """A title and rows, the head first, for each length, task and mode."""
-    return [(title(own), _table(own)) for own in grouped(document)]
+def result_tables(document: dict[str, Any]) -> list[tuple[str, Rows]]:
+    """Returns a title and rows, the head first, for each length, task and mode."""
+    return [
+        (group_title(cell_group), _group_table(cell_group)) for cell_group in group_cells(document)
+    ]
 
 
-def grouped(document: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """The cells of each length, task and mode together."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-    for cell in cells(document):
-        groups.setdefault(tuple(cell[key] for key in GROUP), []).append(cell)
-    return list(groups.values())
+def group_cells(document: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """Groups the cells by length, task and mode."""
+    cells_by_group: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for cell in summarize_cells(document):
+        cells_by_group.setdefault(tuple(cell[key] for key in GROUP), []).append(cell)
+    return list(cells_by_group.values())
 
 
-def title(own: Sequence[dict[str, Any]]) -> str:
-    first = own[0]
-    contexts = markup.count(first["contexts"], "context")
-    if first["task"] == PERPLEXITY:
-        return f"{PERPLEXITY} of the second half, {first['length']:,} tokens: {contexts}"
-    return f"{first['task']}, {first['mode']}, {first['length']:,} tokens: {contexts}"
+def group_title(group_cells: Sequence[dict[str, Any]]) -> str:
+    first_cell = group_cells[0]
+    contexts = markup.format_count(first_cell["contexts"], "context")
+    if first_cell["task"] == PERPLEXITY:
+        return f"{PERPLEXITY} of the second half, {first_cell['length']:,} tokens: {contexts}"
+    return (
+        f"{first_cell['task']}, {first_cell['mode']}, {first_cell['length']:,} tokens: {contexts}"
+    )
 
 
-def _table(own: Sequence[dict[str, Any]]) -> Rows:
-    first = own[0]
-    if first["task"] == PERPLEXITY:
-        head = ["", "perplexity", "bits", f"more than {FULL}"]
-        head += [f"part {number}" for number in range(1, len(first["parts"]) + 1)]
-        head += ["rows", "MB"]
-        return [head, *(_text_row(cell) for cell in own)]
-    head = ["", "score", f"more than {FULL}"]
-    if first["mode"] == "turns" and len(first["turns"]) > 1:
-        head += [f"turn {number}" for number in range(1, len(first["turns"]) + 1)]
-    head += [f"at {depth}" for depth in first.get("depths", {})]
-    head += ["first token", "a token", "rows", "MB"]
-    return [head, *(_row(cell) for cell in own)]
+def _group_table(group_cells: Sequence[dict[str, Any]]) -> Rows:
+    first_cell = group_cells[0]
+    if first_cell["task"] == PERPLEXITY:
+        header_row = ["", "perplexity", "bits", f"more than {FULL}"]
+        header_row += [f"part {number}" for number in range(1, len(first_cell["parts"]) + 1)]
+        header_row += ["rows", "MB"]
+        return [header_row, *(_text_row(cell) for cell in group_cells)]
+    header_row = ["", "score", f"more than {FULL}"]
+    if first_cell["mode"] == "turns" and len(first_cell["turns"]) > 1:
+        header_row += [f"turn {number}" for number in range(1, len(first_cell["turns"]) + 1)]
+    header_row += [f"at {depth}" for depth in first_cell.get("depths", {})]
+    header_row += ["first token", "a token", "rows", "MB"]
+    return [header_row, *(_score_row(cell) for cell in group_cells)]
 
 
-def _row(cell: dict[str, Any]) -> list[str]:
-    row = [name(cell), f"{cell['score']:.1%}", told(cell["more"]) if "more" in cell else ""]
+def _score_row(cell: dict[str, Any]) -> list[str]:
+    row_cells = [
+        contender_name(cell),
+        f"{cell['score']:.1%}",
+        format_difference(cell["more"]) if "more" in cell else "",
+    ]
     if cell["mode"] == "turns" and len(cell["turns"]) > 1:
-        row += [f"{turn:.0%}" for turn in cell["turns"]]
-    row += [f"{score:.0%}" for score in cell.get("depths", {}).values()]
-    first, token = cell["first_s"], cell["token_s"]
-    row.append("" if first is None else f"{first:.2f} s")
-    row.append("" if token is None else f"{1000 * token:.1f} ms")
-    return row + _held(cell)
+        row_cells += [f"{turn_score:.0%}" for turn_score in cell["turns"]]
+    row_cells += [f"{score:.0%}" for score in cell.get("depths", {}).values()]
+    first_seconds, token_seconds = cell["first_s"], cell["token_s"]
+    row_cells.append("" if first_seconds is None else f"{first_seconds:.2f} s")
+    row_cells.append("" if token_seconds is None else f"{1000 * token_seconds:.1f} ms")
+    return row_cells + _usage_columns(cell)
 
 
 def _text_row(cell: dict[str, Any]) -> list[str]:
-    row = [name(cell), f"{cell['perplexity']:.2f}", f"{cell['bits']:.3f}"]
-    row.append(told(cell["more"], "+.3f") if "more" in cell else "")
-    return row + [f"{part:.3f}" for part in cell["parts"]] + _held(cell)
+    row_cells = [contender_name(cell), f"{cell['perplexity']:.2f}", f"{cell['bits']:.3f}"]
+    row_cells.append(format_difference(cell["more"], "+.3f") if "more" in cell else "")
+    return row_cells + [f"{part:.3f}" for part in cell["parts"]] + _usage_columns(cell)
 
 
-def _held(cell: dict[str, Any]) -> list[str]:
+def _usage_columns(cell: dict[str, Any]) -> list[str]:
     return [f"{cell['rows']:,.0f}", f"{cell['bytes'] / 1e6:.2f}"]
 
 
 # --- a page
 
 
-def html(document: dict[str, Any]) -> str:
-    """One self-contained file: of each length, task and mode the lines and the table."""
-    parts = []
-    for own in grouped(document):
-        head, *rows = _table(own)
-        shades = markup.colours(list(dict.fromkeys(cell["kv"] for cell in own)))
-        body = [
-            markup.name_cell(row[0], shades[cell["kv"]])
+def render_html(document: dict[str, Any]) -> str:
+    """Renders one self-contained file: of each length, task and mode the lines and the table."""
+    page_sections = []
+    for cell_group in group_cells(document):
+        header_row, *body_rows = _group_table(cell_group)
+        colours = markup.assign_colours(list(dict.fromkeys(cell["kv"] for cell in cell_group)))
+        row_markup = [
+            markup.name_cell(row[0], colours[cell["kv"]])
             + "".join(f"<td>{markup.escape(text)}</td>" for text in row[1:])
-            for row, cell in zip(rows, own, strict=True)
+            for row, cell in zip(body_rows, cell_group, strict=True)
         ]
-        plots = _plots(own, shades)
-        parts.append(
-            markup.section(title(own), MODES[own[0]["mode"]], *plots, markup.table(head, body))
+        plots = _group_plots(cell_group, colours)
+        page_sections.append(
+            markup.render_section(
+                group_title(cell_group),
+                MODES[cell_group[0]["mode"]],
+                *plots,
+                markup.render_table(header_row, row_markup),
+            )
         )
-    if failed := failures(document):
-        parts.append(f"<section><h2>Failed</h2>{markup.items(failed, 'bad')}</section>")
-    named = document | {"settings": {"models": [document["settings"]["model"]]}}
-    return markup.page("foretell longbench", named, parts)
+    if failed_lines := failure_lines(document):
+        page_sections.append(
+            f"<section><h2>Failed</h2>{markup.render_list(failed_lines, 'bad')}</section>"
+        )
+    page_document = document | {"settings": {"models": [document["settings"]["model"]]}}
+    return markup.render_page("foretell longbench", page_document, page_sections)
 
 
-def _plots(own: Sequence[dict[str, Any]], shades: dict[str, str]) -> list[str]:
-    """Scores by rows, and of conversations by turn; of texts the bits by part."""
-    if own[0]["task"] == PERPLEXITY:
-        return [_by_place(own, "parts", "part of the second half", "bits a token")]
-    by_rows: dict[str, list[Point]] = {kv: [] for kv in shades}
-    for cell in own:
-        rows = counted(cell["budget"], cell["length"]) if cell["budget"] else cell["rows"]
-        by_rows[cell["kv"]].append((float(round(rows)), cell["score"]))
-    points = [sorted(line) for line in by_rows.values()]
-    plots = [lines(list(by_rows), points, "rows", "score", [*shades.values()], top=1.0, log=True)]
-    if own[0]["mode"] == "turns" and len(own[0]["turns"]) > 1:
-        plots.append(_by_place(own, "turns", "turn", "score", top=1.0))
+def _group_plots(group_cells: Sequence[dict[str, Any]], colours: dict[str, str]) -> list[str]:
+    """Plots scores by rows, and of conversations by turn; of texts the bits by part."""
+    if group_cells[0]["task"] == PERPLEXITY:
+        return [_plot_by_place(group_cells, "parts", "part of the second half", "bits a token")]
+    points_by_policy: dict[str, list[Point]] = {kv: [] for kv in colours}
+    for cell in group_cells:
+        row_count = budget_rows(cell["budget"], cell["length"]) if cell["budget"] else cell["rows"]
+        points_by_policy[cell["kv"]].append((float(round(row_count)), cell["score"]))
+    points = [sorted(line) for line in points_by_policy.values()]
+    plots = [
+        line_chart(
+            list(points_by_policy),
+            points,
+            "rows",
+            "score",
+            [*colours.values()],
+            top=1.0,
+            logarithmic=True,
+        )
+    ]
+    if group_cells[0]["mode"] == "turns" and len(group_cells[0]["turns"]) > 1:
+        plots.append(_plot_by_place(group_cells, "turns", "turn", "score", y_limit=1.0))
     return plots
 
 
-def _by_place(
-    own: Sequence[dict[str, Any]], figure: str, across: str, up: str, top: float | None = None
+def _plot_by_place(
+    group_cells: Sequence[dict[str, Any]],
+    figure_name: str,
+    x_label: str,
+    y_label: str,
+    y_limit: float | None = None,
 ) -> str:
-    names = [name(cell) for cell in own]
-    points = [[(i + 1.0, value) for i, value in enumerate(cell[figure])] for cell in own]
-    return lines(names, points, across, up, [*markup.colours(names).values()], top=top)
+    names = [contender_name(cell) for cell in group_cells]
+    points = [
+        [(place_index + 1.0, value) for place_index, value in enumerate(cell[figure_name])]
+        for cell in group_cells
+    ]
+    return line_chart(
+        names, points, x_label, y_label, [*markup.assign_colours(names).values()], top=y_limit
+    )

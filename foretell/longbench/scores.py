@@ -14,25 +14,25 @@ LETTER = re.compile(r"\b([A-D])\b")
 Scorer = Callable[[str, Sequence[str]], float]
 
 
-def contains(answer: str, wanted: Sequence[str]) -> float:
+def score_contains(answer: str, labels: Sequence[str]) -> float:
     """Whether one of the labels stands in the answer, in capitals or not."""
-    said = answer.lower()
-    return float(any(label.lower() in said for label in wanted))
+    lower_answer = answer.lower()
+    return float(any(label.lower() in lower_answer for label in labels))
 
 
-def share(answer: str, wanted: Sequence[str]) -> float:
+def score_share(answer: str, labels: Sequence[str]) -> float:
     """The share of the labels that stand in the answer as words."""
-    said = {*re.findall(r"\w+", answer.lower())}
-    return sum(label.lower() in said for label in wanted) / len(wanted)
+    answer_words = {*re.findall(r"\w+", answer.lower())}
+    return sum(label.lower() in answer_words for label in labels) / len(labels)
 
 
-def number(answer: str, wanted: Sequence[str]) -> float:
+def score_number(answer: str, labels: Sequence[str]) -> float:
     """Whether the first number of the answer is the label."""
-    found = NUMBER.search(answer)
-    return float(found is not None and float(found[0]) == float(wanted[0]))
+    number_match = NUMBER.search(answer)
+    return float(number_match is not None and float(number_match[0]) == float(labels[0]))
 
 
-def letter(answer: str, wanted: Sequence[str]) -> float:
+def score_letter(answer: str, labels: Sequence[str]) -> float:
     """Whether the first letter of a choice that stands alone is the label."""
-    found = LETTER.search(answer)
-    return float(found is not None and found[1] == wanted[0])
+    letter_match = LETTER.search(answer)
+    return float(letter_match is not None and letter_match[1] == labels[0])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from foretell.errors import BadConfig
 from foretell.longbench.tasks import TASKS
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 
 if TYPE_CHECKING:
     from foretell.kv.base import KV
@@ -36,7 +36,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Settings:
-    """Raises BadConfig or UnknownMethod for what cannot be measured."""
+    """The settings of a run. Raises BadConfig or UnknownMethod for what cannot be measured."""
 
     model: str = "demo"
     dtype: str = "auto"
@@ -52,16 +52,18 @@ class Settings:
     text: str | None = None  # a file whose text perplexity is measured on
 
     def __post_init__(self) -> None:
-        known = (*TASKS, PERPLEXITY)
-        for option, given, allowed in (
-            ("--tasks", self.tasks, known),
+        known_tasks = (*TASKS, PERPLEXITY)
+        for option_name, given_names, expected in (
+            ("--tasks", self.tasks, known_tasks),
             ("--modes", self.modes, MODES),
         ):
-            if not given:
-                raise BadConfig(f"{option}: names nothing; one or several of {', '.join(allowed)}")
-            for one in given:
-                if one not in allowed:
-                    raise BadConfig.field(option, one, f"one of {', '.join(allowed)}")
+            if not given_names:
+                raise BadConfig(
+                    f"{option_name}: names nothing; one or several of {', '.join(expected)}"
+                )
+            for given_name in given_names:
+                if given_name not in expected:
+                    raise BadConfig.field(option_name, given_name, f"one of {', '.join(expected)}")
         if not self.lengths:
             raise BadConfig("--lengths: names nothing; numbers of tokens, as in 2048,4096")
         for length in self.lengths:
@@ -77,31 +79,35 @@ class Settings:
             self.contenders(length)
 
     def contenders(self, length: int) -> list[Contender]:
-        """The whole cache, then every policy at every budget for texts of so many tokens."""
-        found = [Contender(FULL, "", None)]
+        """Returns the full cache, then every policy at every budget for texts of so many tokens."""
+        all_contenders = [Contender(FULL, "", None)]
         for spec in dict.fromkeys(self.kv):
             if spec == FULL:
                 continue
-            config = kv_of(spec)
+            policy_config = build_cache_policy(spec)
             for budget in self.budgets or ("",):
-                held = config.with_budget(counted(budget, length)) if budget else config
-                if held is None:
+                budgeted_policy = (
+                    policy_config.with_budget(budget_rows(budget, length))
+                    if budget
+                    else policy_config
+                )
+                if budgeted_policy is None:
                     cure = "leave it out, or measure it alone"
                     raise BadConfig(f"--budgets: {spec} has no budget of rows; {cure}")
-                found.append(Contender(spec, budget, held))
-        return found
+                all_contenders.append(Contender(spec, budget, budgeted_policy))
+        return all_contenders
 
 
-def counted(budget: str, length: int) -> int:
+def budget_rows(budget: str, length: int) -> int:
     """The rows that a budget stands for: a share (10%, 0.1) or a number. Raises BadConfig."""
-    text = budget.strip()
+    budget_text = budget.strip()
     try:
-        share = float(text[:-1]) / 100 if text.endswith("%") else float(text)
+        share = float(budget_text[:-1]) / 100 if budget_text.endswith("%") else float(budget_text)
     except ValueError:
         share = math.nan
-    if 0 < share < 1 or (text.endswith("%") and share == 1):
+    if 0 < share < 1 or (budget_text.endswith("%") and share == 1):
         return max(1, round(share * length))
-    if not (share >= 1 and share.is_integer()) or text.endswith("%"):
-        allowed = "a number of rows, or a share of the length such as 10% or 0.1"
-        raise BadConfig.field("--budgets", budget, allowed)
+    if not (share >= 1 and share.is_integer()) or budget_text.endswith("%"):
+        expected = "a number of rows, or a share of the length such as 10% or 0.1"
+        raise BadConfig.field("--budgets", budget, expected)
     return int(share)

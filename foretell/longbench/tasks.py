@@ -39,252 +39,311 @@ class Turn:
 
     question: str
     answer: str
-    wanted: tuple[str, ...]  # what the scorer looks for
+    labels: tuple[str, ...]  # what the scorer looks for
 
 
 @dataclass(frozen=True)
 class Item:
-    """`place`: of a needle its depth."""
+    """A context with its questions. `depth`: of a needle."""
 
     context: str
     turns: tuple[Turn, ...]
-    place: float | None = None
+    depth: float | None = None
 
 
 @dataclass(frozen=True)
 class Task:
-    """`make(draw, number, tokens, counted)`: the context number `number` of at most so many
-    tokens; `most`: tokens of an answer.
+    """A task. `make_item(draw, number, tokens, counted)`: makes the context number `number` of at
+    most so many tokens; `max_tokens`: tokens of an answer.
     """
 
-    make: Callable[[random.Random, int, int, Counted], Item]
-    score: scores.Scorer
-    most: int
-    needs: int = 0  # tokens of a context at least
+    make_item: Callable[[random.Random, int, int, Counted], Item]
+    score_answer: scores.Scorer
+    max_tokens: int
+    min_tokens: int = 0  # tokens of a context at least
 
 
-def item(task: str, seed: int, number: int, length: int, counted: Counted) -> Item:
-    """The same for the same arguments, and contexts of other lengths ask for other things.
+def make_item(task: str, seed: int, number: int, length: int, count_tokens: Counted) -> Item:
+    """Makes the context of a task and its questions: the same for the same arguments, and other
+    ones for other lengths.
 
     `length`: tokens of the context and a question with its answer. Raises BadConfig where the task
     does not fit into it.
     """
-    needed = 0
+    needed_tokens = 0
     # A context may have more tokens than its parts, which are counted apart.
-    for spare in (0, *SPARES):
-        draw = random.Random(f"{seed} {task} {number} {length}")
-        made = TASKS[task].make(draw, number, length - MORE - spare, counted)
-        needed = counted(made.context) + MORE
-        if needed <= length:
-            return made
-    raise BadConfig(f"--lengths {length}: {task} does not fit; take at least {needed} tokens")
+    for spare_tokens in (0, *SPARES):
+        random_source = random.Random(f"{seed} {task} {number} {length}")
+        drawn_item = TASKS[task].make_item(
+            random_source, number, length - MORE - spare_tokens, count_tokens
+        )
+        needed_tokens = count_tokens(drawn_item.context) + MORE
+        if needed_tokens <= length:
+            return drawn_item
+    raise BadConfig(
+        f"--lengths {length}: {task} does not fit; take at least {needed_tokens} tokens"
+    )
 
 
-def _ask(what: str, answer: str, start: str, wanted: Sequence[str] = ()) -> Turn:
-    """`start`: how the answer begins."""
-    return Turn(f"Question: {what}\nAnswer: {start}", f" {answer}", tuple(wanted) or (answer,))
+def _make_turn(question: str, answer: str, answer_start: str, labels: Sequence[str] = ()) -> Turn:
+    """Makes a question with its answer. `answer_start`: how the answer begins."""
+    return Turn(
+        f"Question: {question}\nAnswer: {answer_start}", f" {answer}", tuple(labels) or (answer,)
+    )
 
 
 # --- needles
 
 
-def _key(name: str, value: str) -> str:
+def _key_sentence(name: str, value: str) -> str:
     return f"The pass key of the {name} is {value}."
 
 
-def _asked_key(name: str, value: str) -> Turn:
-    return _ask(f"What is the pass key of the {name}?", value, f"The pass key of the {name} is")
+def _key_turn(name: str, value: str) -> Turn:
+    return _make_turn(
+        f"What is the pass key of the {name}?", value, f"The pass key of the {name} is"
+    )
 
 
-def _code(draw: random.Random) -> str:
-    return str(draw.randrange(10_000, 100_000))
+def _draw_code(random_source: random.Random) -> str:
+    return str(random_source.randrange(10_000, 100_000))
 
 
-def needles(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    (name,) = texts.apart(draw, 1)
-    value, depth = _code(draw), DEPTHS[number % len(DEPTHS)]
-    needle = _key(name, value)
-    sentences = texts.filled(texts.filler(draw), tokens - counted(f" {needle}"), counted)
-    context = texts.planted(sentences, [(depth, needle)])
-    return Item(context, (_asked_key(name, value),), depth)
+def make_needles(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    (name,) = texts.draw_names(random_source, 1)
+    value, depth = _draw_code(random_source), DEPTHS[number % len(DEPTHS)]
+    needle = _key_sentence(name, value)
+    sentences = texts.fill_sentences(
+        texts.draw_sentences(random_source), tokens - count_tokens(f" {needle}"), count_tokens
+    )
+    context = texts.plant_needles(sentences, [(depth, needle)])
+    return Item(context, (_key_turn(name, value),), depth)
 
 
-def keys(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    named = {name: _code(draw) for name in texts.apart(draw, KEYS)}
-    lines = [_key(name, value) for name, value in named.items()]
-    left = tokens - counted(" " + " ".join(lines))
-    sentences = texts.filled(texts.filler(draw), left, counted)
-    depths = [(place + draw.random()) / KEYS for place in range(KEYS)]
-    context = texts.planted(sentences, list(zip(depths, lines, strict=True)))
-    asked = draw.sample(sorted(named), QUESTIONS)
-    return Item(context, tuple(_asked_key(name, named[name]) for name in asked))
+def make_keys(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    codes_by_name = {
+        name: _draw_code(random_source) for name in texts.draw_names(random_source, KEYS)
+    }
+    lines = [_key_sentence(name, value) for name, value in codes_by_name.items()]
+    remaining_tokens = tokens - count_tokens(" " + " ".join(lines))
+    sentences = texts.fill_sentences(
+        texts.draw_sentences(random_source), remaining_tokens, count_tokens
+    )
+    depths = [(needle_index + random_source.random()) / KEYS for needle_index in range(KEYS)]
+    context = texts.plant_needles(sentences, list(zip(depths, lines, strict=True)))
+    asked_names = random_source.sample(sorted(codes_by_name), QUESTIONS)
+    return Item(context, tuple(_key_turn(name, codes_by_name[name]) for name in asked_names))
 
 
 # --- retrieval of strings
 
 
-def _lines(head: str, make: Callable[[], str], tokens: int, counted: Counted) -> list[str]:
-    """As many lines as fit below a head, at least as many as are asked about."""
-    left = tokens - counted(head)
-    found: list[str] = []
+def _fill_lines(
+    header: str, make_line: Callable[[], str], tokens: int, count_tokens: Counted
+) -> list[str]:
+    """Makes as many lines as fit below a head, at least as many as are asked about."""
+    remaining_tokens = tokens - count_tokens(header)
+    filled_lines: list[str] = []
     while True:
-        line = make()
-        left -= counted(f"{line}\n")
-        if left < 0 and len(found) >= QUESTIONS:
-            return found
-        found.append(line)
+        line = make_line()
+        remaining_tokens -= count_tokens(f"{line}\n")
+        if remaining_tokens < 0 and len(filled_lines) >= QUESTIONS:
+            return filled_lines
+        filled_lines.append(line)
 
 
-def pairs(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    known: dict[str, str] = {}
+def make_pairs(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    values_by_key: dict[str, str] = {}
 
     def line() -> str:
-        key = texts.letters(draw, 6)
-        known[key] = _code(draw)
-        return f"{json.dumps(key)}: {json.dumps(known[key])},"
+        key = texts.draw_letters(random_source, 6)
+        values_by_key[key] = _draw_code(random_source)
+        return f"{json.dumps(key)}: {json.dumps(values_by_key[key])},"
 
-    head = "JSON data:\n{"
-    lines = _lines(head, line, tokens, counted)
-    context = "\n".join([head, *lines, "}"])
-    held = {key: value for key, value in known.items() if f'"{key}": "{value}"' in context}
+    header = "JSON data:\n{"
+    lines = _fill_lines(header, line, tokens, count_tokens)
+    context = "\n".join([header, *lines, "}"])
+    shown_values = {
+        entry_key: value
+        for entry_key, value in values_by_key.items()
+        if f'"{entry_key}": "{value}"' in context
+    }
     turns = []
-    for key in draw.sample(sorted(held), QUESTIONS):
-        what = f'What is the value of the key "{key}"?'
-        turns.append(_ask(what, held[key], f'The value of the key "{key}" is'))
+    for entry_key in random_source.sample(sorted(shown_values), QUESTIONS):
+        question = f'What is the value of the key "{entry_key}"?'
+        turns.append(
+            _make_turn(question, shown_values[entry_key], f'The value of the key "{entry_key}" is')
+        )
     return Item(context, tuple(turns))
 
 
-def affixes(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    known: list[str] = []
+def make_affixes(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    drawn_words: list[str] = []
 
     def line() -> str:
-        known.append(texts.letters(draw, 12))
-        return known[-1]
+        drawn_words.append(texts.draw_letters(random_source, 12))
+        return drawn_words[-1]
 
-    head = "A list of words:"
-    lines = _lines(head, line, tokens, counted)
+    header = "A list of words:"
+    lines = _fill_lines(header, line, tokens, count_tokens)
     turns = []
-    for word in draw.sample(lines, QUESTIONS):
-        what = f"Which word of the list begins with {word[:4]} and ends with {word[-4:]}?"
-        turns.append(_ask(what, word, "The word is"))
-    return Item("\n".join([head, *lines]), tuple(turns))
+    for word in random_source.sample(lines, QUESTIONS):
+        question = f"Which word of the list begins with {word[:4]} and ends with {word[-4:]}?"
+        turns.append(_make_turn(question, word, "The word is"))
+    return Item("\n".join([header, *lines]), tuple(turns))
 
 
-def variables(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    """Chains of three variables each: RULER's variable tracking, as SCBench takes it."""
-    values = draw.sample(range(10_000, 100_000), QUESTIONS)
-    chains = [[texts.letters(draw, 5).upper() for _ in range(3)] for _ in values]
-    needles_: list[tuple[float, str]] = []
-    for value, (first, *others) in zip(values, chains, strict=True):
-        depths = sorted(draw.random() for _ in range(3))
-        lines = [f"VAR {first} = {value}."]
-        for before, name in zip([first, *others], others, strict=False):
-            lines.append(f"VAR {name} = VAR {before}.")
-        needles_ += zip(depths, lines, strict=True)
-    left = tokens - counted(" " + " ".join(line for _, line in needles_))
-    sentences = texts.filled(texts.filler(draw), left, counted)
+def make_variables(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    """Makes chains of three variables each: RULER's variable tracking, as SCBench takes it."""
+    values = random_source.sample(range(10_000, 100_000), QUESTIONS)
+    chains = [[texts.draw_letters(random_source, 5).upper() for _ in range(3)] for _ in values]
+    all_needles: list[tuple[float, str]] = []
+    for value, (first_name, *other_names) in zip(values, chains, strict=True):
+        depths = sorted(random_source.random() for _ in range(3))
+        lines = [f"VAR {first_name} = {value}."]
+        for earlier_name, name in zip([first_name, *other_names], other_names, strict=False):
+            lines.append(f"VAR {name} = VAR {earlier_name}.")
+        all_needles += zip(depths, lines, strict=True)
+    remaining_tokens = tokens - count_tokens(" " + " ".join(line for _, line in all_needles))
+    sentences = texts.fill_sentences(
+        texts.draw_sentences(random_source), remaining_tokens, count_tokens
+    )
     turns = []
     for value, chain in zip(values, chains, strict=True):
-        what = f"Which variables have the value {value}?"
-        start = f"The variables that have the value {value} are"
-        turns.append(_ask(what, ", ".join(chain), start, chain))
-    return Item(texts.planted(sentences, needles_), tuple(turns))
+        question = f"Which variables have the value {value}?"
+        answer_start = f"The variables that have the value {value} are"
+        turns.append(_make_turn(question, ", ".join(chain), answer_start, chain))
+    return Item(texts.plant_needles(sentences, all_needles), tuple(turns))
 
 
 # --- meaning
 
 
-def _people(
-    draw: random.Random, tokens: int, counted: Counted
+def _draw_people(
+    random_source: random.Random, tokens: int, count_tokens: Counted
 ) -> tuple[str, dict[str, tuple[str, str]]]:
-    """A text in which people are mentioned, and of each the trade and the town."""
-    count = 2 * QUESTIONS
-    names = draw.sample(texts.NAMES, count)
-    about = list(zip(draw.sample(texts.TRADES, count), draw.sample(texts.TOWNS, count),
-                     strict=True))  # fmt: skip
-    people = dict(zip(names, about, strict=True))
-    needles_ = []
-    for place, (name, (trade, town)) in enumerate(people.items()):
-        said = f"{name}, who works as a {trade}, has lived in {town} for many years."
-        needles_.append(((place + draw.random()) / count, said))
-    left = tokens - counted(" " + " ".join(said for _, said in needles_))
-    sentences = texts.filled(texts.filler(draw), left, counted)
-    return texts.planted(sentences, needles_), people
+    """Draws a text in which people are mentioned, and of each the trade and the town."""
+    people_count = 2 * QUESTIONS
+    names = random_source.sample(texts.NAMES, people_count)
+    trades = random_source.sample(texts.TRADES, people_count)
+    towns = random_source.sample(texts.TOWNS, people_count)
+    trades_and_towns = list(zip(trades, towns, strict=True))
+    people = dict(zip(names, trades_and_towns, strict=True))
+    all_needles = []
+    for person_index, (name, (trade, town)) in enumerate(people.items()):
+        sentence = f"{name}, who works as a {trade}, has lived in {town} for many years."
+        all_needles.append(((person_index + random_source.random()) / people_count, sentence))
+    remaining_tokens = tokens - count_tokens(
+        " " + " ".join(sentence for _, sentence in all_needles)
+    )
+    sentences = texts.fill_sentences(
+        texts.draw_sentences(random_source), remaining_tokens, count_tokens
+    )
+    return texts.plant_needles(sentences, all_needles), people
 
 
-def facts(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    context, people = _people(draw, tokens, counted)
+def make_facts(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    context, people = _draw_people(random_source, tokens, count_tokens)
     turns = []
-    for name in draw.sample(sorted(people), QUESTIONS):
+    for name in random_source.sample(sorted(people), QUESTIONS):
         trade, town = people[name]
-        if draw.random() < 0.5:
-            turns.append(_ask(f"In which town does {name} live?", town, f"{name} lives in"))
+        if random_source.random() < 0.5:
+            turns.append(_make_turn(f"In which town does {name} live?", town, f"{name} lives in"))
         else:
-            turns.append(_ask(f"What does {name} work as?", trade, f"{name} works as a"))
+            turns.append(_make_turn(f"What does {name} work as?", trade, f"{name} works as a"))
     return Item(context, tuple(turns))
 
 
-def choices(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    context, people = _people(draw, tokens, counted)
+def make_choices(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    context, people = _draw_people(random_source, tokens, count_tokens)
     turns = []
-    for name in draw.sample(sorted(people), QUESTIONS):
+    for name in random_source.sample(sorted(people), QUESTIONS):
         town = people[name][1]
-        offered = draw.sample([other for _, other in people.values() if other != town], 3)
-        offered = draw.sample([town, *offered], 4)
-        listed = " ".join(f"{one}) {place}" for one, place in zip("ABCD", offered, strict=True))
-        what = f"In which town does {name} live? {listed}"
-        turns.append(_ask(what, "ABCD"[offered.index(town)], "The right choice is"))
+        offered_towns = random_source.sample(
+            [other_town for _, other_town in people.values() if other_town != town], 3
+        )
+        offered_towns = random_source.sample([town, *offered_towns], 4)
+        listed_choices = " ".join(
+            f"{choice_letter}) {choice_town}"
+            for choice_letter, choice_town in zip("ABCD", offered_towns, strict=True)
+        )
+        question = f"In which town does {name} live? {listed_choices}"
+        turns.append(_make_turn(question, "ABCD"[offered_towns.index(town)], "The right choice is"))
     return Item(context, tuple(turns))
 
 
 # --- the whole of a context
 
 
-def shots(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    """Classes of made-up words follow from their last letters, which examples alone tell."""
-    classes = dict(zip(("ka", "mo", "til"), draw.sample(("red", "green", "blue"), 3), strict=True))
+def make_shots(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    """Makes examples of classes that follow from made-up words' last letters, which examples alone
+    tell.
+    """
+    classes = dict(
+        zip(("ka", "mo", "til"), random_source.sample(("red", "green", "blue"), 3), strict=True)
+    )
 
     def word() -> tuple[str, str]:
-        ending = draw.choice(sorted(classes))
-        return texts.letters(draw, 3) + ending, classes[ending]
+        word_ending = random_source.choice(sorted(classes))
+        return texts.draw_letters(random_source, 3) + word_ending, classes[word_ending]
 
     def line() -> str:
-        one, colour = word()
-        return f"Word: {one}\nClass: {colour}"
+        drawn_word, colour = word()
+        return f"Word: {drawn_word}\nClass: {colour}"
 
-    lines = _lines("", line, tokens, counted)
+    lines = _fill_lines("", line, tokens, count_tokens)
     turns = []
     for _ in range(QUESTIONS):
-        one, colour = word()
-        turns.append(Turn(f"Word: {one}\nClass:", f" {colour}", (colour,)))
+        drawn_word, colour = word()
+        turns.append(Turn(f"Word: {drawn_word}\nClass:", f" {colour}", (colour,)))
     return Item("\n".join(lines), tuple(turns))
 
 
-def numbers(draw: random.Random, number: int, tokens: int, counted: Counted) -> Item:
-    head = "A list of numbers:"
-    lines = _lines(head, lambda: str(draw.randrange(1000)), tokens, counted)
+def make_numbers(
+    random_source: random.Random, number: int, tokens: int, count_tokens: Counted
+) -> Item:
+    header = "A list of numbers:"
+    lines = _fill_lines(header, lambda: str(random_source.randrange(1000)), tokens, count_tokens)
     values = [int(line) for line in lines]
-    asked = {
+    asked_values = {
         "largest": max(values),
         "smallest": min(values),
         "first": values[0],
         "last": values[-1],
     }
     turns = []
-    for what, value in asked.items():
-        text = f"What is the {what} number of the list?"
-        turns.append(_ask(text, str(value), f"The {what} number of the list is"))
-    return Item("\n".join([head, *lines]), tuple(turns))
+    for asked_name, value in asked_values.items():
+        question_text = f"What is the {asked_name} number of the list?"
+        turns.append(
+            _make_turn(question_text, str(value), f"The {asked_name} number of the list is")
+        )
+    return Item("\n".join([header, *lines]), tuple(turns))
 
 
 TASKS = {
-    "needles": Task(needles, scores.contains, 12),
-    "keys": Task(keys, scores.contains, 12),
-    "pairs": Task(pairs, scores.contains, 16),
-    "affixes": Task(affixes, scores.contains, 20),
-    "variables": Task(variables, scores.share, 30),
-    "facts": Task(facts, scores.contains, 12),
-    "choices": Task(choices, scores.letter, 6),
-    "shots": Task(shots, scores.contains, 10),
-    "numbers": Task(numbers, scores.number, 8),
+    "needles": Task(make_needles, scores.score_contains, 12),
+    "keys": Task(make_keys, scores.score_contains, 12),
+    "pairs": Task(make_pairs, scores.score_contains, 16),
+    "affixes": Task(make_affixes, scores.score_contains, 20),
+    "variables": Task(make_variables, scores.score_share, 30),
+    "facts": Task(make_facts, scores.score_contains, 12),
+    "choices": Task(make_choices, scores.score_letter, 6),
+    "shots": Task(make_shots, scores.score_contains, 10),
+    "numbers": Task(make_numbers, scores.score_number, 8),
 }

@@ -34,54 +34,60 @@ Counted = Callable[[str], int]  # tokens of a text
 
 
 @cache
-def shipped() -> tuple[str, ...]:
+def shipped_sentences() -> tuple[str, ...]:
     """The sentences of the passages that ship."""
-    lines = (ASSETS / "texts" / "passages.jsonl").read_text("utf-8").splitlines()
-    return tuple(sentence for line in lines for sentence in ENDS.split(json.loads(line)["text"]))
+    passage_lines = (ASSETS / "texts" / "passages.jsonl").read_text("utf-8").splitlines()
+    return tuple(
+        sentence for line in passage_lines for sentence in ENDS.split(json.loads(line)["text"])
+    )
 
 
-def filler(draw: random.Random) -> Iterator[str]:
-    """Sentences that answer no question, without end: those that ship in some order, and made ones
-    among and behind them.
+def draw_sentences(random_source: random.Random) -> Iterator[str]:
+    """Yields sentences that answer no question, without end: those that ship in some order, and
+    made ones among and behind them.
     """
-    known = draw.sample(shipped(), len(shipped()))
+    shipped_order = random_source.sample(shipped_sentences(), len(shipped_sentences()))
     while True:
-        if known and draw.random() < 0.5:
-            yield known.pop()
+        if shipped_order and random_source.random() < 0.5:
+            yield shipped_order.pop()
         else:
-            yield " ".join(map(draw.choice, (WHO, DID, WHAT, WHEN))) + "."
+            yield " ".join(map(random_source.choice, (WHO, DID, WHAT, WHEN))) + "."
 
 
-def filled(sentences: Iterator[str], tokens: int, counted: Counted) -> list[str]:
-    """The first sentences that have at most so many tokens together."""
-    found: list[str] = []
-    left = tokens
+def fill_sentences(sentences: Iterator[str], tokens: int, count_tokens: Counted) -> list[str]:
+    """Takes the first sentences that have at most so many tokens together."""
+    filled_sentences: list[str] = []
+    remaining_tokens = tokens
     while True:
         sentence = next(sentences)
-        left -= counted(f" {sentence}")
-        if left < 0:
-            return found
-        found.append(sentence)
+        remaining_tokens -= count_tokens(f" {sentence}")
+        if remaining_tokens < 0:
+            return filled_sentences
+        filled_sentences.append(sentence)
 
 
-def planted(sentences: Sequence[str], needles: Sequence[tuple[float, str]]) -> str:
-    """A text with these sentences (depth, sentence) among the others; depth 0 is its beginning, 1
-    its end.
+def plant_needles(sentences: Sequence[str], needles: Sequence[tuple[float, str]]) -> str:
+    """Joins a text with these sentences (depth, sentence) among the others; depth 0 is its
+    beginning, 1 its end.
     """
-    text = list(sentences)
+    planted_sentences = list(sentences)
     for depth, needle in sorted(needles, reverse=True):
-        text.insert(round(depth * len(sentences)), needle)
-    return " ".join(text)
+        planted_sentences.insert(round(depth * len(sentences)), needle)
+    return " ".join(planted_sentences)
 
 
-def letters(draw: random.Random, count: int) -> str:
-    return "".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=count))
+def draw_letters(random_source: random.Random, count: int) -> str:
+    return "".join(random_source.choices("abcdefghijklmnopqrstuvwxyz", k=count))
 
 
-def apart(draw: random.Random, count: int) -> list[str]:
-    """Names of different things, such as `silver harp`; numbered ones where words do not do."""
-    pairs = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
-    names = draw.sample(pairs, len(pairs))
-    while len(names) < count:
-        names += [f"{pair} {len(names) // len(pairs) + 1}" for pair in pairs]
-    return names[:count]
+def draw_names(random_source: random.Random, count: int) -> list[str]:
+    """Draws names of different things, such as `silver harp`; numbered ones where words do
+    not do.
+    """
+    thing_names = [f"{colour} {thing}" for colour in COLOURS for thing in THINGS]
+    drawn_names = random_source.sample(thing_names, len(thing_names))
+    while len(drawn_names) < count:
+        drawn_names += [
+            f"{pair} {len(drawn_names) // len(thing_names) + 1}" for pair in thing_names
+        ]
+    return drawn_names[:count]

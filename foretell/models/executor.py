@@ -54,31 +54,35 @@ class Executor(Protocol):
     def __call__(
         self, jobs: Sequence[Job], threads: int, taps: Sequence[int] = ()
     ) -> Computed | None:
-        """One forward of these jobs; None: torch is to compute them."""
+        """Computes these jobs in one forward; None: torch is to compute them."""
 
 
-def join(parts: Sequence[Computed]) -> Computed:
-    """Several forwards, one below the other; hidden states that all of them have."""
-    if len(parts) == 1:
-        return parts[0]
-    taps = set.intersection(*(set(part.hidden) for part in parts))
-    hidden = {tap: torch.cat([part.hidden[tap] for part in parts]) for tap in taps}
-    names = "+".join(dict.fromkeys(part.computed_by for part in parts))
-    logits = torch.cat([part.logits for part in parts])
-    return Computed(logits, hidden, names, sum(part.width for part in parts))
+def join_results(results: Sequence[Computed]) -> Computed:
+    """Joins several forwards, one below the other, with the hidden states that all of them have."""
+    if len(results) == 1:
+        return results[0]
+    shared_taps = set.intersection(*(set(result.hidden) for result in results))
+    hidden = {tap: torch.cat([result.hidden[tap] for result in results]) for tap in shared_taps}
+    executor_names = "+".join(dict.fromkeys(result.computed_by for result in results))
+    logits = torch.cat([result.logits for result in results])
+    return Computed(logits, hidden, executor_names, sum(result.width for result in results))
 
 
-def interleave(jobs: Sequence[Job], *parts: tuple[Sequence[Job], Computed]) -> Computed:
-    """One result in the order of `jobs` from results of some of them each."""
-    pieces: dict[Job, Computed] = {}
-    for group, computed in parts:
-        row = node = 0
-        for job in group:
-            end_row, end_node = row + len(job.rows), node + len(job.tokens)
-            hidden = {tap: states[node:end_node] for tap, states in computed.hidden.items()}
-            pieces[job] = Computed(computed.logits[row:end_row], hidden)
-            row, node = end_row, end_node
-    whole = join([pieces[job] for job in jobs])
-    whole.computed_by = "+".join(dict.fromkeys(computed.computed_by for _, computed in parts))
-    whole.width = sum(computed.width for _, computed in parts)
-    return whole
+def interleave_results(jobs: Sequence[Job], *groups: tuple[Sequence[Job], Computed]) -> Computed:
+    """Puts results of some of the jobs each together, in the order of `jobs`."""
+    job_results: dict[Job, Computed] = {}
+    for group_jobs, group_result in groups:
+        first_row = first_node = 0
+        for job in group_jobs:
+            end_row, end_node = first_row + len(job.rows), first_node + len(job.tokens)
+            hidden = {
+                tap: states[first_node:end_node] for tap, states in group_result.hidden.items()
+            }
+            job_results[job] = Computed(group_result.logits[first_row:end_row], hidden)
+            first_row, first_node = end_row, end_node
+    combined = join_results([job_results[job] for job in jobs])
+    combined.computed_by = "+".join(
+        dict.fromkeys(group_result.computed_by for _, group_result in groups)
+    )
+    combined.width = sum(group_result.width for _, group_result in groups)
+    return combined

@@ -29,7 +29,7 @@ DECLARATION = re.compile(r'^DEVICE = "(\w+)"\n(?:.*\n)*?^PRIORITY = (\d+)$', re.
 
 
 class Runtime(Protocol):
-    """An executor's module.
+    """The module of an executor.
 
     `DEVICE`: the type of torch device it computes on. `PRIORITY`: of one device's executors the one
     with the highest number that takes a model computes it, and the one before is its fallback.
@@ -43,29 +43,29 @@ class Runtime(Protocol):
     DTYPE: torch.dtype | None
     WHOLE: bool
 
-    def suits(self, hf: Any, named: bool = False) -> bool:
+    def suits_model(self, hf_model: Any, by_name: bool = False) -> bool:
         """Whether `auto` should try it on this transformers model.
 
-        `named`: the user asks for it, so that only what rules out a better number format counts.
+        `by_name`: the user asks for it, so that only what rules out a better number format counts.
         """
 
-    def prepare(self, hf: Any) -> None:
+    def prepare_model(self, hf_model: Any) -> None:
         """Brings the weights of a model that it suits into its own form, in place."""
 
-    def make(
+    def make_executor(
         self,
         loop: Any,
         layout: Layout,
         dtype: torch.dtype,
-        vocab: int,
+        vocab_size: int,
         fallback: Executor | None = None,
     ) -> Executor:
         """The executor of a model. Raises LookupError, with the reason, where it cannot be had."""
 
 
 @cache
-def declared() -> dict[str, tuple[str, int]]:
-    """Of each executor by name its device and priority."""
+def declared_executors() -> dict[str, tuple[str, int]]:
+    """The device and the priority of every executor, by its name."""
     executors = {}
     for path in sorted((PACKAGE / "backends").glob("[!_]*.py")):
         match = DECLARATION.search(path.read_text("utf-8"))
@@ -74,61 +74,71 @@ def declared() -> dict[str, tuple[str, int]]:
     return executors
 
 
-def names(device_type: str | None = None) -> list[str]:
-    """The executors of this type of device, or of all, in the order they are tried."""
-    executors = declared()
-    matching = [name for name in executors if device_type in (None, executors[name][0])]
-    return sorted(matching, key=lambda name: executors[name])
+def executor_names(device_type: str | None = None) -> list[str]:
+    """Names of the executors of this type of device, or of all, in the order they are tried."""
+    executors = declared_executors()
+    matching_names = [
+        executor_name
+        for executor_name in executors
+        if device_type in (None, executors[executor_name][0])
+    ]
+    return sorted(matching_names, key=lambda executor_name: executors[executor_name])
 
 
-def device_of(name: str) -> str:
+def device_of(executor_name: str) -> str:
     """The type of device that this executor computes on. Raises BadConfig."""
-    check(name)
-    return declared()[name][0]
+    check_executor(executor_name)
+    return declared_executors()[executor_name][0]
 
 
-def check(name: str) -> None:
+def check_executor(executor_name: str) -> None:
     """Raises BadConfig where no executor has this name."""
-    if name not in declared():
-        raise BadConfig.field("executor", name, f"one of {', '.join(names())}")
+    if executor_name not in declared_executors():
+        raise BadConfig.field("executor", executor_name, f"one of {', '.join(executor_names())}")
 
 
-def load(name: str) -> Runtime:
+def load_runtime(executor_name: str) -> Runtime:
     """Imports an executor's module. Raises BadConfig where there is none of this name."""
-    check(name)
-    module: Any = importlib.import_module(f"foretell.backends.{name}")
+    check_executor(executor_name)
+    module: Any = importlib.import_module(f"foretell.backends.{executor_name}")
     runtime: Runtime = module
     return runtime
 
 
-def candidates(hf: Any, device_type: str, wanted: str = "auto") -> Iterator[tuple[str, Runtime]]:
+def candidate_runtimes(
+    hf_model: Any, device_type: str, requested: str = "auto"
+) -> Iterator[tuple[str, Runtime]]:
     """The executors to try for a transformers model on this type of device, in order: each is the
     fallback of the next.
 
-    `wanted`: the name of the last one; `auto`: all of the device that suit the model.
+    `requested`: the name of the last one; `auto`: all of the device that suit the model.
     """
-    for name in names(device_type):
-        runtime = load(name)
-        if not runtime.WHOLE and (name == wanted or runtime.suits(hf)):
-            yield name, runtime
-        if name == wanted:
+    for executor_name in executor_names(device_type):
+        runtime = load_runtime(executor_name)
+        if not runtime.WHOLE and (executor_name == requested or runtime.suits_model(hf_model)):
+            yield executor_name, runtime
+        if executor_name == requested:
             return
 
 
-def whole(hf: Any, device_type: str, wanted: str = "auto") -> Iterator[tuple[str, Runtime]]:
-    """Those to try before, which compute everything themselves; the arguments as above."""
-    for name in reversed(names(device_type)):
-        runtime = load(name)
-        if runtime.WHOLE and (name == wanted or (wanted == "auto" and runtime.suits(hf))):
-            yield name, runtime
-
-
-def lineage(executor: Executor | None) -> list[str]:
-    """The names of an executor and its fallbacks, the last fallback first: the order to make them
-    in.
+def whole_runtimes(
+    hf_model: Any, device_type: str, requested: str = "auto"
+) -> Iterator[tuple[str, Runtime]]:
+    """The executors to try before the others, which compute everything themselves; the arguments as
+    of `candidate_runtimes`.
     """
-    order: list[str] = []
+    for executor_name in reversed(executor_names(device_type)):
+        runtime = load_runtime(executor_name)
+        if runtime.WHOLE and (
+            executor_name == requested or (requested == "auto" and runtime.suits_model(hf_model))
+        ):
+            yield executor_name, runtime
+
+
+def fallback_order(executor: Executor | None) -> list[str]:
+    """Names of an executor and its fallbacks, the last fallback first: the order to make them."""
+    executor_order: list[str] = []
     while executor is not None:
-        order.insert(0, executor.name)
+        executor_order.insert(0, executor.name)
         executor = executor.fallback
-    return order
+    return executor_order

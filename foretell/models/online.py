@@ -58,181 +58,228 @@ class Lesson:
 
     @property
     def size(self) -> int:
-        """Tokens of ours that it is about."""
+        """The number of our tokens that it is about."""
         return len(self.direct) + len(self.merged)
 
-    def loss(self, logits: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-        """Of rows (L, V') behind each of `ids`, in nats, summed over tokens of ours.
+    def loss(self, logits: torch.Tensor, row_tokens: torch.Tensor | None = None) -> torch.Tensor:
+        """Loss of rows (L, V') behind each of `ids`, in nats, summed over tokens of ours.
 
-        `kept` (V',): the tokens that the rows are of, in ascending order; None: all. Of the others
-        nothing is learnt: the target's law is taken without them.
+        `row_tokens` (V',): the tokens that the rows are of, in ascending order; None: all. Of the
+        others nothing is learnt: the target's law is taken without them.
         """
-        laws = logits.float().log_softmax(-1)
-        loss = laws.new_zeros(())
+        log_probs = logits.float().log_softmax(-1)
+        loss = log_probs.new_zeros(())
         if self.direct:
-            rows = laws[[place - 1 for place in self.direct]]
-            own, chances = seen_by(rows, self.tokens, self.chances, kept)
-            measure = forward_divergence if self.forward else divergence
-            loss = loss + measure(own, chances).sum()
+            direct_log_probs = log_probs[[position - 1 for position in self.direct]]
+            draft_log_probs, target_probs = restrict_probs(
+                direct_log_probs, self.tokens, self.chances, row_tokens
+            )
+            divergence_of = forward_divergence if self.forward else reverse_divergence
+            loss = loss + divergence_of(draft_log_probs, target_probs).sum()
         for start, end in self.merged:
-            places = torch.arange(start, end)
-            ids = torch.tensor(self.ids[start:end])
-            if kept is not None:
-                if not bool(torch.isin(ids, kept).all()):
+            positions = torch.arange(start, end)
+            span_ids = torch.tensor(self.ids[start:end])
+            if row_tokens is not None:
+                if not bool(torch.isin(span_ids, row_tokens).all()):
                     continue
-                ids = torch.searchsorted(kept, ids)
-            loss = loss - MERGED * laws[places - 1, ids].sum()
+                span_ids = torch.searchsorted(row_tokens, span_ids)
+            loss = loss - MERGED * log_probs[positions - 1, span_ids].sum()
         return loss
 
 
-def seen_by(
-    rows: torch.Tensor, tokens: torch.Tensor, chances: torch.Tensor, kept: torch.Tensor | None
+def restrict_probs(
+    log_probs: torch.Tensor,
+    tokens: torch.Tensor,
+    target_probs: torch.Tensor,
+    row_tokens: torch.Tensor | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What rows (n, V') of log q say of tokens (n, K), and the target's chances of these (n, K)
-    given that no token is left out.
+    """Restricts rows (n, V') of log q and the target's probabilities (n, K) to the tokens that rows
+    have: (n, K) each, given that no token is left out.
     """
-    if kept is None:
-        return rows.gather(1, tokens), chances
-    columns = torch.searchsorted(kept, tokens).clamp_max(len(kept) - 1)
-    there = kept[columns] == tokens
-    own = torch.where(there, rows.gather(1, columns), LEFT_OUT)
-    lost = torch.where(there, 0.0, chances).sum(-1, keepdim=True)
-    return own, torch.where(there, chances / (1 - lost).clamp_min(LEAST), 0.0)
+    if row_tokens is None:
+        return log_probs.gather(1, tokens), target_probs
+    columns = torch.searchsorted(row_tokens, tokens).clamp_max(len(row_tokens) - 1)
+    has_row = row_tokens[columns] == tokens
+    draft_log_probs = torch.where(has_row, log_probs.gather(1, columns), LEFT_OUT)
+    lost_mass = torch.where(has_row, 0.0, target_probs).sum(-1, keepdim=True)
+    return draft_log_probs, torch.where(
+        has_row, target_probs / (1 - lost_mass).clamp_min(LEAST), 0.0
+    )
 
 
-def divergence(own: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
+def reverse_divergence(draft_log_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
     """D(q || p) (n,) of a draft's laws from the target's: log q of some tokens (n, K), and their
     chances in p (n, K). All other tokens count as one.
     """
-    q = own.exp()
-    rest = (1 - q.sum(-1)).clamp_min(LEAST)
-    p_rest = (1 - chances.sum(-1)).clamp_min(LEAST)
-    told = (q * (own - chances.clamp_min(LEAST).log())).sum(-1)
-    return told + rest * (rest.log() - p_rest.log())
+    q = draft_log_probs.exp()
+    q_rest = (1 - q.sum(-1)).clamp_min(LEAST)
+    p_rest = (1 - target_probs.sum(-1)).clamp_min(LEAST)
+    listed_sum = (q * (draft_log_probs - target_probs.clamp_min(LEAST).log())).sum(-1)
+    return listed_sum + q_rest * (q_rest.log() - p_rest.log())
 
 
-def forward_divergence(own: torch.Tensor, chances: torch.Tensor) -> torch.Tensor:
-    """D(p || q) (n,) of the target's laws from a draft's, of the same."""
-    rest = (1 - own.exp().sum(-1)).clamp_min(LEAST)
-    p_rest = (1 - chances.sum(-1)).clamp_min(LEAST)
-    told = torch.where(chances > 0, chances * (chances.clamp_min(LEAST).log() - own), 0.0)
-    return told.sum(-1) + p_rest * (p_rest.log() - rest.log())
+def forward_divergence(draft_log_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
+    """D(p
+
+    q) (n,) of the target's laws from a draft's: log q of some tokens (n, K), and their
+    probabilities in p (n, K).
+    """
+    q_rest = (1 - draft_log_probs.exp().sum(-1)).clamp_min(LEAST)
+    p_rest = (1 - target_probs.sum(-1)).clamp_min(LEAST)
+    listed_terms = torch.where(
+        target_probs > 0,
+        target_probs * (target_probs.clamp_min(LEAST).log() - draft_log_probs),
+        0.0,
+    )
+    return listed_terms.sum(-1) + p_rest * (p_rest.log() - q_rest.log())
 
 
-def lesson_of(
+def build_lesson(
     translated: Translated,
-    shared: Shared,
+    shared_tokens: Shared,
     tokens: Sequence[int],
-    laws: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    target_laws: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> Lesson | None:
-    """Of a text whose last tokens had these laws (ids of theirs, chances); None: it has nothing.
+    """Makes a lesson of a text whose last tokens had these laws (ids of theirs, probabilities);
+    None: it has nothing to learn.
 
     Bytes tell which tokens of the two stand in the same place.
     """
-    ids = translated.ids
-    places: dict[int, list[int]] = {}  # by the byte that they begin with
-    end = 0
-    for place, token in enumerate(ids):
-        places.setdefault(end, []).append(place)
-        end += len(translated.theirs.piece(token) or b"")
-    places.setdefault(end, []).append(len(ids))
-    end += len(translated.pending)
-    first = max(0, len(ids) - WINDOW)
-    direct: list[int] = []
-    known: list[tuple[torch.Tensor, torch.Tensor]] = []
-    merged: list[tuple[int, int]] = []
-    for back in range(1, len(laws) + 1):
-        token = tokens[-back]
-        start = end - translated.bytes_of(token, len(tokens) - back)
-        partner = shared.partner.get(token)
-        here = [place for place in places.get(start, ()) if place > first]
-        same = [place for place in here if place < len(ids) and ids[place] == partner]
-        if partner is not None and same:
-            direct.append(same[-1] - first)
-            known.append(laws[-back])
-        elif partner is None and here and end in places and here[-1] + 1 < places[end][0]:
-            merged.append((here[-1] - first, places[end][0] - first))
-        end = start
-    if not direct and not merged:
+    token_ids = translated.token_ids
+    positions_at: dict[int, list[int]] = {}  # by the byte that they begin with
+    end_byte = 0
+    for position, token in enumerate(token_ids):
+        positions_at.setdefault(end_byte, []).append(position)
+        end_byte += len(translated.model_words.piece(token) or b"")
+    positions_at.setdefault(end_byte, []).append(len(token_ids))
+    end_byte += len(translated.pending_bytes)
+    first_position = max(0, len(token_ids) - WINDOW)
+    direct_positions: list[int] = []
+    direct_laws: list[tuple[torch.Tensor, torch.Tensor]] = []
+    merged_spans: list[tuple[int, int]] = []
+    for steps_back in range(1, len(target_laws) + 1):
+        token = tokens[-steps_back]
+        start_byte = end_byte - translated.bytes_of(token, len(tokens) - steps_back)
+        partner_token = shared_tokens.partner.get(token)
+        candidates = [
+            position for position in positions_at.get(start_byte, ()) if position > first_position
+        ]
+        matching = [
+            position
+            for position in candidates
+            if position < len(token_ids) and token_ids[position] == partner_token
+        ]
+        if partner_token is not None and matching:
+            direct_positions.append(matching[-1] - first_position)
+            direct_laws.append(target_laws[-steps_back])
+        elif (
+            partner_token is None
+            and candidates
+            and end_byte in positions_at
+            and candidates[-1] + 1 < positions_at[end_byte][0]
+        ):
+            merged_spans.append(
+                (candidates[-1] - first_position, positions_at[end_byte][0] - first_position)
+            )
+        end_byte = start_byte
+    if not direct_positions and not merged_spans:
         return None
-    width = max((len(found) for found, _ in known), default=0)
-    found = torch.stack([found for found, _ in known]) if known else torch.zeros(0, width)
-    chances = torch.stack([chance for _, chance in known]) if known else torch.zeros(0, width)
-    return Lesson(list(ids[first:]), direct, found.long(), chances, merged)
+    token_count = max((len(likely_tokens) for likely_tokens, _ in direct_laws), default=0)
+    likely_tokens = (
+        torch.stack([likely_tokens for likely_tokens, _ in direct_laws])
+        if direct_laws
+        else torch.zeros(0, token_count)
+    )
+    chances = (
+        torch.stack([likely_probs for _, likely_probs in direct_laws])
+        if direct_laws
+        else torch.zeros(0, token_count)
+    )
+    return Lesson(
+        list(token_ids[first_position:]),
+        direct_positions,
+        likely_tokens.long(),
+        chances,
+        merged_spans,
+    )
 
 
-def learning(method: str, models: Mapping[str, Model]) -> dict[str, Model]:
-    """What a drafter brings whose draft model learns. Raises Unsupported where it cannot."""
-    draft = models.get("draft")
-    if draft is None:  # which is told of where models are looked for
+def learning_models(method_name: str, models: Mapping[str, Model]) -> dict[str, Model]:
+    """The models of a drafter whose draft model learns. Raises Unsupported where it cannot."""
+    draft_model = models.get("draft")
+    if draft_model is None:  # which is told of where models are looked for
         return {}
-    make = getattr(draft, "learning", None)
-    if make is None:
+    make_learning = getattr(draft_model, "learning", None)
+    if make_learning is None:
         need = "a draft model whose weights torch can train"
         cure = "load one by transformers, or set online=0"
-        raise Unsupported.missing(f"{method}:online", draft.name, need, cure)
-    return {"draft": make()}
+        raise Unsupported.missing_capability(f"{method_name}:online", draft_model.name, need, cure)
+    return {"draft": make_learning()}
 
 
 class Update:
     """Weights that are made of lessons when they are first asked for, or have been made."""
 
-    def __init__(self, learner: Learner, before: Update | None, lessons: list[Lesson]):
+    def __init__(self, learner: Learner, previous: Update | None, lessons: list[Lesson]):
         self.learner = learner
-        self.before = before
+        self.previous = previous
         self.lessons = lessons
-        self.asked = before is None
+        self.was_requested = previous is None
         self.value: Any = None  # None: the weights that were there in the beginning
 
-    def weights(self) -> Any:
-        """Makes them, once. What the learning raises is raised to one caller; the weights before
-        the update then hold on.
+    def get_weights(self) -> Any:
+        """Makes the weights, once. What the learning raises is raised to one caller; the weights
+        before the update then hold on.
         """
         with self.learner.lock:
-            if self.before is not None:
-                self.value = self.before.weights()
-                lessons, self.lessons, self.before = self.lessons, [], None
+            if self.previous is not None:
+                self.value = self.previous.get_weights()
+                lessons, self.lessons, self.previous = self.lessons, [], None
                 self.value = self.learner.learn(lessons)
             return self.value
 
-    def copied(self, learner: Learner) -> Update:
-        """The same for a copy of its learner. Weights never change, so that they are shared."""
-        before = self.before and self.before.copied(learner)
-        twin = Update(learner, before, list(self.lessons))
-        twin.asked, twin.value = self.asked, self.value
+    def copy_for(self, learner: Learner) -> Update:
+        """Copies an update for a copy of its learner. Weights never change, so that they are
+        shared.
+        """
+        previous = self.previous and self.previous.copy_for(learner)
+        twin = Update(learner, previous, list(self.lessons))
+        twin.was_requested, twin.value = self.was_requested, self.value
         return twin
 
 
 class Learner:
-    """One tenant's. An update is ordered for each `every` lessons; `learn` makes its weights, each
-    time from those that it made last.
+    """Learner of one tenant. An update is ordered for each `every` lessons; `learn` makes its
+    weights, each time from those that it made last.
     """
 
-    def __init__(self, every: int, learn: Callable[[Sequence[Lesson]], Any]):
-        self.every = every
-        self.learn = learn
-        self.lessons: deque[Lesson] = deque(maxlen=every)
-        self.last = Update(self, None, [])
+    def __init__(self, update_interval: int, make_weights: Callable[[Sequence[Lesson]], Any]):
+        self.update_interval = update_interval
+        self.learn = make_weights
+        self.lessons: deque[Lesson] = deque(maxlen=update_interval)
+        self.last_update = Update(self, None, [])
         self.lock = threading.RLock()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Learner:
         with self.lock:
-            twin = Learner(self.every, copy.deepcopy(self.learn, memo))
+            twin = Learner(self.update_interval, copy.deepcopy(self.learn, memo))
             twin.lessons.extend(self.lessons)
-            twin.last = self.last.copied(twin)
+            twin.last_update = self.last_update.copy_for(twin)
         return twin
 
-    def take(self, lesson: Lesson) -> None:
-        """While no request has asked for the last update, only the newest lessons are kept."""
+    def take_lesson(self, lesson: Lesson) -> None:
+        """Takes a lesson. While no request has asked for the last update, only the newest lessons
+        are kept.
+        """
         self.lessons.append(lesson)
-        if len(self.lessons) == self.every and self.last.asked:
-            self.last = Update(self, self.last, list(self.lessons))
+        if len(self.lessons) == self.update_interval and self.last_update.was_requested:
+            self.last_update = Update(self, self.last_update, list(self.lessons))
             self.lessons.clear()
 
 
 @dataclass
 class Pupil:
-    """One request's part in it: the weights it drafts with."""
+    """A request's part in learning: the weights it drafts with."""
 
     learner: Learner
     update: Update
@@ -243,38 +290,43 @@ class Pupil:
         if self.begun:
             return
         self.begun = True
-        self.update.asked = True
-        weights = yield Call(self.update.weights)
+        self.update.was_requested = True
+        weights = yield Call(self.update.get_weights)
         model: Any = ctx.models[name]
         model.begin(ctx.request, weights)
 
 
 @dataclass
 class Study(Pupil):
-    """Of a draft model with another tokenizer: all laws that its request has seen."""
+    """A pupil with a draft model that has another tokenizer: all laws that its request has seen."""
 
     laws: deque[tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=lambda: deque(maxlen=WINDOW)
     )
 
-    def observe(self, ctx: Context, translated: Translated, shared: Shared, step: Feedback) -> None:
+    def observe(
+        self, ctx: Context, translated: Translated, shared_tokens: Shared, step: Feedback
+    ) -> None:
         """Notes the target's laws; the end of the text makes them a lesson."""
         nodes = [0, *step.outcome.path][: len(step.tokens)]
-        laws = step.reply.logits[nodes].float().softmax(-1)
-        chances, which = laws[:, shared.ours.to(laws.device)].topk(min(KEPT, len(shared.ours)))
-        theirs = shared.theirs[which.cpu()]
-        self.laws.extend(zip(theirs, chances.cpu(), strict=True))
+        target_probs = step.reply.logits[nodes].float().softmax(-1)
+        top_probs, top_indices = target_probs[:, shared_tokens.ours.to(target_probs.device)].topk(
+            min(KEPT, len(shared_tokens.ours))
+        )
+        draft_tokens = shared_tokens.theirs[top_indices.cpu()]
+        self.laws.extend(zip(draft_tokens, top_probs.cpu(), strict=True))
         if ctx.branches[ctx.branch].reason is None:
             return
-        translated.update(ctx.tokens)
-        lesson = lesson_of(translated, shared, ctx.tokens, list(self.laws))
+        translated.read_text(ctx.tokens)
+        lesson = build_lesson(translated, shared_tokens, ctx.tokens, list(self.laws))
         if lesson is not None:
-            self.learner.take(lesson)
+            self.learner.take_lesson(lesson)
 
 
 @dataclass
 class Corrections(Pupil):
-    """Of a draft model with the target's tokens: the laws where its tokens were tested.
+    """A pupil with a draft model that has the target's tokens: the laws where its tokens were
+    tested.
 
     Source: Liu et al., "Online Speculative Decoding" (arXiv 2310.07177), algorithm 1. Of a text at
     most PLACES are kept. Those come first where the chances that draft model and target gave the
@@ -282,7 +334,9 @@ class Corrections(Pupil):
     """
 
     # (that difference, minus the place in the text, the target's likeliest tokens, their chances)
-    found: list[tuple[float, int, torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    worst_positions: list[tuple[float, int, torch.Tensor, torch.Tensor]] = field(
+        default_factory=list
+    )
 
     def observe(self, ctx: Context, vocab: int, step: Feedback) -> None:
         """Notes the target's laws over the draft model's `vocab` tokens; the end of the text makes
@@ -290,33 +344,42 @@ class Corrections(Pupil):
         """
         tree = step.tree
         nodes = [0, *step.outcome.path][: len(step.tokens)]
-        tested = [(row, node) for row, node in enumerate(nodes) if tree.tries[node]]
-        if tested:
-            laws = step.reply.logits[[node for _, node in tested]].float().softmax(-1)
-            chances, best = laws[:, :vocab].topk(min(KEPT, vocab, laws.shape[1]))
-            first = len(ctx.tokens) - len(step.tokens)
-            for law, (row, node), likely, mass in zip(
-                laws, tested, best.cpu(), chances.cpu(), strict=True
+        tested_nodes = [(row, node) for row, node in enumerate(nodes) if tree.tries[node]]
+        if tested_nodes:
+            target_probs = step.reply.logits[[node for _, node in tested_nodes]].float().softmax(-1)
+            chances, top_tokens = target_probs[:, :vocab].topk(
+                min(KEPT, vocab, target_probs.shape[1])
+            )
+            first_position = len(ctx.tokens) - len(step.tokens)
+            for node_probs, (row, node), likely_tokens, likely_probs in zip(
+                target_probs, tested_nodes, top_tokens.cpu(), chances.cpu(), strict=True
             ):
                 child = tree.tries[node][0]
-                own = tree.values[child] / max(tree.values[node], LEAST)
-                apart = abs(own - float(law[tree.tokens[child]]))
-                self._note(apart, first + row, likely, mass)
-        if ctx.branches[ctx.branch].reason is None or not self.found:
+                draft_prob = tree.values[child] / max(tree.values[node], LEAST)
+                difference = abs(draft_prob - float(node_probs[tree.tokens[child]]))
+                self._note_position(difference, first_position + row, likely_tokens, likely_probs)
+        if ctx.branches[ctx.branch].reason is None or not self.worst_positions:
             return
-        begin = max(0, len(ctx.tokens) - WINDOW)
-        laws_at = {-place - begin: (likely, mass) for _, place, likely, mass in self.found}
-        places = sorted(place for place in laws_at if place > 0)
-        if places:
-            tokens = torch.stack([laws_at[place][0] for place in places])
-            chances = torch.stack([laws_at[place][1] for place in places])
-            ids = list(ctx.tokens[begin:])
-            self.learner.take(Lesson(ids, places, tokens, chances, [], forward=True))
+        text_start = max(0, len(ctx.tokens) - WINDOW)
+        probs_at = {
+            -position - text_start: (likely_tokens, likely_probs)
+            for _, position, likely_tokens, likely_probs in self.worst_positions
+        }
+        positions = sorted(position for position in probs_at if position > 0)
+        if positions:
+            tokens = torch.stack([probs_at[position][0] for position in positions])
+            chances = torch.stack([probs_at[position][1] for position in positions])
+            token_ids = list(ctx.tokens[text_start:])
+            self.learner.take_lesson(
+                Lesson(token_ids, positions, tokens, chances, [], forward=True)
+            )
 
-    def _note(self, apart: float, place: int, tokens: torch.Tensor, chances: torch.Tensor) -> None:
-        """Of equal differences the earlier place stays."""
-        entry = (apart, -place, tokens, chances)
-        if len(self.found) < PLACES:
-            heapq.heappush(self.found, entry)
+    def _note_position(
+        self, difference: float, position: int, tokens: torch.Tensor, target_probs: torch.Tensor
+    ) -> None:
+        """Notes a position with its difference. Of equal differences the earlier position stays."""
+        candidate = (difference, -position, tokens, target_probs)
+        if len(self.worst_positions) < PLACES:
+            heapq.heappush(self.worst_positions, candidate)
         else:
-            heapq.heappushpop(self.found, entry)
+            heapq.heappushpop(self.worst_positions, candidate)

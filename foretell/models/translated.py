@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.core.tokenizer_bytes import continuation, whole_characters, words_of
+from foretell.core.tokenizer_bytes import continue_tokens, whole_characters, words_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Message, Open
 
@@ -22,8 +22,9 @@ WINDOW = 10  # tokens that are divided anew with what follows them
 
 
 class Translated:
-    """One request's. `ours` are the target's words, `theirs` the other model's; `ids` the text in
-    their tokens, and `pending` its last bytes, which these lack: a character that is not whole.
+    """A request's text in the tokens of another model. `target_words` are the target's words,
+    `model_words` the other model's; `token_ids` the text in their tokens, and `pending_bytes` its
+    last bytes, which these lack: a character that is not whole.
 
     Raises Unsupported where a tokenizer is not known.
     """
@@ -32,115 +33,117 @@ class Translated:
         self.name = name
         self.window = window
         self.model = ctx.models[name]
-        self.ours = words_of(ctx.models["target"], ctx.request.name)
-        self.theirs = words_of(self.model, ctx.request.name)
-        self.end = ctx.engine.eos[0] if ctx.engine.eos else self.ours.end
-        self.read = 0  # tokens of the request's text that were taken in
-        self.ids = list(self.theirs.start)
-        self.fixed = len(self.ids)  # of them, those that are not divided anew
-        self.pending = b""
+        self.target_words = words_of(ctx.models["target"], ctx.request.name)
+        self.model_words = words_of(self.model, ctx.request.name)
+        self.end_token = ctx.engine.eos[0] if ctx.engine.eos else self.target_words.end
+        self.read_count = 0  # tokens of the request's text that were taken in
+        self.token_ids = list(self.model_words.start)
+        self.fixed_count = len(self.token_ids)  # of them, those that are not divided anew
+        self.pending_bytes = b""
         self.branch = -1  # not opened yet
-        self.held = 0  # of `ids`, those that are the branch's tokens
+        self.branch_length = 0  # of `ids`, those that are the branch's tokens
 
     # --- the text
 
-    def update(self, tokens: Sequence[int]) -> None:
+    def read_text(self, tokens: Sequence[int]) -> None:
         """Takes in what the request's text has become."""
-        data = self.pending
-        for place in range(self.read, len(tokens)):
-            token = tokens[place]
-            piece = self.ours.piece(token)
-            if piece is None:
-                special = self._special(token, place)
-                if special is None:
-                    piece = self.ours.names.get(token, "").encode()
+        text_bytes = self.pending_bytes
+        for position in range(self.read_count, len(tokens)):
+            token = tokens[position]
+            token_bytes = self.target_words.piece(token)
+            if token_bytes is None:
+                special_ids = self._special_tokens(token, position)
+                if special_ids is None:
+                    token_bytes = self.target_words.names.get(token, "").encode()
                 else:
-                    self._write(data)
-                    data = b""
-                    self.ids += special
-                    self.fixed = len(self.ids)
+                    self._encode_bytes(text_bytes)
+                    text_bytes = b""
+                    self.token_ids += special_ids
+                    self.fixed_count = len(self.token_ids)
                     continue
-            data += piece
-        self.read = len(tokens)
-        end = whole_characters(data)
-        self._write(data[:end])
-        self.pending = data[end:]
+            text_bytes += token_bytes
+        self.read_count = len(tokens)
+        whole_end = whole_characters(text_bytes)
+        self._encode_bytes(text_bytes[:whole_end])
+        self.pending_bytes = text_bytes[whole_end:]
 
-    def _special(self, token: int, place: int) -> list[int] | None:
+    def _special_tokens(self, token: int, position: int) -> list[int] | None:
         """Their tokens for a special one of ours; None: they spell its name."""
-        name = self.ours.names.get(token, "")
-        if place == 0 and (token in self.ours.start or token == self.end):
+        token_name = self.target_words.names.get(token, "")
+        if position == 0 and (token in self.target_words.start or token == self.end_token):
             return []  # where a text begins, which they say in their own way
-        if name in self.theirs.specials:
-            return [self.theirs.specials[name]]
-        if token == self.end and self.theirs.end is not None:
-            return [self.theirs.end]
+        if token_name in self.model_words.specials:
+            return [self.model_words.specials[token_name]]
+        if token == self.end_token and self.model_words.end is not None:
+            return [self.model_words.end]
         return None
 
-    def bytes_of(self, token: int, place: int) -> int:
-        """How many bytes of the text this token of ours is, there."""
-        piece = self.ours.piece(token)
-        if piece is not None:
-            return len(piece)
-        named = self._special(token, place) is None
-        return len(self.ours.names.get(token, "").encode()) if named else 0
+    def bytes_of(self, token: int, position: int) -> int:
+        """The number of bytes of the text that this token of ours is, at this position."""
+        token_bytes = self.target_words.piece(token)
+        if token_bytes is not None:
+            return len(token_bytes)
+        spelled_out = self._special_tokens(token, position) is None
+        return len(self.target_words.names.get(token, "").encode()) if spelled_out else 0
 
-    def _write(self, data: bytes) -> None:
-        if not data:
+    def _encode_bytes(self, text_bytes: bytes) -> None:
+        if not text_bytes:
             return
-        start = max(self.fixed, self.held, len(self.ids) - self.window)
-        tail = self.theirs.text(self.ids[start:])
-        self.ids[start:] = self.theirs.encode(tail + data)
+        first_redone = max(self.fixed_count, self.branch_length, len(self.token_ids) - self.window)
+        tail_bytes = self.model_words.text(self.token_ids[first_redone:])
+        self.token_ids[first_redone:] = self.model_words.encode(tail_bytes + text_bytes)
 
     # --- the branch
 
-    def room(self, ctx: Context) -> int:
-        """How many of their tokens may be drafted; 0: none."""
-        if not self.ids or ctx.depth < 1:
+    def max_drafts(self, ctx: Context) -> int:
+        """The number of their tokens that may be drafted; 0: none."""
+        if not self.token_ids or ctx.depth < 1:
             return 0
-        return max(0, self.model.context - len(self.ids) - 1)
+        return max(0, self.model.context - len(self.token_ids) - 1)
 
-    def tree(self) -> Generator[Message, Any, tuple[TokenTree, int]]:
+    def open_tree(self) -> Generator[Message, Any, tuple[TokenTree, int]]:
         """Brings the branch up to the text; returns the tree of its last tokens, and the last
         one's node. There must be a token, and room.
         """
-        settled = len(self.ids) - self.window
+        settled_count = len(self.token_ids) - self.window
         if self.branch < 0:
-            self.held = max(1, settled)
-            self.branch = yield Open(self.ids[: self.held], self.name)
-        elif settled > self.held + self.window:
-            fresh = self.ids[self.held : settled]
-            yield Commit(fresh, torch.empty(0), self.branch)
-            self.held = settled
-        tree = TokenTree(self.ids[self.held - 1]).chain(self.ids[self.held :])
+            self.branch_length = max(1, settled_count)
+            self.branch = yield Open(self.token_ids[: self.branch_length], self.name)
+        elif settled_count > self.branch_length + self.window:
+            settled_ids = self.token_ids[self.branch_length : settled_count]
+            yield Commit(settled_ids, torch.empty(0), self.branch)
+            self.branch_length = settled_count
+        tree = TokenTree(self.token_ids[self.branch_length - 1]).chain(
+            self.token_ids[self.branch_length :]
+        )
         return tree, len(tree) - 1
 
     # --- back into our tokens
 
-    def proposal(self, tokens: Sequence[int], drafted: Sequence[int]) -> list[int]:
-        """What these tokens of theirs, drafted behind `ids`, are in ours behind `tokens`.
+    def translate_back(self, tokens: Sequence[int], drafted_tokens: Sequence[int]) -> list[int]:
+        """Translates tokens of theirs, drafted behind `token_ids`, into ours behind `tokens`.
 
         A character that is not whole yet is left out, and what follows a special token that we do
         not have.
         """
-        data = b""
-        ended: list[int] = []
-        for token in drafted:
-            piece = self.theirs.piece(token)
-            if piece is None:
-                name = self.theirs.names.get(token, "")
-                if name in self.ours.specials:
-                    ended = [self.ours.specials[name]]
-                elif token == self.theirs.end and self.end is not None:
-                    ended = [self.end]
+        text_bytes = b""
+        end_tokens: list[int] = []
+        for token in drafted_tokens:
+            token_bytes = self.model_words.piece(token)
+            if token_bytes is None:
+                token_name = self.model_words.names.get(token, "")
+                if token_name in self.target_words.specials:
+                    end_tokens = [self.target_words.specials[token_name]]
+                elif token == self.model_words.end and self.end_token is not None:
+                    end_tokens = [self.end_token]
                 break
-            data += piece
-        if not data.startswith(self.pending):
+            text_bytes += token_bytes
+        if not text_bytes.startswith(self.pending_bytes):
             return []
-        end = whole_characters(data)
-        if end < len(data):
-            ended = []
-        fresh = data[len(self.pending) : end]
-        if not fresh:
-            return ended
-        return continuation(self.ours, tokens, fresh, self.window) + ended
+        whole_end = whole_characters(text_bytes)
+        if whole_end < len(text_bytes):
+            end_tokens = []
+        added_bytes = text_bytes[len(self.pending_bytes) : whole_end]
+        if not added_bytes:
+            return end_tokens
+        return continue_tokens(self.target_words, tokens, added_bytes, self.window) + end_tokens

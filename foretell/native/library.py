@@ -30,7 +30,7 @@ OUTSIDE, MISFIT = -2, -1  # what they return where they refuse it
 
 
 class Matrix(ctypes.Structure):
-    """ft_matrix."""
+    """The structure ft_matrix."""
 
     _fields_ = [
         *((name, c_int32) for name in ("format", "outputs", "inputs", "blocks")),
@@ -39,7 +39,7 @@ class Matrix(ctypes.Structure):
 
 
 class Reading(ctypes.Structure):
-    """ft_reading."""
+    """The structure ft_reading."""
 
     _fields_ = [
         *((name, c_int32) for name in ("heads", "kv_heads", "nodes", "rows")),
@@ -57,28 +57,28 @@ class Reading(ctypes.Structure):
     ]
 
 
-def library() -> Any:
-    """The library with the quickest kernels that this processor runs.
+def load_kernels() -> Any:
+    """Returns the library with the quickest kernels that this processor runs.
 
     Raises LookupError, with the reason, where there is none.
     """
-    lib, reason = found()
-    if lib is None:
+    c_library, reason = find_library()
+    if c_library is None:
         raise LookupError(reason)
-    return lib
+    return c_library
 
 
 @cache
-def found() -> tuple[Any, str]:
-    """The library, or None and why there is none; it is looked for once."""
+def find_library() -> tuple[Any, str]:
+    """Returns the library, or None and why there is none; it is looked for once."""
     try:
-        return _open(), ""
+        return _open_library(), ""
     except LookupError as error:
         return None, str(error)
 
 
-def _open() -> Any:
-    wanted = os.environ.get(VARIABLE, "")
+def _open_library() -> Any:
+    kernel_name = os.environ.get(VARIABLE, "")
     if switched_off():
         raise LookupError(f"{VARIABLE}=off")
     try:
@@ -87,46 +87,52 @@ def _open() -> Any:
         raise LookupError(
             "the C library is not built: install foretell again where a C compiler is found"
         ) from error
-    lib = ctypes.CDLL(module.__file__)
-    lib.ft_kind.restype = c_char_p
-    lib.ft_choose.argtypes = [c_char_p]
-    lib.ft_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
-    lib.ft_read.argtypes = [POINTER(Reading), c_int32]
-    lib.ft_products.argtypes = [POINTER(Reading), c_int32]
-    lib.ft_highest.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32]
-    lib.ft_best.argtypes = [c_void_p, c_int64, *[c_int32] * 3, *[c_void_p] * 3, c_int32]
-    lib.ft_masked.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
-    lib.ft_masked.restype = None
-    lib.ft_draw.argtypes = [c_void_p, c_int32, c_double]
-    lib.ft_nucleus.argtypes = [c_void_p, c_int32, c_double, c_void_p]
-    lib.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
-    lib.ft_peaks.restype = None
-    lib.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
-    lib.ft_ranges.restype = None
-    lib.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    lib.ft_read_rate.argtypes = [c_void_p, c_int64, c_int32]
-    lib.ft_read_rate.restype = c_double
+    c_library = ctypes.CDLL(module.__file__)
+    c_library.ft_kind.restype = c_char_p
+    c_library.ft_choose.argtypes = [c_char_p]
+    c_library.ft_product.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p, c_int32]
+    c_library.ft_read.argtypes = [POINTER(Reading), c_int32]
+    c_library.ft_products.argtypes = [POINTER(Reading), c_int32]
+    c_library.ft_highest.argtypes = [c_void_p, c_int32, c_int32, c_int32, c_void_p, c_int32]
+    c_library.ft_best.argtypes = [c_void_p, c_int64, *[c_int32] * 3, *[c_void_p] * 3, c_int32]
+    c_library.ft_masked.argtypes = [c_void_p, c_void_p, c_int32, c_void_p]
+    c_library.ft_masked.restype = None
+    c_library.ft_draw.argtypes = [c_void_p, c_int32, c_double]
+    c_library.ft_nucleus.argtypes = [c_void_p, c_int32, c_double, c_void_p]
+    c_library.ft_peaks.argtypes = [c_void_p, c_int64, c_void_p, c_int32]
+    c_library.ft_peaks.restype = None
+    c_library.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
+    c_library.ft_ranges.restype = None
+    c_library.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    c_library.ft_read_rate.argtypes = [c_void_p, c_int64, c_int32]
+    c_library.ft_read_rate.restype = c_double
     for name in CHECKED:
-        getattr(lib, name).errcheck = _checked
-    if lib.ft_version() != VERSION:
+        getattr(c_library, name).errcheck = _check_status
+    if c_library.ft_version() != VERSION:
         raise LookupError("the C library is of another version: install foretell again")
-    if wanted and wanted not in KINDS:
-        raise BadConfig.field(VARIABLE, wanted, f"off or one of {', '.join(KINDS)}")
-    if not any(lib.ft_choose(kind.encode()) for kind in ([wanted] if wanted else KINDS)):
-        raise LookupError(f"this processor cannot run its kernels {wanted}")
-    return lib
+    if kernel_name and kernel_name not in KINDS:
+        raise BadConfig.field(VARIABLE, kernel_name, f"off or one of {', '.join(KINDS)}")
+    if not any(
+        c_library.ft_choose(kind.encode()) for kind in ([kernel_name] if kernel_name else KINDS)
+    ):
+        raise LookupError(f"this processor cannot run its kernels {kernel_name}")
+    return c_library
 
 
-def _checked(status: int, call: Any, arguments: Any) -> int:
-    """What a call returned. Raises IndexError, ValueError or MemoryError where it is not done."""
+def _check_status(status: int, c_function: Any, arguments: Any) -> int:
+    """Returns a call's status. Raises IndexError, ValueError or MemoryError where it is not
+    done.
+    """
     if status > 0:
         return status
-    name = call.__name__
+    function_name = c_function.__name__
     if status == OUTSIDE:
-        raise IndexError(f"{name}: a token, row, layer or position is beyond what there is")
+        raise IndexError(
+            f"{function_name}: a token, row, layer or position is beyond what there is"
+        )
     if status == MISFIT:
-        raise ValueError(f"{name}: sizes do not belong to each other")
-    raise MemoryError(f"{name}: no memory")
+        raise ValueError(f"{function_name}: sizes do not belong to each other")
+    raise MemoryError(f"{function_name}: no memory")
 
 
 # Threads of the step that runs; 0: as many as torch has.
@@ -134,17 +140,19 @@ _threads: ContextVar[int] = ContextVar("foretell_native_threads", default=0)
 
 
 @contextmanager
-def running(threads: int) -> Iterator[None]:
-    """Inside, single operations take so many threads: torch has one then, see ops/threads.py."""
-    token = _threads.set(threads)
+def limit_threads(threads: int) -> Iterator[None]:
+    """Lets single operations take so many threads, inside: torch has one then, see
+    ops/threads.py.
+    """
+    context_token = _threads.set(threads)
     try:
         yield
     finally:
-        _threads.reset(token)
+        _threads.reset(context_token)
 
 
-def threads() -> int:
-    """Of single operations."""
+def thread_count() -> int:
+    """The number of threads of single operations."""
     return _threads.get() or torch.get_num_threads()
 
 
@@ -153,19 +161,19 @@ def switched_off() -> bool:
     return os.environ.get(VARIABLE) == "off"
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether the library can be had."""
-    return found()[0] is not None
+    return find_library()[0] is not None
 
 
-def kind() -> str:
-    """Which kernels run, one of KINDS."""
-    name: str = library().ft_kind().decode()
-    return name
+def kernel_kind() -> str:
+    """The kind of kernels that run, one of KINDS."""
+    kind_name: str = load_kernels().ft_kind().decode()
+    return kind_name
 
 
-def address(tensor: torch.Tensor | None) -> int | None:
-    """Where a contiguous tensor lies. Raises ValueError for another one."""
+def tensor_address(tensor: torch.Tensor | None) -> int | None:
+    """The address of a contiguous tensor. Raises ValueError for another one."""
     if tensor is None:
         return None
     if not tensor.is_contiguous() or tensor.device.type != "cpu":
@@ -173,82 +181,88 @@ def address(tensor: torch.Tensor | None) -> int | None:
     return tensor.data_ptr()
 
 
-def placed(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    """Where a contiguous tensor lies. Raises ValueError where it is not of this shape and format,
-    which the library cannot see.
+def checked_address(tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    """The address of a contiguous tensor. Raises ValueError where it is not of this shape and
+    format, which the library cannot see.
     """
     if tensor.shape != shape or tensor.dtype is not dtype:
-        found = f"{tuple(tensor.shape)} of {tensor.dtype}"
-        raise ValueError(f"a tensor is {found}, and the library reads {shape} of {dtype}")
-    where = address(tensor)
-    assert where is not None
-    return where
+        tensor_description = f"{tuple(tensor.shape)} of {tensor.dtype}"
+        raise ValueError(
+            f"a tensor is {tensor_description}, and the library reads {shape} of {dtype}"
+        )
+    address = tensor_address(tensor)
+    assert address is not None
+    return address
 
 
-def matrix(packed: Packed, bias: torch.Tensor | None = None) -> Matrix:
-    """The structure of a packed matrix, which must outlive it; `bias` float32. Raises ValueError
-    where it holds other numbers than its sizes say.
+def describe_matrix(packed: Packed, bias: torch.Tensor | None = None) -> Matrix:
+    """Returns the structure of a packed matrix, which must outlive it; `bias` float32. Raises
+    ValueError where it holds other numbers than its sizes say.
     """
     packed.check()
     if bias is not None:
-        placed(bias, (packed.outputs,), torch.float32)
+        checked_address(bias, (packed.outputs,), torch.float32)
     return Matrix(
         FORMATS.index(packed.format),
         packed.outputs,
         packed.inputs,
         packed.blocks,
-        address(packed.weights),
-        address(packed.scales),
-        address(packed.minima),
-        address(bias),
+        tensor_address(packed.weights),
+        tensor_address(packed.scales),
+        tensor_address(packed.minima),
+        tensor_address(bias),
     )
 
 
-def product(of: Matrix, x: torch.Tensor, threads: int) -> torch.Tensor:
-    """x (rows, inputs) float32 -> (rows, outputs) float32."""
-    y = torch.empty(len(x), of.outputs)
+def multiply_rows(matrix: Matrix, x: torch.Tensor, threads: int) -> torch.Tensor:
+    """Multiplies x (rows, inputs) float32 -> (rows, outputs) float32."""
+    y = torch.empty(len(x), matrix.outputs)
     if len(x):
-        given = placed(x, (len(x), of.inputs), torch.float32)
-        library().ft_product(of, given, len(x), address(y), threads)
+        input_address = checked_address(x, (len(x), matrix.inputs), torch.float32)
+        load_kernels().ft_product(matrix, input_address, len(x), tensor_address(y), threads)
     return y
 
 
-def peaks(groups: torch.Tensor) -> torch.Tensor:
-    """`packing.best_peaks`, up to rounding, of groups (N, G, 32) float32, uint8 (N, G)."""
-    best = torch.empty(groups.shape[:-1], dtype=torch.uint8)
+def find_peaks(groups: torch.Tensor) -> torch.Tensor:
+    """Computes `packing.best_peaks`, up to rounding, of groups (N, G, 32) float32, uint8 (N, G)."""
+    peak_bytes = torch.empty(groups.shape[:-1], dtype=torch.uint8)
     groups = groups.contiguous()
-    given = placed(groups, (*best.shape, GROUP), torch.float32)
-    library().ft_peaks(given, best.numel(), address(best), torch.get_num_threads())
-    return best
+    group_address = checked_address(groups, (*peak_bytes.shape, GROUP), torch.float32)
+    load_kernels().ft_peaks(
+        group_address, peak_bytes.numel(), tensor_address(peak_bytes), torch.get_num_threads()
+    )
+    return peak_bytes
 
 
-def ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`packing.best_ranges`, up to rounding, of groups (N, G, 32) float32."""
+def find_ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Computes `packing.best_ranges`, up to rounding, of groups (N, G, 32) float32."""
     groups = groups.contiguous()
-    numbers = torch.empty(groups.shape, dtype=torch.uint8)
+    group_numbers = torch.empty(groups.shape, dtype=torch.uint8)
     scales, minima = torch.empty(2, *groups.shape[:-1])
-    library().ft_ranges(
-        placed(groups, (*scales.shape, GROUP), torch.float32),
+    load_kernels().ft_ranges(
+        checked_address(groups, (*scales.shape, GROUP), torch.float32),
         scales.numel(),
-        address(numbers),
-        address(scales),
-        address(minima),
+        tensor_address(group_numbers),
+        tensor_address(scales),
+        tensor_address(minima),
         torch.get_num_threads(),
     )
-    return numbers, scales, minima
+    return group_numbers, scales, minima
 
 
-def rows_of(of: Matrix, outputs: torch.Tensor) -> torch.Tensor:
-    """Rows of a matrix by number (n,) int64 -> (n, inputs) float32. Raises IndexError."""
-    rows = torch.empty(len(outputs), of.inputs)
-    numbers = placed(outputs, (len(outputs),), torch.int64)
-    library().ft_rows_of(of, numbers, len(outputs), address(rows))
+def read_matrix_rows(matrix: Matrix, outputs: torch.Tensor) -> torch.Tensor:
+    """Reads rows of a matrix by number (n,) int64 -> (n, inputs) float32. Raises IndexError."""
+    rows = torch.empty(len(outputs), matrix.inputs)
+    row_numbers = checked_address(outputs, (len(outputs),), torch.int64)
+    load_kernels().ft_rows_of(matrix, row_numbers, len(outputs), tensor_address(rows))
     return rows
 
 
 def read_rate(threads: int, size: int = 256 << 20) -> float:
     """Bytes a second that so many threads read from memory: the best of five reads of `size`."""
-    memory = torch.zeros(size, dtype=torch.uint8)
-    memory.fill_(1)
-    rates = [library().ft_read_rate(address(memory), size, threads) for _ in range(5)]
-    return max(rates)
+    read_memory = torch.zeros(size, dtype=torch.uint8)
+    read_memory.fill_(1)
+    read_rates = [
+        load_kernels().ft_read_rate(tensor_address(read_memory), size, threads) for _ in range(5)
+    ]
+    return max(read_rates)

@@ -53,234 +53,262 @@ class Packed:
         return sum(part.nbytes for part in parts if part is not None)
 
     def check(self) -> None:
-        """Raises ValueError where it holds other numbers than its sizes say."""
-        cells = self.blocks * BLOCK * self.inputs
-        size = cells // 2 if self.format == "int4" else cells * (1 + (self.format == "bfloat16"))
-        shape = (self.blocks, self.inputs // GROUP, BLOCK)
+        """Raises ValueError where the matrix holds other numbers than its sizes say."""
+        cell_count = self.blocks * BLOCK * self.inputs
+        weight_bytes = (
+            cell_count // 2
+            if self.format == "int4"
+            else cell_count * (1 + (self.format == "bfloat16"))
+        )
+        scale_shape = (self.blocks, self.inputs // GROUP, BLOCK)
         has_scales = self.format != "bfloat16"
-        fits = [
+        conditions = [
             self.inputs % GROUP == 0 and self.outputs > 0,
-            self.weights.dtype is torch.uint8 and self.weights.shape == (size,),
+            self.weights.dtype is torch.uint8 and self.weights.shape == (weight_bytes,),
             (self.scales is not None) == has_scales,
             self.minima is None or self.format == "int4",
         ]
         for part in (self.scales, self.minima):
-            fits.append(part is None or (part.dtype is torch.float16 and part.shape == shape))
-        if not all(fits):
-            what = f"{self.format} matrix ({self.outputs}, {self.inputs})"
-            raise ValueError(f"a {what} has weights {tuple(self.weights.shape)} or other scales")
+            conditions.append(
+                part is None or (part.dtype is torch.float16 and part.shape == scale_shape)
+            )
+        if not all(conditions):
+            matrix_name = f"{self.format} matrix ({self.outputs}, {self.inputs})"
+            raise ValueError(
+                f"a {matrix_name} has weights {tuple(self.weights.shape)} or other scales"
+            )
 
     def split(self, sizes: list[int]) -> list[Packed]:
-        """Matrices of so many outputs each, which share this one's memory; multiples of 16."""
-        parts = []
-        block = 0
+        """Splits into matrices of so many outputs each, which share this one's memory; multiples of
+        16.
+        """
+        split_parts = []
+        block_start = 0
         row_bytes = len(self.weights) // self.blocks
         for size in sizes:
             assert size % BLOCK == 0, "blocks of outputs cannot be divided"
-            end = block + size // BLOCK
-            weights = self.weights[block * row_bytes : end * row_bytes]
-            part = Packed(self.format, size, self.inputs, weights)
+            block_end = block_start + size // BLOCK
+            weights = self.weights[block_start * row_bytes : block_end * row_bytes]
+            split_part = Packed(self.format, size, self.inputs, weights)
             if self.scales is not None:
-                part.scales = self.scales[block:end]
+                split_part.scales = self.scales[block_start:block_end]
             if self.minima is not None:
-                part.minima = self.minima[block:end]
-            parts.append(part)
-            block = end
-        return parts
+                split_part.minima = self.minima[block_start:block_end]
+            split_parts.append(split_part)
+            block_start = block_end
+        return split_parts
 
     def take(self, outputs: torch.Tensor) -> Packed:
-        """The matrix of these outputs (n,) alone, in their order."""
-        missing = -len(outputs) % BLOCK
-        padded = F.pad(outputs, (0, missing), value=int(outputs[-1]))
-        block, place = padded // BLOCK, padded % BLOCK
+        """Returns the matrix of these outputs (n,) alone, in their order."""
+        missing_outputs = -len(outputs) % BLOCK
+        padded_outputs = F.pad(outputs, (0, missing_outputs), value=int(outputs[-1]))
+        block_numbers, block_positions = padded_outputs // BLOCK, padded_outputs % BLOCK
         # In every format 4 bytes of each output lie beside those of the next one.
-        lanes = self.weights.view(self.blocks, -1, BLOCK, 4)[block, :, place]
-        weights = lanes.unflatten(0, (-1, BLOCK)).transpose(1, 2).reshape(-1)
-        taken = Packed(self.format, len(outputs), self.inputs, weights)
+        output_lanes = self.weights.view(self.blocks, -1, BLOCK, 4)[
+            block_numbers, :, block_positions
+        ]
+        weights = output_lanes.unflatten(0, (-1, BLOCK)).transpose(1, 2).reshape(-1)
+        taken_matrix = Packed(self.format, len(outputs), self.inputs, weights)
         if self.scales is not None:
-            taken.scales = _lanes(self.scales[block, :, place])
+            taken_matrix.scales = _block_lanes(self.scales[block_numbers, :, block_positions])
         if self.minima is not None:
-            taken.minima = _lanes(self.minima[block, :, place])
-        return taken
+            taken_matrix.minima = _block_lanes(self.minima[block_numbers, :, block_positions])
+        return taken_matrix
 
     @staticmethod
     def join(parts: list[Packed]) -> Packed:
-        """One matrix for several with the same inputs; all but the last have multiples of 16."""
+        """Joins several with the same inputs into one; all but the last have multiples of 16."""
         assert all(part.outputs % BLOCK == 0 for part in parts[:-1])
-        first = parts[0]
-        joined = Packed(
-            first.format,
+        first_part = parts[0]
+        joined_matrix = Packed(
+            first_part.format,
             sum(part.outputs for part in parts),
-            first.inputs,
+            first_part.inputs,
             torch.cat([part.weights for part in parts]),
         )
-        if first.scales is not None:
-            joined.scales = torch.cat([part.scales for part in parts if part.scales is not None])
-        if first.minima is not None:
-            joined.minima = torch.cat([part.minima for part in parts if part.minima is not None])
-        return joined
+        if first_part.scales is not None:
+            joined_matrix.scales = torch.cat(
+                [part.scales for part in parts if part.scales is not None]
+            )
+        if first_part.minima is not None:
+            joined_matrix.minima = torch.cat(
+                [part.minima for part in parts if part.minima is not None]
+            )
+        return joined_matrix
 
 
 # --- numbers of a matrix
 
 
 def best_peaks(groups: torch.Tensor) -> torch.Tensor:
-    """Of each group (N, G, 32) the peak among PEAKS with the least squared error, uint8 (N, G).
+    """Chooses for each group (N, G, 32) the peak among PEAKS with the least squared error, uint8
+    (N, G).
 
-    The library's `peaks` is quicker. Weights that were of 4 bits before stand on a few steps, which
-    some peak nearly meets: for those it is a third of what 127 gives.
+    The library's `find_peaks` is quicker. Weights that were of 4 bits before stand on a few steps,
+    which some peak nearly meets: for those it is a third of what 127 gives.
     """
-    top = groups.abs().amax(-1)
-    best, least = torch.full_like(top, PEAKS[0]), torch.full_like(top, torch.inf)
+    group_maxima = groups.abs().amax(-1)
+    best_values, least_errors = (
+        torch.full_like(group_maxima, PEAKS[0]),
+        torch.full_like(group_maxima, torch.inf),
+    )
     for peak in PEAKS:
-        exact = groups * (peak / top.clamp_min(TINY))[..., None]
-        error = (exact.round() - exact).square().sum(-1) * (top / peak).square()
-        better = error < least
-        best = torch.where(better, float(peak), best)
-        least = torch.where(better, error, least)
-    return best.to(torch.uint8)
+        scaled_groups = groups * (peak / group_maxima.clamp_min(TINY))[..., None]
+        error = (scaled_groups.round() - scaled_groups).square().sum(-1) * (
+            group_maxima / peak
+        ).square()
+        is_better = error < least_errors
+        best_values = torch.where(is_better, float(peak), best_values)
+        least_errors = torch.where(is_better, error, least_errors)
+    return best_values.to(torch.uint8)
 
 
 def best_ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each group (N, G, 32) the numbers of 4 bits, uint8 (N, G, 32), with the scale and the
+    """Fits to each group (N, G, 32) numbers of 4 bits, uint8 (N, G, 32), with the scale and the
     least value, float32 (N, G), that are nearest to it.
 
     The numbers are those of the best among parts of the group's range; scale and least value fit
-    them by least squares. The library's `ranges` is quicker.
+    them by least squares. The library's `find_ranges` is quicker.
     """
-    least, most = groups.amin(-1), groups.amax(-1)
-    middle, mean = (least + most) / 2, groups.mean(-1)
-    centered = groups - mean[..., None]
-    best: list[torch.Tensor] = []
+    group_minima, group_maxima = groups.amin(-1), groups.amax(-1)
+    range_middle, group_means = (group_minima + group_maxima) / 2, groups.mean(-1)
+    centered = groups - group_means[..., None]
+    best_fit: list[torch.Tensor] = []
     for share in SHARES:
-        low = middle + (least - middle) * share
-        step = ((most - least) * (share / 15)).clamp_min(TINY)
-        numbers = ((groups - low[..., None]) / step[..., None]).round_().clamp_(0, 15)
+        share_minimum = range_middle + (group_minima - range_middle) * share
+        number_step = ((group_maxima - group_minima) * (share / 15)).clamp_min(TINY)
+        numbers = (
+            ((groups - share_minimum[..., None]) / number_step[..., None]).round_().clamp_(0, 15)
+        )
         center = numbers.mean(-1)
         spread = numbers.square().sum(-1) - GROUP * center.square()
         scale = (numbers * centered).sum(-1) / spread.clamp_min(1 / GROUP)
-        off = (numbers - center[..., None]) * scale[..., None] - centered
-        found = [numbers, scale, mean - scale * center, off.square().sum(-1)]
-        if not best:
-            best = found
+        residuals = (numbers - center[..., None]) * scale[..., None] - centered
+        share_fit = [numbers, scale, group_means - scale * center, residuals.square().sum(-1)]
+        if not best_fit:
+            best_fit = share_fit
             continue
-        better = found[-1] < best[-1]
-        best[0] = torch.where(better[..., None], found[0], best[0])
-        for i in range(1, len(best)):
-            best[i] = torch.where(better, found[i], best[i])
-    return best[0].to(torch.uint8), best[1], best[2]
+        is_better = share_fit[-1] < best_fit[-1]
+        best_fit[0] = torch.where(is_better[..., None], share_fit[0], best_fit[0])
+        for fit_index in range(1, len(best_fit)):
+            best_fit[fit_index] = torch.where(is_better, share_fit[fit_index], best_fit[fit_index])
+    return best_fit[0].to(torch.uint8), best_fit[1], best_fit[2]
 
 
-def quantize(
+def quantize_matrix(
     weight: torch.Tensor, format: str, peaks: Peaks = best_peaks, ranges: Ranges = best_ranges
 ) -> Packed:
     """Packs a matrix (outputs, inputs) of floats, rounded to the format.
 
-    `peaks`: what chooses the largest number of each group of 8 bits; `ranges`: what finds the
-    numbers of 4 bits.
+    `peaks`: chooses the largest number of each group of 8 bits; `ranges`: finds the numbers of 4
+    bits.
     """
-    if missing := -weight.shape[1] % GROUP:
-        weight = F.pad(weight, (0, missing))
+    if missing_inputs := -weight.shape[1] % GROUP:
+        weight = F.pad(weight, (0, missing_inputs))
     if format == "bfloat16":
         return pack_bfloat16(weight.to(torch.bfloat16))
-    step = max(BLOCK, CHUNK // weight.shape[1] // BLOCK * BLOCK)
-    parts = []
-    for rows in weight.split(step):
-        groups = rows.float().view(len(rows), -1, GROUP)
-        found = _numbers8(groups, peaks) if format == "int8" else _numbers4(groups, ranges)
-        parts.append(pack(format, *found))
-    return parts[0] if len(parts) == 1 else Packed.join(parts)
+    rows_per_chunk = max(BLOCK, CHUNK // weight.shape[1] // BLOCK * BLOCK)
+    packed_parts = []
+    for chunk_rows in weight.split(rows_per_chunk):
+        groups = chunk_rows.float().view(len(chunk_rows), -1, GROUP)
+        quantized_parts = (
+            _quantize_int8(groups, peaks) if format == "int8" else _quantize_int4(groups, ranges)
+        )
+        packed_parts.append(pack_numbers(format, *quantized_parts))
+    return packed_parts[0] if len(packed_parts) == 1 else Packed.join(packed_parts)
 
 
-def _numbers8(groups: torch.Tensor, peaks: Peaks) -> tuple[torch.Tensor, torch.Tensor, None]:
-    """The largest of each group (N, G, 32) becomes its peak or less that."""
+def _quantize_int8(groups: torch.Tensor, peaks: Peaks) -> tuple[torch.Tensor, torch.Tensor, None]:
+    """Rounds groups (N, G, 32); the largest number of each becomes its peak or less that."""
     scale = (groups.abs().amax(-1) / peaks(groups)).half()
-    wide = scale.float().clamp_min(1e-30)[..., None]
-    numbers = (groups / wide).round_().clamp_(-127, 127)
+    safe_scale = scale.float().clamp_min(1e-30)[..., None]
+    numbers = (groups / safe_scale).round_().clamp_(-127, 127)
     return numbers.to(torch.int8), scale, None
 
 
-def _numbers4(
+def _quantize_int4(
     groups: torch.Tensor, ranges: Ranges
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    numbers, scale, least = ranges(groups)
-    return numbers, scale.half(), least.half()
+    numbers, scale, group_minima = ranges(groups)
+    return numbers, scale.half(), group_minima.half()
 
 
 # --- their places
 
 
-def pack(
+def pack_numbers(
     format: str, numbers: torch.Tensor, scales: torch.Tensor, minima: torch.Tensor | None
 ) -> Packed:
-    """Whole numbers (N, G, 32), scales and minima (N, G) as the library reads them.
+    """Packs whole numbers (N, G, 32), scales and minima (N, G) as the library reads them.
 
     Numbers of int8 are signed; those of int4 are 0 to 15.
     """
     outputs, groups, _ = numbers.shape
-    missing = -outputs % BLOCK
-    if missing:
-        numbers = F.pad(numbers, (0, 0, 0, 0, 0, missing))
+    missing_outputs = -outputs % BLOCK
+    if missing_outputs:
+        numbers = F.pad(numbers, (0, 0, 0, 0, 0, missing_outputs))
     if format == "int8":
-        blocks = numbers.view(-1, BLOCK, groups * 8, 4).transpose(1, 2)
-        weights = (blocks.to(torch.int16) + 128).to(torch.uint8)
+        output_blocks = numbers.view(-1, BLOCK, groups * 8, 4).transpose(1, 2)
+        weights = (output_blocks.to(torch.int16) + 128).to(torch.uint8)
     else:
         # (block, output, group, half, four, input) -> (block, group, four, output, input)
-        parts = numbers.view(-1, BLOCK, groups, 2, 4, 4).permute(3, 0, 2, 4, 1, 5)
-        weights = parts[0] | parts[1] << 4
-    packed = Packed(format, outputs, groups * GROUP, weights.reshape(-1))
-    packed.scales = _beside(scales, missing)
-    packed.minima = None if minima is None else _beside(minima, missing)
-    return packed
+        nibble_parts = numbers.view(-1, BLOCK, groups, 2, 4, 4).permute(3, 0, 2, 4, 1, 5)
+        weights = nibble_parts[0] | nibble_parts[1] << 4
+    packed_matrix = Packed(format, outputs, groups * GROUP, weights.reshape(-1))
+    packed_matrix.scales = _interleave_blocks(scales, missing_outputs)
+    packed_matrix.minima = None if minima is None else _interleave_blocks(minima, missing_outputs)
+    return packed_matrix
 
 
-def _beside(values: torch.Tensor, missing: int) -> torch.Tensor:
-    """(N, G) -> (blocks, G, 16)."""
-    padded = F.pad(values.half(), (0, 0, 0, missing))
-    return padded.view(-1, BLOCK, values.shape[1]).transpose(1, 2).contiguous()
+def _interleave_blocks(values: torch.Tensor, missing_outputs: int) -> torch.Tensor:
+    """Lays (N, G) out as (blocks, G, 16)."""
+    padded_values = F.pad(values.half(), (0, 0, 0, missing_outputs))
+    return padded_values.view(-1, BLOCK, values.shape[1]).transpose(1, 2).contiguous()
 
 
-def _lanes(values: torch.Tensor) -> torch.Tensor:
-    """(N, G), N a multiple of 16 -> (blocks, G, 16)."""
+def _block_lanes(values: torch.Tensor) -> torch.Tensor:
+    """Lays (N, G), N a multiple of 16, out as (blocks, G, 16)."""
     return values.unflatten(0, (-1, BLOCK)).transpose(1, 2).contiguous()
 
 
 def pack_bfloat16(weight: torch.Tensor) -> Packed:
     outputs, inputs = weight.shape
-    padded = F.pad(weight, (0, 0, 0, -outputs % BLOCK))
-    pairs = padded.view(-1, BLOCK, inputs // 2, 2).transpose(1, 2).contiguous()
+    padded_weight = F.pad(weight, (0, 0, 0, -outputs % BLOCK))
+    pairs = padded_weight.view(-1, BLOCK, inputs // 2, 2).transpose(1, 2).contiguous()
     return Packed("bfloat16", outputs, inputs, pairs.view(torch.uint8).reshape(-1))
 
 
-def numbers(packed: Packed) -> torch.Tensor:
-    """The whole numbers (N, G, 32) of a packed matrix: int8 signed, int4 from 0 to 15."""
-    groups = packed.inputs // GROUP
+def unpack_numbers(packed: Packed) -> torch.Tensor:
+    """Unpacks the whole numbers (N, G, 32) of a packed matrix: int8 signed, int4 from 0 to 15."""
+    group_count = packed.inputs // GROUP
     if packed.format == "int8":
-        blocks = packed.weights.view(-1, groups * 8, BLOCK, 4).transpose(1, 2)
-        whole = (blocks.to(torch.int16) - 128).to(torch.int8)
+        output_blocks = packed.weights.view(-1, group_count * 8, BLOCK, 4).transpose(1, 2)
+        unpacked_numbers = (output_blocks.to(torch.int16) - 128).to(torch.int8)
     else:
-        pairs = packed.weights.view(-1, groups, 4, BLOCK, 4)
-        halves = torch.stack([pairs & 15, pairs >> 4])
-        whole = halves.permute(1, 4, 2, 0, 3, 5)
-    return whole.reshape(-1, groups, GROUP)[: packed.outputs]
+        byte_pairs = packed.weights.view(-1, group_count, 4, BLOCK, 4)
+        halves = torch.stack([byte_pairs & 15, byte_pairs >> 4])
+        unpacked_numbers = halves.permute(1, 4, 2, 0, 3, 5)
+    return unpacked_numbers.reshape(-1, group_count, GROUP)[: packed.outputs]
 
 
-def by_group(packed: Packed, values: torch.Tensor) -> torch.Tensor:
-    """Scales or minima (blocks, G, 16) as (N, G), float16."""
-    groups = packed.inputs // GROUP
-    return values.transpose(1, 2).reshape(-1, groups)[: packed.outputs]
+def group_values(packed: Packed, values: torch.Tensor) -> torch.Tensor:
+    """Returns scales or minima (blocks, G, 16) as (N, G), float16."""
+    group_count = packed.inputs // GROUP
+    return values.transpose(1, 2).reshape(-1, group_count)[: packed.outputs]
 
 
-def unpack(packed: Packed) -> torch.Tensor:
-    """The matrix (N, inputs): bfloat16 as it was, else float32."""
+def unpack_matrix(packed: Packed) -> torch.Tensor:
+    """Unpacks the matrix (N, inputs): bfloat16 as it was, else float32."""
     if packed.format == "bfloat16":
         pairs = packed.weights.view(torch.bfloat16).view(-1, packed.inputs // 2, BLOCK, 2)
         return pairs.transpose(1, 2).reshape(-1, packed.inputs)[: packed.outputs]
     assert packed.scales is not None
-    scale = by_group(packed, packed.scales).float()[..., None]
-    whole = numbers(packed).float()
+    group_scale = group_values(packed, packed.scales).float()[..., None]
+    unpacked_numbers = unpack_numbers(packed).float()
     if packed.format == "int8":
-        return (whole * scale).flatten(1)
+        return (unpacked_numbers * group_scale).flatten(1)
     if packed.minima is None:
-        return ((whole - 8) * scale).flatten(1)
-    return (whole * scale + by_group(packed, packed.minima).float()[..., None]).flatten(1)
+        return ((unpacked_numbers - 8) * group_scale).flatten(1)
+    return (
+        unpacked_numbers * group_scale + group_values(packed, packed.minima).float()[..., None]
+    ).flatten(1)

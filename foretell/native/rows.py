@@ -15,9 +15,9 @@ from foretell.native import library
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def takes(*tensors: torch.Tensor) -> bool:
+def takes_rows(*tensors: torch.Tensor) -> bool:
     """Whether the library reads these tensors of rows (KV, rows, D)."""
-    return library.available() and all(
+    return library.is_available() and all(
         rows.dtype is tensors[0].dtype
         and rows.dtype in DTYPES
         and rows.device.type == "cpu"
@@ -28,14 +28,14 @@ def takes(*tensors: torch.Tensor) -> bool:
 
 def lie_in_columns(rows: torch.Tensor) -> bool:
     """Whether these rows (KV, rows, D) lie beside each other, number by number, as the transpose of
-    a contiguous tensor (KV, D, rows) does; for `products` alone.
+    a contiguous tensor (KV, D, rows) does; for `key_products` alone.
     """
-    fits = rows.stride(1) == 1 and rows.stride(2) > 1 and rows.dtype in DTYPES
-    return fits and rows.device.type == "cpu" and library.available()
+    has_column_strides = rows.stride(1) == 1 and rows.stride(2) > 1 and rows.dtype in DTYPES
+    return has_column_strides and rows.device.type == "cpu" and library.is_available()
 
 
-def _reading(q: torch.Tensor, keys: torch.Tensor) -> library.Reading:
-    """What there is to read for q (H, n, D) float32, contiguous. Raises ValueError."""
+def _describe_reading(q: torch.Tensor, keys: torch.Tensor) -> library.Reading:
+    """Describes what there is to read for q (H, n, D) float32, contiguous. Raises ValueError."""
     if q.dim() != 3 or keys.dim() != 3 or q.shape[2] != keys.shape[2]:
         raise ValueError(f"queries {tuple(q.shape)} read no keys {tuple(keys.shape)}")
     return library.Reading(
@@ -54,7 +54,7 @@ def _reading(q: torch.Tensor, keys: torch.Tensor) -> library.Reading:
     )
 
 
-def read(
+def attend_rows(
     q: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -62,135 +62,149 @@ def read(
     mask: torch.Tensor | None = None,
     lists: torch.Tensor | None = None,
     page: int = 1,
-    first: int | None = None,
-    read: torch.Tensor | None = None,
+    first_row: int | None = None,
+    read_mask: torch.Tensor | None = None,
     weights: torch.Tensor | None = None,
     log_sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """q (H, n, D) over keys and values (KV, rows, D) -> (n, H, D) float32.
+    """Computes attention: q (H, n, D) over keys and values (KV, rows, D) -> (n, H, D) float32.
 
     Which rows are read: those of the pages of `page` rows in `lists` int32 (H or KV, n, pages),
-    ascending, and all from `first` on; or those of `read`, bool (H or KV, n, rows); else all.
+    ascending, and all from `first_row` on; or those of `read_mask`, bool (H or KV, n, rows); or
+    all.
     `mask`: added to scores, (n, rows) or (H or 1, n, rows); -inf hides. Into `weights` (KV, n,
     rows) float32 goes what rows are given, the mean over query heads that share keys; into
     `log_sums` (n, H) float32 the logs of the sums of exponentials, -inf where nothing is read.
     """
     heads, nodes, _ = q.shape
     q = q.float().contiguous()
-    reading = _reading(q, keys)
+    reading = _describe_reading(q, keys)
     kv_heads, rows, _ = keys.shape
-    if values.shape[:2] != keys.shape[:2] or not takes(keys, values):
+    if values.shape[:2] != keys.shape[:2] or not takes_rows(keys, values):
         raise ValueError(f"keys {tuple(keys.shape)} and values {tuple(values.shape)} differ")
     if mask is not None:
         mask = mask.float().contiguous()
-        shared = mask.dim() == 2 or len(mask) == 1
-        shape = (nodes, rows) if mask.dim() == 2 else (len(mask) if shared else heads, nodes, rows)
-        reading.mask = library.placed(mask, shape, torch.float32)
-        reading.mask_head = 0 if shared else nodes * rows
+        is_shared = mask.dim() == 2 or len(mask) == 1
+        tensor_shape = (
+            (nodes, rows) if mask.dim() == 2 else (len(mask) if is_shared else heads, nodes, rows)
+        )
+        reading.mask = library.checked_address(mask, tensor_shape, torch.float32)
+        reading.mask_head = 0 if is_shared else nodes * rows
     if lists is not None:
         lists = lists.to(torch.int32).contiguous()
-        shape = (len(lists), nodes, lists.shape[-1])
-        reading.lists = library.placed(lists, shape, torch.int32)
-        reading.owners, _, reading.longest = shape
+        tensor_shape = (len(lists), nodes, lists.shape[-1])
+        reading.lists = library.checked_address(lists, tensor_shape, torch.int32)
+        reading.owners, _, reading.longest = tensor_shape
         reading.page = page
-        reading.first = rows if first is None else first
-    elif read is not None:
-        read = read.contiguous()
-        reading.read = library.placed(read, (len(read), nodes, rows), torch.bool)
-        reading.owners = len(read)
-    out = torch.empty(nodes, heads, values.shape[2])
+        reading.first = rows if first_row is None else first_row
+    elif read_mask is not None:
+        read_mask = read_mask.contiguous()
+        reading.read = library.checked_address(read_mask, (len(read_mask), nodes, rows), torch.bool)
+        reading.owners = len(read_mask)
+    attention_output = torch.empty(nodes, heads, values.shape[2])
     reading.values, reading.value_width = values.data_ptr(), values.shape[2]
     reading.value_head, reading.value_row = values.stride()[:2]
-    reading.scale, reading.out = scale, out.data_ptr()
+    reading.scale, reading.out = scale, attention_output.data_ptr()
     if weights is not None:
-        reading.weights = library.placed(weights, (kv_heads, nodes, rows), torch.float32)
+        reading.weights = library.checked_address(weights, (kv_heads, nodes, rows), torch.float32)
     if log_sums is not None:
-        reading.log_sums = library.placed(log_sums, (nodes, heads), torch.float32)
-    library.library().ft_read(reading, library.threads())
-    return out
+        reading.log_sums = library.checked_address(log_sums, (nodes, heads), torch.float32)
+    library.load_kernels().ft_read(reading, library.thread_count())
+    return attention_output
 
 
-def products(q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """q (H, n, D) with all rows of keys (KV, rows, D) -> (H, n, rows) float32. The keys' rows may
-    lie in columns. `out`: where they go, a part of the rows of a contiguous tensor.
+def key_products(
+    q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiplies q (H, n, D) with all rows of keys (KV, rows, D) -> (H, n, rows) float32. The keys'
+    rows may lie in columns. `out`: where the products go, a part of the rows of a contiguous
+    tensor.
     """
     q = q.float().contiguous()
-    reading = _reading(q, keys)
+    reading = _describe_reading(q, keys)
     if out is None:
         out = torch.empty(*q.shape[:2], keys.shape[1])
-    fits = out.dtype is torch.float32 and out.shape == (*q.shape[:2], keys.shape[1])
-    if not fits or out.stride(2) != 1 or out.stride(0) != q.shape[1] * out.stride(1):
+    has_right_shape = out.dtype is torch.float32 and out.shape == (*q.shape[:2], keys.shape[1])
+    if not has_right_shape or out.stride(2) != 1 or out.stride(0) != q.shape[1] * out.stride(1):
         raise ValueError(f"products of {tuple(q.shape)} do not go to {tuple(out.shape)}")
     reading.out, reading.out_row = out.data_ptr(), out.stride(1)
-    library.library().ft_products(reading, library.threads())
+    library.load_kernels().ft_products(reading, library.thread_count())
     return out
 
 
-def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The places of the `count` highest scores (..., rows) float32, ascending, int32; of equal ones
-    the first. Raises ValueError for a count that is not 1 to `rows`.
+def highest_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The positions of the `count` highest scores (..., rows) float32, ascending, int32; of equal
+    ones the first. Raises ValueError for a count that is not 1 to `rows`.
     """
     scores = scores.contiguous()
-    places = torch.empty(*scores.shape[:-1], max(count, 0), dtype=torch.int32)
-    given = library.placed(scores, scores.shape, torch.float32)
-    sizes = math.prod(scores.shape[:-1]), scores.shape[-1], count
-    library.library().ft_highest(given, *sizes, places.data_ptr(), library.threads())
-    return places
+    positions = torch.empty(*scores.shape[:-1], max(count, 0), dtype=torch.int32)
+    score_address = library.checked_address(scores, scores.shape, torch.float32)
+    score_sizes = math.prod(scores.shape[:-1]), scores.shape[-1], count
+    library.load_kernels().ft_highest(
+        score_address, *score_sizes, positions.data_ptr(), library.thread_count()
+    )
+    return positions
 
 
-def best(
+def best_logits(
     rows: torch.Tensor, k: int, log_sums: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` best of rows of logits (N, V) float32, best first and of equals the first, and where
     they stand (N, k each). Into `log_sums` (N,) float32 go the logs of the rows' sums of
     exponentials. Raises ValueError where V is less than k.
     """
-    count, width = rows.shape
-    values = torch.empty(count, max(k, 0))
-    places = torch.empty(values.shape, dtype=torch.int32)
+    row_count, width = rows.shape
+    values = torch.empty(row_count, max(k, 0))
+    positions = torch.empty(values.shape, dtype=torch.int32)
     if log_sums is not None:
-        library.placed(log_sums, (count,), torch.float32)
-    library.library().ft_best(
-        _row(rows),
+        library.checked_address(log_sums, (row_count,), torch.float32)
+    library.load_kernels().ft_best(
+        _row_address(rows),
         rows.stride(0),
-        *(count, width, k),
+        *(row_count, width, k),
         values.data_ptr(),
-        places.data_ptr(),
-        library.address(log_sums),
-        library.threads(),
+        positions.data_ptr(),
+        library.tensor_address(log_sums),
+        library.thread_count(),
     )
-    return values, places.long()
+    return values, positions.long()
 
 
-def _row(numbers: torch.Tensor) -> int:
-    """Where numbers (..., V) float32 lie whose last ones lie beside each other. Raises ValueError
-    for others.
+def _row_address(numbers: torch.Tensor) -> int:
+    """The address of numbers (..., V) float32 whose last ones lie beside each other. Raises
+    ValueError for others.
     """
     if numbers.dtype is not torch.float32 or (numbers.stride(-1) != 1 and numbers.shape[-1] > 1):
         raise ValueError(f"rows of {numbers.dtype} {tuple(numbers.shape)} are not read")
     return numbers.data_ptr()
 
 
-def masked(logits: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Logits (V,) float32, and -inf in the place of those that `allowed`, bool (V,), leaves out."""
-    out = torch.empty(len(logits))
-    marks = library.placed(allowed, (len(logits),), torch.bool)
-    library.library().ft_masked(_row(logits), marks, len(logits), out.data_ptr())
-    return out
-
-
-def draw(weights: torch.Tensor, u: float) -> int:
-    """The first place at which the sum of weights (V,) float32 up to it is above `u`, in [0, 1), of
-    the whole sum; -1 where they have no finite sum above 0.
+def mask_logits(logits: torch.Tensor, allowed_mask: torch.Tensor) -> torch.Tensor:
+    """Returns logits (V,) float32, with -inf for the tokens that `allowed_mask`, bool (V,), leaves
+    out.
     """
-    token: int = library.library().ft_draw(_row(weights), len(weights), u)
+    masked_logits = torch.empty(len(logits))
+    mask_address = library.checked_address(allowed_mask, (len(logits),), torch.bool)
+    library.load_kernels().ft_masked(
+        _row_address(logits), mask_address, len(logits), masked_logits.data_ptr()
+    )
+    return masked_logits
+
+
+def draw_token(weights: torch.Tensor, u: float) -> int:
+    """Draws the first position at which the sum of weights (V,) float32 up to it is above `u`, in
+    [0, 1), of the full sum; -1 where they have no finite sum above 0.
+    """
+    token: int = library.load_kernels().ft_draw(_row_address(weights), len(weights), u)
     return token
 
 
-def nucleus(logits: torch.Tensor, share: float) -> torch.Tensor | None:
-    """The fewest largest of logits (V,) float32 whose chances reach `share`, and -inf in the place
-    of all others; None where rounding could decide which they are.
+def nucleus_logits(logits: torch.Tensor, share: float) -> torch.Tensor | None:
+    """Keeps the fewest largest of logits (V,) float32 whose probabilities reach `share`, with -inf
+    for all others; None where rounding could decide which they are.
     """
-    kept = torch.empty(len(logits))
-    found = library.library().ft_nucleus(_row(logits), len(logits), share, kept.data_ptr())
-    return kept if found else None
+    kept_logits = torch.empty(len(logits))
+    is_certain = library.load_kernels().ft_nucleus(
+        _row_address(logits), len(logits), share, kept_logits.data_ptr()
+    )
+    return kept_logits if is_certain else None

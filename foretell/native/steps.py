@@ -9,13 +9,13 @@ from typing import Any
 import torch
 
 from foretell.native import library
-from foretell.native.library import Matrix, placed
+from foretell.native.library import Matrix, checked_address
 
 ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
 
 
 class Layer(ctypes.Structure):
-    """ft_layer."""
+    """The structure ft_layer."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
@@ -27,7 +27,7 @@ class Layer(ctypes.Structure):
 
 
 class Model(ctypes.Structure):
-    """ft_model."""
+    """The structure ft_model."""
 
     _fields_ = [
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "width")),
@@ -40,7 +40,7 @@ class Model(ctypes.Structure):
 
 
 class Segment(ctypes.Structure):
-    """ft_segment."""
+    """The structure ft_segment."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("keys", "values")),
@@ -50,7 +50,7 @@ class Segment(ctypes.Structure):
 
 
 class Job(ctypes.Structure):
-    """ft_job."""
+    """The structure ft_job."""
 
     _fields_ = [
         *((name, c_int32) for name in ("nodes", "start", "base")),
@@ -62,7 +62,7 @@ class Job(ctypes.Structure):
 
 
 class Step(ctypes.Structure):
-    """ft_step."""
+    """The structure ft_step."""
 
     _fields_ = [
         ("jobs", POINTER(Job)),
@@ -80,7 +80,7 @@ class Step(ctypes.Structure):
 
 
 class Between(ctypes.Structure):
-    """ft_between."""
+    """The structure ft_between."""
 
     _fields_ = [
         *((name, c_int32) for name in ("after", "before")),
@@ -89,7 +89,7 @@ class Between(ctypes.Structure):
 
 
 class Following(ctypes.Structure):
-    """ft_following."""
+    """The structure ft_following."""
 
     _fields_ = [
         ("embeddings", POINTER(Matrix)),
@@ -101,7 +101,7 @@ class Following(ctypes.Structure):
 
 
 class Growth(ctypes.Structure):
-    """ft_growth."""
+    """The structure ft_growth."""
 
     _fields_ = [
         ("embeddings", POINTER(Matrix)),
@@ -116,15 +116,23 @@ class Growth(ctypes.Structure):
     ]
 
 
-def stored(
+def row_fields(
     keys: torch.Tensor, values: torch.Tensor, layers: int, kv_heads: int, width: int
 ) -> dict[str, int]:
-    """Fields of rows of keys and values (layers, KV, rows, D). Raises ValueError for others."""
-    shape = (layers, kv_heads, keys.shape[2], width)
-    fits = keys.shape == shape and values.shape == shape and keys.stride(2) == width
-    fits = fits and keys.stride() == values.stride() and keys.stride(3) == 1
-    if not fits or keys.dtype is not torch.bfloat16 or values.dtype is not torch.bfloat16:
-        raise ValueError(f"rows {tuple(keys.shape)} of {keys.dtype}: the library reads {shape}")
+    """The fields of rows of keys and values (layers, KV, rows, D). Raises ValueError for others."""
+    expected_shape = (layers, kv_heads, keys.shape[2], width)
+    has_right_layout = (
+        keys.shape == expected_shape and values.shape == expected_shape and keys.stride(2) == width
+    )
+    has_right_layout = has_right_layout and keys.stride() == values.stride() and keys.stride(3) == 1
+    if (
+        not has_right_layout
+        or keys.dtype is not torch.bfloat16
+        or values.dtype is not torch.bfloat16
+    ):
+        raise ValueError(
+            f"rows {tuple(keys.shape)} of {keys.dtype}: the library reads {expected_shape}"
+        )
     return {
         "keys": keys.data_ptr(),
         "values": values.data_ptr(),
@@ -133,23 +141,23 @@ def stored(
     }
 
 
-def seen(seen: torch.Tensor | None, nodes: int, rows: int) -> int | None:
-    """Where it lies which of so many rows each new node sees."""
-    return None if seen is None else placed(seen, (nodes, rows), torch.bool)
+def seen_address(seen: torch.Tensor | None, nodes: int, rows: int) -> int | None:
+    """The address of the marks by which each new node sees some of so many rows."""
+    return None if seen is None else checked_address(seen, (nodes, rows), torch.bool)
 
 
-def names(names: torch.Tensor | None, head: Matrix) -> int | None:
-    """Where the tokens lie that the outputs of a head's matrix are."""
-    return None if names is None else placed(names, (head.outputs,), torch.int64)
+def names_address(names: torch.Tensor | None, head: Matrix) -> int | None:
+    """The address of the tokens that the outputs of a head's matrix are."""
+    return None if names is None else checked_address(names, (head.outputs,), torch.int64)
 
 
-def opened() -> Any:
-    """The library, with these calls described. Raises LookupError, with the reason, where there is
-    none.
+def open_library() -> Any:
+    """Returns the library with these calls described. Raises LookupError, with the reason, where
+    there is none.
     """
-    lib = library.library()
-    lib.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
-    for name, more in (("follow", Following), ("grow", Growth), ("go_between", Between)):
-        call = getattr(lib, f"ft_{name}")
-        call.argtypes = [POINTER(Model), POINTER(Step), POINTER(more), c_int32]
-    return lib
+    c_library = library.load_kernels()
+    c_library.ft_forward.argtypes = [POINTER(Model), POINTER(Step), c_int32]
+    for name, extra_structure in (("follow", Following), ("grow", Growth), ("go_between", Between)):
+        c_function = getattr(c_library, f"ft_{name}")
+        c_function.argtypes = [POINTER(Model), POINTER(Step), POINTER(extra_structure), c_int32]
+    return c_library

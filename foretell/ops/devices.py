@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretell.errors import BadConfig, first_line
+from foretell.errors import BadConfig, first_message_line
 
 
 def check_device(device: str) -> None:
@@ -12,4 +12,6 @@ def check_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise BadConfig(f"device={device!r} cannot be used here: {first_line(error)}") from error
+        raise BadConfig(
+            f"device={device!r} cannot be used here: {first_message_line(error)}"
+        ) from error

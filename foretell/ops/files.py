@@ -16,39 +16,39 @@ CURE = "free some space or name another place"
 
 
 def cache_folder() -> Path:
-    """$FORETELL_CACHE, else the user's cache folder."""
-    if given := os.environ.get("FORETELL_CACHE"):
-        return Path(given)
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "foretell"
+    """The folder of foretell's cache: $FORETELL_CACHE, else the user's cache folder."""
+    if named_folder := os.environ.get("FORETELL_CACHE"):
+        return Path(named_folder)
+    cache_base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache_base) / "foretell"
 
 
 @contextmanager
-def whole(path: Path, cure: str = CURE) -> Iterator[Path]:
+def replace_file(path: Path, cure: str = CURE) -> Iterator[Path]:
     """Yields an empty file beside `path`, which takes its place when the block has ended.
 
     If the block raises, that file is removed and `path` stays as it was. Missing folders are made.
     Raises BadFile, which ends with the cure, where the system refuses to write (a full disk, a
     folder that is read-only); so no other file should be opened in the block.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    partial_file = path.with_name(f"{path.name}.{os.getpid()}.part")
     try:
         if path.is_dir():
             raise IsADirectoryError(None, "it is a folder")
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.touch()  # so that a wrong place is found out before the work
-        mode = part.stat().st_mode
-        yield part
-        part.chmod(mode)  # safetensors makes files that other users cannot read
-        os.replace(part, path)
+        partial_file.touch()  # so that a wrong place is found out before the work
+        file_mode = partial_file.stat().st_mode
+        yield partial_file
+        partial_file.chmod(file_mode)  # safetensors makes files that other users cannot read
+        os.replace(partial_file, path)
     except (OSError, SafetensorError) as error:
-        raise BadFile(f"{path}: cannot be written ({_reason(error)}); {cure}") from error
+        raise BadFile(f"{path}: cannot be written ({_failure_reason(error)}); {cure}") from error
     finally:
         with contextlib.suppress(OSError):  # where nothing can be written nothing is left either
-            part.unlink()
+            partial_file.unlink()
 
 
-def _reason(error: Exception) -> str:
+def _failure_reason(error: Exception) -> str:
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return str(error).rpartition("I/O error: ")[2]  # safetensors wraps what the system said
@@ -56,5 +56,5 @@ def _reason(error: Exception) -> str:
 
 def write_text(path: Path, text: str, cure: str = CURE) -> None:
     """Writes a UTF-8 text file, whole or not at all. Raises BadFile, which ends with the cure."""
-    with whole(path, cure) as part:
-        part.write_text(text, "utf-8")
+    with replace_file(path, cure) as partial_file:
+        partial_file.write_text(text, "utf-8")

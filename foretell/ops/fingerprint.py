@@ -8,23 +8,29 @@ from typing import Any
 
 
 def fingerprint(model: Any) -> dict[str, str]:
-    """Marks of its last norm, its tokens and its chat template, whatever its number format."""
-    told = {"norm": norm_mark(model)}
+    """Marks of a model's last norm, its tokens and its chat template, whatever its number
+    format.
+    """
+    model_marks = {"norm": norm_mark(model)}
     tokenizer = model.tokenizer
     if tokenizer is not None:
-        words = json.dumps(sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1]))
-        told["tokens"] = _hashed(words.encode())
-        told["template"] = _hashed(str(getattr(tokenizer, "chat_template", "") or "").encode())
-    return told
+        vocabulary_json = json.dumps(
+            sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
+        )
+        model_marks["tokens"] = _hash_bytes(vocabulary_json.encode())
+        model_marks["template"] = _hash_bytes(
+            str(getattr(tokenizer, "chat_template", "") or "").encode()
+        )
+    return model_marks
 
 
 def norm_mark(model: Any) -> str:
-    """The mark of its last norm; empty where its layers do not run one by one."""
-    loop = getattr(model, "loop", None)
-    if loop is None:
+    """The mark of a model's last norm; empty where its layers do not run one by one."""
+    layer_loop = getattr(model, "loop", None)
+    if layer_loop is None:
         return ""
-    return _hashed(loop.norm.weight.detach().float().cpu().numpy().tobytes())
+    return _hash_bytes(layer_loop.norm.weight.detach().float().cpu().numpy().tobytes())
 
 
-def _hashed(data: bytes) -> str:
+def _hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:16]

@@ -11,33 +11,33 @@ import torch.nn.functional as F
 
 from foretell.native import library
 from foretell.native import rows as native
-from foretell.ops.common_prefix import common
+from foretell.ops.common_prefix import shared_prefix_length
 
 MANY = 1 << 15  # entries of a block above which `best` looks for the best groups first
 FEW = 64  # entries of a row up to which the C library keeps them in order as it reads
 
 
-def firsts(rows: torch.Tensor) -> list[int]:
+def best_token_ids(rows: torch.Tensor) -> list[int]:
     """The best token of each row (n, V), ties to the lowest id.
 
     -1 where a row has none: it holds NaN, or nothing above -inf.
     """
     if rows.device.type != "cpu":
-        places = rows.argmax(-1)
-        best = rows.gather(-1, places[:, None])[:, 0]
-        tokens: list[int] = torch.where(best > -torch.inf, places, -1).tolist()
+        positions = rows.argmax(-1)
+        best_values = rows.gather(-1, positions[:, None])[:, 0]
+        tokens: list[int] = torch.where(best_values > -torch.inf, positions, -1).tolist()
         return tokens
     # On a CPU numpy is faster, and wakes no threads that would slow down the next forward. Its
     # argmax finds NaN first.
     values = rows.numpy()
     tokens = values.argmax(-1).tolist()
-    for i, token in enumerate(tokens):
-        if not values[i, token] > -np.inf:
-            tokens[i] = -1
+    for row_index, token in enumerate(tokens):
+        if not values[row_index, token] > -np.inf:
+            tokens[row_index] = -1
     return tokens
 
 
-def resized(row: torch.Tensor, width: int) -> torch.Tensor:
+def resize_row(row: torch.Tensor, width: int) -> torch.Tensor:
     """A row of logits (V,) cut to `width` tokens, or filled up with impossible ones.
 
     Related models pad their vocabularies to different sizes.
@@ -45,9 +45,9 @@ def resized(row: torch.Tensor, width: int) -> torch.Tensor:
     return F.pad(row[:width], (0, max(0, width - len(row))), value=-torch.inf)
 
 
-def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """Memory without NaN, which no mask would hide. On a CPU its pages are not touched before they
-    are used.
+def zero_memory(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Allocates memory without NaN, which no mask would hide. On a CPU its pages are not touched
+    before they are used.
     """
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -56,70 +56,78 @@ def zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> t
     )
 
 
-def best(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+def best_logits(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `k` largest of every row of (N, V), best first, and where they stand: (N, min(k, V))
     each. Which of equal values come first is not said.
     """
-    if 0 < k <= FEW and in_library(rows):
-        return native.best(rows, min(k, rows.shape[1]))
+    if 0 < k <= FEW and reads_in_library(rows):
+        return native.best_logits(rows, min(k, rows.shape[1]))
     return _best_by_torch(rows, k)
 
 
 def best_and_log_sums(
-    rows: torch.Tensor, k: int
+    rows: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`best`, and the logs of the rows' sums of exponentials (N,)."""
-    if 0 < k <= FEW and in_library(rows):
+    """Returns `best_logits`, and the logs of the rows' sums of exponentials (N,)."""
+    if 0 < count <= FEW and reads_in_library(rows):
         log_sums = torch.empty(len(rows))
-        return *native.best(rows, min(k, rows.shape[1]), log_sums), log_sums
-    return *_best_by_torch(rows, k), rows.logsumexp(-1)
+        return *native.best_logits(rows, min(count, rows.shape[1]), log_sums), log_sums
+    return *_best_by_torch(rows, count), rows.logsumexp(-1)
 
 
-def likeliest(scores: torch.Tensor) -> tuple[int, float]:
-    """The best token of a row (V,), and its chance under the row's softmax: NaN where it has no
-    law.
+def likeliest_token(scores: torch.Tensor) -> tuple[int, float]:
+    """The best token of a row (V,), and its probability under the row's softmax: NaN where it has
+    none.
     """
-    values, places, log_sums = best_and_log_sums(scores[None], 1)
-    return int(places), math.exp(float(values) - float(log_sums))
+    values, positions, log_sums = best_and_log_sums(scores[None], 1)
+    return int(positions), math.exp(float(values) - float(log_sums))
 
 
-def masked(scores: torch.Tensor, allowed: torch.Tensor) -> torch.Tensor:
-    """Scores (V,), and -inf in the place of those that `allowed`, bool (V,), leaves out."""
-    fits = allowed.dtype is torch.bool and allowed.shape == scores.shape  # else torch says so
-    if fits and allowed.device.type == "cpu" and in_library(scores[None]):
-        return native.masked(scores, allowed.contiguous())
-    return scores.where(allowed.to(scores.device), -math.inf)
+def mask_scores(scores: torch.Tensor, allowed_mask: torch.Tensor) -> torch.Tensor:
+    """Returns scores (V,), with -inf for the tokens that `allowed_mask`, bool (V,), leaves out."""
+    mask_fits = (
+        allowed_mask.dtype is torch.bool and allowed_mask.shape == scores.shape
+    )  # else torch says so
+    if mask_fits and allowed_mask.device.type == "cpu" and reads_in_library(scores[None]):
+        return native.mask_logits(scores, allowed_mask.contiguous())
+    return scores.where(allowed_mask.to(scores.device), -math.inf)
 
 
-def in_library(rows: torch.Tensor) -> bool:
+def reads_in_library(rows: torch.Tensor) -> bool:
     """Whether the C library reads these rows (N, V) as they lie."""
     return (
         rows.dtype is torch.float32
         and rows.device.type == "cpu"
         and rows.stride(1) == 1
         and not rows.requires_grad
-        and library.available()
+        and library.is_available()
     )
 
 
 def _best_by_torch(rows: torch.Tensor, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """They lie in the k groups of neighbours with the largest maxima, so that of a large block,
-    read once, only little is sorted.
+    """Looks in the k groups of neighbours with the largest maxima, so that of a large block, read
+    once, only little is sorted.
     """
-    count, width = rows.shape
-    group = 64 if width < 1 << 14 else 128
-    groups, rest = divmod(width, group)
-    if rows.numel() < MANY or k > groups:
-        values, places = rows.topk(min(k, width))
-        return values, places
-    even = rows[:, : width - rest].unflatten(1, (groups, group))
-    chosen = even.amax(-1).topk(k).indices
-    entries = even.gather(1, chosen[:, :, None].expand(-1, -1, group)).flatten(1)
-    if rest:  # the last group is shorter and always looked at
-        entries = torch.cat((entries, rows[:, width - rest :]), 1)
-        chosen = torch.cat((chosen, chosen.new_full((count, 1), groups)), 1)
-    values, places = entries.topk(k)
-    return values, chosen.gather(1, places // group) * group + places % group
+    row_count, width = rows.shape
+    group_size = 64 if width < 1 << 14 else 128
+    group_count, rest_width = divmod(width, group_size)
+    if rows.numel() < MANY or k > group_count:
+        values, positions = rows.topk(min(k, width))
+        return values, positions
+    grouped_rows = rows[:, : width - rest_width].unflatten(1, (group_count, group_size))
+    chosen_groups = grouped_rows.amax(-1).topk(k).indices
+    entries = grouped_rows.gather(1, chosen_groups[:, :, None].expand(-1, -1, group_size)).flatten(
+        1
+    )
+    if rest_width:  # the last group is shorter and always looked at
+        entries = torch.cat((entries, rows[:, width - rest_width :]), 1)
+        chosen_groups = torch.cat(
+            (chosen_groups, chosen_groups.new_full((row_count, 1), group_count)), 1
+        )
+    values, positions = entries.topk(k)
+    return values, chosen_groups.gather(
+        1, positions // group_size
+    ) * group_size + positions % group_size
 
 
 class Ids:
@@ -132,16 +140,16 @@ class Ids:
         self._ids = np.empty(0, np.int64)
         self._lock = threading.Lock()
 
-    def of(self, text: list[int]) -> torch.Tensor:
-        """(1, L) long, new each time."""
+    def ids_of(self, text: list[int]) -> torch.Tensor:
+        """Returns a text as a tensor (1, L), long, new each time."""
         with self._lock:
-            kept = common(self._text, text)
+            shared_count = shared_prefix_length(self._text, text)
             if len(text) > len(self._ids):
                 self._ids = np.resize(self._ids, 2 * len(text))
-            self._ids[kept : len(text)] = text[kept:]
+            self._ids[shared_count : len(text)] = text[shared_count:]
             self._text = text
             return torch.from_numpy(self._ids[None, : len(text)].copy())
 
     def __deepcopy__(self, memo: dict[int, object]) -> Ids:
-        """An empty one: it only remembers."""
+        """Returns an empty one: it only remembers."""
         return Ids()

@@ -29,7 +29,7 @@ SIZES = (
 )
 
 
-def rounded(n: int) -> int:
+def round_row_count(n: int) -> int:
     """The number of rows to compute where `n` are wanted.
 
     For every number of rows in a product of 16-bit numbers oneDNN makes a kernel, which takes about
@@ -39,7 +39,7 @@ def rounded(n: int) -> int:
     return next((size for size in SIZES if size >= n), -(-n // 256) * 256)
 
 
-def release(tensors: Iterable[torch.Tensor]) -> int:
+def release_pages(tensors: Iterable[torch.Tensor]) -> int:
     """Takes pages of a mapped file that hold these tensors, whose numbers nobody needs again, out
     of memory.
 
@@ -49,48 +49,50 @@ def release(tensors: Iterable[torch.Tensor]) -> int:
     """
     if sys.platform != "linux":
         return 0
-    wanted = []  # (begin, end) of pages that hold nothing else
+    page_ranges = []  # (begin, end) of pages that hold nothing else
     for tensor in tensors:
         if tensor.device.type == "cpu" and tensor.is_contiguous():
-            low = tensor.data_ptr()
-            begin = -(-low // mmap.PAGESIZE) * mmap.PAGESIZE
-            end = (low + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-            if begin < end:
-                wanted.append((begin, end))
-    if not wanted:
+            range_start = tensor.data_ptr()
+            page_start = -(-range_start // mmap.PAGESIZE) * mmap.PAGESIZE
+            page_end = (range_start + tensor.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+            if page_start < page_end:
+                page_ranges.append((page_start, page_end))
+    if not page_ranges:
         return 0
-    released = 0
+    released_bytes = 0
     libc = ctypes.CDLL(None)
-    for low, high in private_file_mappings():
-        for begin, end in wanted:
-            if low <= begin and end <= high:
-                size = end - begin
-                failed = libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(size), DONTNEED)
-                released += 0 if failed else size
-    return released
+    for range_start, range_end in private_file_mappings():
+        for page_start, page_end in page_ranges:
+            if range_start <= page_start and page_end <= range_end:
+                range_size = page_end - page_start
+                has_failed = libc.madvise(
+                    ctypes.c_void_p(page_start), ctypes.c_size_t(range_size), DONTNEED
+                )
+                released_bytes += 0 if has_failed else range_size
+    return released_bytes
 
 
-def spare(device: torch.device) -> int | None:
-    """Bytes of memory that this process may still take there; None where nothing tells.
+def spare_bytes(device: torch.device) -> int | None:
+    """Bytes of memory that this process may still take on a device; None where nothing tells.
 
     On a GPU what is free; else what the system could give, and no more than the limit of the
     control group that a container or a service runs in.
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    found = []
+    byte_limits = []
     with contextlib.suppress(OSError, ValueError):
         lines = (SYSTEM / "proc/meminfo").read_text("utf-8").splitlines()
-        told = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
-        found += [1024 * int(kilobytes) for kilobytes in told]
-    for limit, used in GROUPS:
+        kilobyte_counts = [line.split()[1] for line in lines if line.startswith("MemAvailable:")]
+        byte_limits += [1024 * int(kilobytes) for kilobytes in kilobyte_counts]
+    for limit_file, usage_file in GROUPS:
         with contextlib.suppress(OSError, ValueError):  # no such file, or "max": no limit
-            least = int((SYSTEM / limit).read_text("utf-8"))
-            found.append(least - int((SYSTEM / used).read_text("utf-8")))
-    return max(0, min(found)) if found else None
+            group_limit = int((SYSTEM / limit_file).read_text("utf-8"))
+            byte_limits.append(group_limit - int((SYSTEM / usage_file).read_text("utf-8")))
+    return max(0, min(byte_limits)) if byte_limits else None
 
 
-def trim() -> None:
+def trim_memory() -> None:
     """Gives memory that was freed back to the system, where its C library keeps some."""
     if sys.platform == "linux":
         with contextlib.suppress(AttributeError):  # not glibc
@@ -98,7 +100,7 @@ def trim() -> None:
 
 
 def large_pages(size: int) -> torch.Tensor | None:
-    """Memory of so many bytes, uint8 (size,), in large pages where the system has some to give.
+    """Allocates so many bytes, uint8 (size,), in large pages where the system has some to give.
 
     Pages of 4 kB cost a processor that reads hundreds of megabytes a step a tenth of its time. None
     where large ones cannot be asked for.
@@ -110,16 +112,16 @@ def large_pages(size: int) -> torch.Tensor | None:
         block.madvise(mmap.MADV_HUGEPAGE)
     except OSError:  # a kernel without large pages, or a limit of memory
         return None
-    whole = torch.frombuffer(block, dtype=torch.uint8)
-    begin = -whole.data_ptr() % LARGE_PAGE
-    return whole[begin : begin + size]
+    full_block = torch.frombuffer(block, dtype=torch.uint8)
+    aligned_start = -full_block.data_ptr() % LARGE_PAGE
+    return full_block[aligned_start : aligned_start + size]
 
 
 def private_file_mappings() -> Iterator[tuple[int, int]]:
-    """(begin, end) of the files' parts that this process has mapped for itself alone."""
+    """Yields (begin, end) of the files' parts that this process has mapped for itself alone."""
     for mapping in Path("/proc/self/maps").read_text("utf-8", "replace").splitlines():
         addresses, rights, _, _, inode, *_ = mapping.split(maxsplit=5)
         if inode == "0" or not rights.endswith("p"):
             continue  # of no file, or shared with another process
-        begin, end = addresses.split("-")
-        yield int(begin, 16), int(end, 16)
+        range_start, range_end = addresses.split("-")
+        yield int(range_start, 16), int(range_end, 16)

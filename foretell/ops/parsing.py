@@ -9,9 +9,9 @@ from typing import Any
 DEEP = "it is nested too deeply"
 
 
-def json_of(text: str | bytes) -> Any:
-    """The value that a text of JSON stands for. Raises JSONDecodeError, also where it is nested so
-    deeply that the parser gives up, and UnicodeDecodeError: ValueErrors both.
+def parse_json(text: str | bytes) -> Any:
+    """Parses a text of JSON. Raises JSONDecodeError, also where it is nested so deeply that the
+    parser gives up, and UnicodeDecodeError: ValueErrors both.
     """
     try:
         return json.loads(text)
@@ -19,8 +19,8 @@ def json_of(text: str | bytes) -> Any:
         raise json.JSONDecodeError(DEEP, "", 0) from error
 
 
-def toml_of(text: str) -> dict[str, Any]:
-    """The same of a text of TOML. Raises ValueError."""
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parses a text of TOML. Raises ValueError, also where it is nested too deeply."""
     try:
         return tomllib.loads(text)
     except RecursionError as error:

@@ -24,7 +24,7 @@ POSITIVE = 1e-9  # keeps A_LM above 0, so that any power of it is finite
 
 
 def gated_square(x: torch.Tensor) -> torch.Tensor:
-    """iSwiGLU: x times silu(x), never below 0."""
+    """Computes iSwiGLU: x times silu(x), never below 0."""
     return x * F.silu(x)
 
 
@@ -36,33 +36,37 @@ def curvature(
     coupling: torch.Tensor,
     coupling_bias: torch.Tensor,
 ) -> torch.Tensor:
-    """G (..., H, D, D) of what the residual units left of A (..., H, D, D).
+    """The metric G (..., H, D, D) of what the residual units left of A (..., H, D, D).
 
     It is computed in float32 at least: in float16 what keeps A_LM positive would be 0.
     """
-    wide = torch.promote_types(a_matrix.dtype, torch.float32)
-    parts = (a_matrix, weight, bias, power, coupling, coupling_bias)
-    a_matrix, weight, bias, power, coupling, coupling_bias = (part.to(wide) for part in parts)
-    positive = gated_square(weight @ a_matrix + bias) + POSITIVE
-    return coupling @ positive**power + coupling_bias
+    wide_dtype = torch.promote_types(a_matrix.dtype, torch.float32)
+    all_parts = (a_matrix, weight, bias, power, coupling, coupling_bias)
+    a_matrix, weight, bias, power, coupling, coupling_bias = (
+        part.to(wide_dtype) for part in all_parts
+    )
+    positive_matrix = gated_square(weight @ a_matrix + bias) + POSITIVE
+    return coupling @ positive_matrix**power + coupling_bias
 
 
-def spread(metrics: Sequence[torch.Tensor]) -> dict[str, float]:
-    """How far metrics (L, H, D, D) of several texts are from each other.
+def metric_spread(metrics: Sequence[torch.Tensor]) -> dict[str, float]:
+    """Measures how far metrics (L, H, D, D) of several texts are from each other.
 
     `rmse`: the root of the mean square distance from their mean, in parts of the root mean square
     of that; `determinant`: the largest relative difference of a head's determinant. Both are 0 for
     a metric that does not depend on the text.
     """
-    every = torch.stack([metric.double() for metric in metrics])
-    mean = every[0] + (every - every[:1]).mean(0)  # without rounding where all are the same
-    distance = (every - mean).square().mean().sqrt()
-    size = mean.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-    signs, logs = torch.linalg.slogdet(every)
-    apart = torch.expm1((logs - logs[:1]).abs())
-    apart = torch.where(signs == signs[:1], apart, torch.inf)
-    same = (every == every[:1]).flatten(-2).all(-1)  # of singular ones too
+    all_metrics = torch.stack([metric.double() for metric in metrics])
+    mean_metric = all_metrics[0] + (all_metrics - all_metrics[:1]).mean(
+        0
+    )  # without rounding where all are the same
+    distance = (all_metrics - mean_metric).square().mean().sqrt()
+    mean_size = mean_metric.square().mean().sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+    signs, logs = torch.linalg.slogdet(all_metrics)
+    determinant_gaps = torch.expm1((logs - logs[:1]).abs())
+    determinant_gaps = torch.where(signs == signs[:1], determinant_gaps, torch.inf)
+    is_same = (all_metrics == all_metrics[:1]).flatten(-2).all(-1)  # of singular ones too
     return {
-        "rmse": float(distance / size),
-        "determinant": float(torch.where(same, 0.0, apart).max()),
+        "rmse": float(distance / mean_size),
+        "determinant": float(torch.where(is_same, 0.0, determinant_gaps).max()),
     }

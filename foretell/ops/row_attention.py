@@ -7,11 +7,14 @@ does, under a mask: the same up to rounding, in the time that all rows take.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 
 from foretell.native import rows as library
-from foretell.ops.attention import Attention
+
+if TYPE_CHECKING:
+    from foretell.ops.attention import Attention
 
 
 @dataclass(frozen=True)
@@ -25,101 +28,124 @@ class Listed:
     page: int
     first: int
 
-    def read(self, rows: int) -> torch.Tensor:
-        """Which of so many rows, bool (H or KV, n, rows)."""
-        shape = (*self.lists.shape[:2], rows)
-        read = torch.zeros(shape, dtype=torch.bool, device=self.lists.device)
-        numbers = self.lists.long()[..., None] * self.page + torch.arange(
+    def mask_rows(self, rows: int) -> torch.Tensor:
+        """Marks which of so many rows are read, bool (H or KV, n, rows)."""
+        mask_shape = (*self.lists.shape[:2], rows)
+        row_mask = torch.zeros(mask_shape, dtype=torch.bool, device=self.lists.device)
+        row_numbers = self.lists.long()[..., None] * self.page + torch.arange(
             self.page, device=self.lists.device
         )
-        read.scatter_(-1, numbers.flatten(-2), True)
-        read[..., self.first :] = True
-        return read
+        row_mask.scatter_(-1, row_numbers.flatten(-2), True)
+        row_mask[..., self.first :] = True
+        return row_mask
 
 
-def attend_listed(asked: Attention, read: Listed | torch.Tensor) -> torch.Tensor:
-    """Attention of each query to those rows that it reads, of those that the mask shows it -> (n,
-    H, D). `read`: a list, or bool (H or KV, n, rows). Who reads nothing gets zeros.
+def attend_listed(attention: Attention, selection: Listed | torch.Tensor) -> torch.Tensor:
+    """Computes the attention of each query to those rows that it reads, of those that the mask
+    shows it -> (n, H, D). `selection`: a list, or bool (H or KV, n, rows). A query that reads
+    nothing gets zeros.
     """
-    if not _by_library(asked):
-        return listed_by_torch(asked, read)
-    rows = asked.q, asked.keys, asked.values, asked.scale, asked.mask
-    if isinstance(read, Listed):
-        out = library.read(*rows, lists=read.lists, page=read.page, first=read.first)
+    if not _suits_library(attention):
+        return listed_by_torch(attention, selection)
+    attention_inputs = (
+        attention.q,
+        attention.keys,
+        attention.values,
+        attention.scale,
+        attention.mask,
+    )
+    if isinstance(selection, Listed):
+        out = library.attend_rows(
+            *attention_inputs, lists=selection.lists, page=selection.page, first_row=selection.first
+        )
     else:
-        out = library.read(*rows, read=read)
-    return out.to(asked.q.dtype)
+        out = library.attend_rows(*attention_inputs, read_mask=selection)
+    return out.to(attention.q.dtype)
 
 
-def listed_by_torch(asked: Attention, read: Listed | torch.Tensor) -> torch.Tensor:
-    """The same by torch, which reads all rows."""
-    if isinstance(read, Listed):
-        read = read.read(asked.keys.shape[1])
-    if len(read) != len(asked.q):
-        read = read.repeat_interleave(len(asked.q) // len(read), 0)
-    hidden = torch.zeros(read.shape, dtype=asked.q.dtype, device=asked.q.device)
-    hidden = hidden.masked_fill(~read, -torch.inf)
-    if asked.mask is not None:
-        hidden = hidden + asked.mask
-    out = replace(asked, mask=hidden).whole()
-    nothing = (hidden == -torch.inf).all(-1)
-    return out.masked_fill(nothing.t()[..., None], 0)
+def listed_by_torch(attention: Attention, selection: Listed | torch.Tensor) -> torch.Tensor:
+    """Computes `attend_listed` by torch, which reads all rows."""
+    if isinstance(selection, Listed):
+        selection = selection.mask_rows(attention.keys.shape[1])
+    if len(selection) != len(attention.q):
+        selection = selection.repeat_interleave(len(attention.q) // len(selection), 0)
+    hidden_mask = torch.zeros(selection.shape, dtype=attention.q.dtype, device=attention.q.device)
+    hidden_mask = hidden_mask.masked_fill(~selection, -torch.inf)
+    if attention.mask is not None:
+        hidden_mask = hidden_mask + attention.mask
+    out = replace(attention, mask=hidden_mask).full_output()
+    reads_nothing = (hidden_mask == -torch.inf).all(-1)
+    return out.masked_fill(reads_nothing.t()[..., None], 0)
 
 
-def attend_all(asked: Attention) -> torch.Tensor:
-    """Attention to all rows that the mask shows -> (n, H, D); but for bfloat16 the ordinary one,
-    bit by bit.
+def attend_all(attention: Attention) -> torch.Tensor:
+    """Computes the attention to all rows that the mask shows -> (n, H, D); but for bfloat16 the
+    ordinary one, bit by bit.
     """
-    if asked.q.dtype is not torch.bfloat16 or not _by_library(asked):
-        return asked.whole()
-    out = library.read(asked.q, asked.keys, asked.values, asked.scale, asked.mask)
-    return out.to(asked.q.dtype)
+    if attention.q.dtype is not torch.bfloat16 or not _suits_library(attention):
+        return attention.full_output()
+    out = library.attend_rows(
+        attention.q, attention.keys, attention.values, attention.scale, attention.mask
+    )
+    return out.to(attention.q.dtype)
 
 
-def attend_noting(asked: Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ordinary attention (n, H, D), and what rows get of it (KV, n, rows), the mean over query
-    heads that share keys, in float32 or wider.
+def attend_noting(attention: Attention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes the ordinary attention (n, H, D), and the weights that rows get (KV, n, rows), the
+    mean over query heads that share keys, in float32 or wider.
     """
-    if not _by_library(asked):
-        return noting_by_torch(asked)
-    q, keys = asked.q, asked.keys
-    given = torch.empty(len(keys), q.shape[1], keys.shape[1])
-    out = library.read(q, keys, asked.values, asked.scale, asked.mask, weights=given)
-    return out.to(q.dtype), given
+    if not _suits_library(attention):
+        return noting_by_torch(attention)
+    q, keys = attention.q, attention.keys
+    row_weights = torch.empty(len(keys), q.shape[1], keys.shape[1])
+    out = library.attend_rows(
+        q, keys, attention.values, attention.scale, attention.mask, weights=row_weights
+    )
+    return out.to(q.dtype), row_weights
 
 
-def noting_by_torch(asked: Attention) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same by torch."""
-    weights = asked.weights()
-    heads, new, rows = weights.shape
-    grouped = weights.view(len(asked.keys), -1, new, rows)
-    given = grouped.mean(1, dtype=torch.promote_types(asked.q.dtype, torch.float32))
-    mixed = grouped.to(asked.values.dtype).flatten(1, 2) @ asked.values
-    return mixed.view(heads, new, -1).transpose(0, 1), given
+def noting_by_torch(attention: Attention) -> tuple[torch.Tensor, torch.Tensor]:
+    """Computes `attend_noting` by torch."""
+    weights = attention.weights()
+    heads, node_count, rows = weights.shape
+    grouped_weights = weights.view(len(attention.keys), -1, node_count, rows)
+    row_weights = grouped_weights.mean(
+        1, dtype=torch.promote_types(attention.q.dtype, torch.float32)
+    )
+    mixed_values = grouped_weights.to(attention.values.dtype).flatten(1, 2) @ attention.values
+    return mixed_values.view(heads, node_count, -1).transpose(0, 1), row_weights
 
 
-def products(q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
-    """q (H, n, D) with all rows of the key head that each shares, of keys (KV, rows, D) -> (H, n,
-    rows), in float32 or wider. They go to `out` where it is given, a part of the rows of a
-    contiguous tensor of that format.
+def query_products(
+    q: torch.Tensor, keys: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Multiplies q (H, n, D) with all rows of the key head that each shares, of keys (KV, rows, D)
+    -> (H, n, rows), in float32 or wider. The products go to `out` where it is given, a part of the
+    rows of a contiguous tensor of that format.
     """
-    if library.takes(keys) or library.lie_in_columns(keys):
-        return library.products(q, keys, out)
-    wide = torch.promote_types(q.dtype, torch.float32)
-    queries = q.to(wide).reshape(len(keys), -1, q.shape[-1])
-    found = (queries @ keys.to(wide).transpose(1, 2)).view(*q.shape[:2], -1)
-    return found if out is None else out.copy_(found)
+    if library.takes_rows(keys) or library.lie_in_columns(keys):
+        return library.key_products(q, keys, out)
+    wide_dtype = torch.promote_types(q.dtype, torch.float32)
+    grouped_queries = q.to(wide_dtype).reshape(len(keys), -1, q.shape[-1])
+    key_products = (grouped_queries @ keys.to(wide_dtype).transpose(1, 2)).view(*q.shape[:2], -1)
+    return key_products if out is None else out.copy_(key_products)
 
 
-def highest(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """The places of the `count` highest scores (..., rows), ascending; of equal ones the first."""
+def highest_positions(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The positions of the `count` highest scores (..., rows), ascending; of equal ones the
+    first.
+    """
     count = min(count, scores.shape[-1])
-    if scores.dtype is torch.float32 and library.takes(scores.view(1, -1, 1)):
-        return library.highest(scores, count)
-    order = scores.argsort(dim=-1, descending=True, stable=True)
-    return order[..., :count].sort(-1).values
+    if scores.dtype is torch.float32 and library.takes_rows(scores.view(1, -1, 1)):
+        return library.highest_positions(scores, count)
+    sorted_positions = scores.argsort(dim=-1, descending=True, stable=True)
+    return sorted_positions[..., :count].sort(-1).values
 
 
-def _by_library(asked: Attention) -> bool:
-    plain = asked.softcap is None and asked.sinks is None
-    return plain and asked.q.dtype is asked.keys.dtype and library.takes(asked.keys, asked.values)
+def _suits_library(attention: Attention) -> bool:
+    is_plain = attention.softcap is None and attention.sinks is None
+    return (
+        is_plain
+        and attention.q.dtype is attention.keys.dtype
+        and library.takes_rows(attention.keys, attention.values)
+    )

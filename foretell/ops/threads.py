@@ -21,43 +21,44 @@ _checked.count = True  # the main thread has its count before anybody can lower 
 
 
 def threads_here() -> int:
-    """How many threads torch computes with when this thread calls it.
+    """Returns how many threads torch computes with when this thread calls it.
 
     torch gives a thread that it has not met the count that was set last, in whatever thread. Where
     that is one that another thread has lowered for a moment, the count from before replaces it.
     """
-    count = torch.get_num_threads()
+    thread_count = torch.get_num_threads()
     if not getattr(_checked, "count", False):
         _checked.count = True
-        before = max(_lowered.copy().values(), default=count)
-        if count < before:
-            torch.set_num_threads(before)
-            return before
-    return count
+        earlier_count = max(_lowered.copy().values(), default=thread_count)
+        if thread_count < earlier_count:
+            torch.set_num_threads(earlier_count)
+            return earlier_count
+    return thread_count
 
 
 @contextmanager
 def torch_threads(n: int) -> Iterator[None]:
-    """Inside, torch computes with `n` threads when this thread calls it."""
-    before = torch.get_num_threads()
-    if before == n:
+    """Lets torch compute with `n` threads, inside, when this thread calls it."""
+    earlier_count = torch.get_num_threads()
+    if earlier_count == n:
         yield
         return
-    thread = threading.get_ident()
-    outermost = thread not in _lowered
-    if outermost:
-        _lowered[thread] = before
+    thread_id = threading.get_ident()
+    is_outermost = thread_id not in _lowered
+    if is_outermost:
+        _lowered[thread_id] = earlier_count
     torch.set_num_threads(n)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
-        if outermost:
-            del _lowered[thread]
+        torch.set_num_threads(earlier_count)
+        if is_outermost:
+            del _lowered[thread_id]
 
 
-def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """An engine's step without gradients, in which torch has one thread if an executor computes.
+def steady_step(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Runs an engine's step without gradients, in which torch has one thread if an executor
+    computes.
 
     Torch's threads would go on spinning after the smallest parallel operation, for some ten
     milliseconds, on the cores that the executor's forwards need, which made these up to twice as
@@ -69,9 +70,9 @@ def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def quiet(engine: Any) -> Any:
         if all(getattr(model, "executor", None) is None for model in engine.models.values()):
             return step(engine)
-        threads = torch.get_num_threads()
+        thread_count = torch.get_num_threads()
         for model in engine.models.values():
-            model.threads_wanted = threads
+            model.threads_wanted = thread_count
         with torch_threads(1):
             return step(engine)
 
@@ -79,7 +80,7 @@ def steady(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def one_at_a_time(forward: F) -> F:
-    """A model's forward for which a second thread waits until the first is through.
+    """Wraps a model's forward so that a second thread waits until the first is through.
 
     Models that share weights (a view and its `base`) take turns with one another as well.
     """

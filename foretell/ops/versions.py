@@ -46,35 +46,37 @@ class Table(Generic[K, V]):
         entry = self.entries.get(key)
         return entry.value if entry else None
 
-    def put(self, key: K, value: V) -> None:
-        overwritten = self.entries.pop(key, None)
-        if overwritten:
-            self._keep(key, overwritten)
+    def write_value(self, key: K, value: V) -> None:
+        old_entry = self.entries.pop(key, None)
+        if old_entry:
+            self._keep_for_snapshots(key, old_entry)
         elif len(self.entries) >= self.capacity:
-            self._keep(*self.entries.popitem(last=False))
+            self._keep_for_snapshots(*self.entries.popitem(last=False))
         self.entries[key] = Entry(value, self.version)
 
     def clear(self) -> None:
         while self.entries:
-            self._keep(*self.entries.popitem())
+            self._keep_for_snapshots(*self.entries.popitem())
 
     def snapshot(self) -> Snapshot[K, V]:
         """The table as it is now, for one reader."""
-        made = Snapshot(self, self.version)
-        self.snapshots = [ref for ref in self.snapshots if ref() is not None]
-        self.snapshots.append(weakref.ref(made))
+        new_snapshot = Snapshot(self, self.version)
+        self.snapshots = [
+            snapshot_ref for snapshot_ref in self.snapshots if snapshot_ref() is not None
+        ]
+        self.snapshots.append(weakref.ref(new_snapshot))
         self.version += 1
-        return made
+        return new_snapshot
 
-    def _keep(self, key: K, entry: Entry[V]) -> None:
+    def _keep_for_snapshots(self, key: K, entry: Entry[V]) -> None:
         """Keeps an entry that leaves the table for the snapshots that still see it."""
-        for ref in reversed(self.snapshots):  # the newest first
-            snapshot = ref()
+        for snapshot_ref in reversed(self.snapshots):  # the newest first
+            snapshot = snapshot_ref()
             if snapshot is None:
                 continue
             if snapshot.version < entry.version:
                 break
-            snapshot.kept[key] = entry.value
+            snapshot.saved_values[key] = entry.value
 
 
 class Snapshot(Generic[K, V]):
@@ -83,27 +85,30 @@ class Snapshot(Generic[K, V]):
     def __init__(self, table: Table[K, V], version: int):
         self.table = table
         self.version = version
-        self.kept: dict[K, V] = {}  # seen by this snapshot, but in the table no more
-        self.written: dict[K, V] = {}  # by its owner
+        self.saved_values: dict[K, V] = {}  # seen by this snapshot, but in the table no more
+        self.owner_values: dict[K, V] = {}  # by its owner
 
     def __deepcopy__(self, memo: dict[int, object]) -> Snapshot[K, V]:
         """A copy of its reader reads the same."""
         return self
 
     def get(self, key: K) -> V | None:
-        if key in self.written:
-            return self.written[key]
+        if key in self.owner_values:
+            return self.owner_values[key]
         entry = self.table.entries.get(key)
         if entry and entry.version <= self.version:
             return entry.value
-        return self.kept.get(key)
+        return self.saved_values.get(key)
 
     def update(self, key: K, change: Callable[[V | None], V]) -> None:
         """Replaces a value by what `change` makes of it.
 
-        In the table too, where it may be another one by now, then with a change of its own.
+        The table's value is replaced too; it may be another one by now, then with a change of its
+        own.
         """
-        seen, shared = self.get(key), self.table.get(key)
-        value = change(seen)
-        self.written[key] = value
-        self.table.put(key, value if shared is seen else change(shared))
+        seen_value, table_value = self.get(key), self.table.get(key)
+        changed_value = change(seen_value)
+        self.owner_values[key] = changed_value
+        self.table.write_value(
+            key, changed_value if table_value is seen_value else change(table_value)
+        )

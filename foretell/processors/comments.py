@@ -41,7 +41,7 @@ LOOKED_AT = 1000  # tokens of a row
 
 @dataclass(frozen=True)
 class Comments(Warper):
-    """With boost=0 it changes nothing."""
+    """The settings of comments; with boost=0 nothing changes."""
 
     boost: float = 50.0  # of the logits of comments and of spaces
 
@@ -53,7 +53,7 @@ class Comments(Warper):
     def off(self) -> bool:
         return not self.boost
 
-    def track(self, about: About) -> Blocks:
+    def start_track(self, about: About) -> Blocks:
         if about.text is None:
             raise BadConfig(
                 "comments: this model has no tokenizer, so its tokens have no text to be read; "
@@ -64,13 +64,13 @@ class Comments(Warper):
 
 @dataclass(frozen=True)
 class Place:
-    """How far the text was read behind a token, and what may follow."""
+    """The state of reading behind a token, and what may follow."""
 
-    start: int = 0  # of the detokenizer's window
-    read: int = 0
+    window_start: int = 0  # of the detokenizer's window
+    window_end: int = 0
     line: str = ""  # the last line, as far as it goes
-    opened: bool = False  # whether a block was opened that nothing stands in yet
-    inside: str = ""  # triple quotes of a docstring that are open
+    block_opened: bool = False  # whether a block was opened that nothing stands in yet
+    open_quotes: str = ""  # triple quotes of a docstring that are open
 
 
 class Blocks(Track):
@@ -83,35 +83,51 @@ class Blocks(Track):
         self.places = [Place()]  # before the text, and behind each token
         self.texts: dict[int, str] = {}  # of tokens that were looked at
 
-    def push(self, token: int) -> None:
-        place = self.places[-1]
-        *lines, rest = (place.line + self.reader.push([token])).split("\n")
+    def take_token(self, token: int) -> None:
+        current_place = self.places[-1]
+        *lines, unfinished_line = (current_place.line + self.reader.push([token])).split("\n")
         for line in lines:
-            place = behind(place, line)
+            current_place = read_line(current_place, line)
         reader = self.reader
-        self.places.append(replace(place, start=reader.start, read=reader.read, line=rest))
+        self.places.append(
+            replace(
+                current_place,
+                window_start=reader.start,
+                window_end=reader.read,
+                line=unfinished_line,
+            )
+        )
 
-    def cut(self, length: int) -> None:
+    def forget_behind(self, length: int) -> None:
         del self.places[length + 1 :], self.reader.tokens[length:]
-        self.reader.start, self.reader.read = self.places[-1].start, self.places[-1].read
+        self.reader.start, self.reader.read = (
+            self.places[-1].window_start,
+            self.places[-1].window_end,
+        )
 
-    def warped(self, scores: torch.Tensor) -> torch.Tensor:
-        place = self.places[-1]
-        if not place.opened or place.inside or place.line.strip():
+    def warp_scores(self, scores: torch.Tensor) -> torch.Tensor:
+        current_place = self.places[-1]
+        if (
+            not current_place.block_opened
+            or current_place.open_quotes
+            or current_place.line.strip()
+        ):
             return scores
-        best = scores.topk(min(LOOKED_AT, len(scores)))
-        tokens = [
+        best_scores = scores.topk(min(LOOKED_AT, len(scores)))
+        comment_tokens = [
             token
-            for token, score in zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            if score > -math.inf and self.fits(token)
+            for token, score in zip(
+                best_scores.indices.tolist(), best_scores.values.tolist(), strict=True
+            )
+            if score > -math.inf and self.begins_comment(token)
         ]
-        if not any("#" in self.texts[token] for token in tokens):
+        if not any("#" in self.texts[token] for token in comment_tokens):
             return scores
-        warped = scores.clone()
-        warped[tokens] += self.boost
-        return warped
+        changed_scores = scores.clone()
+        changed_scores[comment_tokens] += self.boost
+        return changed_scores
 
-    def fits(self, token: int) -> bool:
+    def begins_comment(self, token: int) -> bool:
         """Whether a token begins a comment, or is spaces that one may follow."""
         if token not in self.texts:
             self.texts[token] = self.reader.decode([token])
@@ -119,14 +135,14 @@ class Blocks(Track):
         return text.startswith("#") or (not text and bool(self.texts[token]))
 
 
-def behind(place: Place, line: str) -> Place:
-    """What may follow behind a whole line."""
-    if place.inside:
-        return replace(place, inside="" if place.inside in line else place.inside)
+def read_line(place: Place, line: str) -> Place:
+    """Returns the state behind a full line."""
+    if place.open_quotes:
+        return replace(place, open_quotes="" if place.open_quotes in line else place.open_quotes)
     if not line.strip():
         return place
-    quotes = QUOTES.match(line) if place.opened else None
-    if quotes:
-        closed = quotes[1] in line[quotes.end() :]
-        return replace(place, inside="" if closed else quotes[1])
-    return replace(place, opened=OPENS.fullmatch(line) is not None)
+    quote_match = QUOTES.match(line) if place.block_opened else None
+    if quote_match:
+        is_closed = quote_match[1] in line[quote_match.end() :]
+        return replace(place, open_quotes="" if is_closed else quote_match[1])
+    return replace(place, block_opened=OPENS.fullmatch(line) is not None)

@@ -22,50 +22,52 @@ PARTS = re.compile(
 )
 
 
-def symbols(line: str, inside: str = "") -> tuple[tuple[str, ...], str]:
+def lex_line(line: str, open_quotes: str = "") -> tuple[tuple[str, ...], str]:
     """The symbols of a line, and the triple quotes that it leaves open.
 
     Keywords and operators stand for themselves; names, numbers, strings, comments and what stands
-    in square brackets are one symbol each. `inside`: the triple quotes that the lines before left
-    open; a line of such a text stands for itself, so that only the same text is the same line.
+    in square brackets are one symbol each. `open_quotes`: the triple quotes that the lines before
+    left open; a line of such a text stands for itself, so that only the same text is the same line.
     """
-    found: list[str] = []
-    place = 0
-    if inside:
-        end = line.find(inside)
-        if end < 0:
-            return (line.strip(),), inside
-        found.append(line[:end].strip())
-        place = end + len(inside)
-    while place < len(line):
-        part = PARTS.match(line, place)
-        assert part is not None, "every letter is a part"
-        kind = part.lastgroup
-        place = part.end()
-        if kind == "triple":
-            found.append(STRING)
-            end = line.find(part["triple"], place)
-            if end < 0:
-                return _with_lists(found), part["triple"]
-            place = end + 3
-        elif kind == "name":
-            found.append(part[0] if keyword.iskeyword(part[0]) else NAME)
-        elif kind == "operator":
-            found.append(part[0])
-        elif kind != "space":
-            found.append({"comment": COMMENT, "string": STRING, "number": NUMBER}[str(kind)])
-    return _with_lists(found), ""
+    line_symbols: list[str] = []
+    position = 0
+    if open_quotes:
+        quote_end = line.find(open_quotes)
+        if quote_end < 0:
+            return (line.strip(),), open_quotes
+        line_symbols.append(line[:quote_end].strip())
+        position = quote_end + len(open_quotes)
+    while position < len(line):
+        lexed_part = PARTS.match(line, position)
+        assert lexed_part is not None, "every letter is a part"
+        part_kind = lexed_part.lastgroup
+        position = lexed_part.end()
+        if part_kind == "triple":
+            line_symbols.append(STRING)
+            quote_end = line.find(lexed_part["triple"], position)
+            if quote_end < 0:
+                return _collapse_lists(line_symbols), lexed_part["triple"]
+            position = quote_end + 3
+        elif part_kind == "name":
+            line_symbols.append(lexed_part[0] if keyword.iskeyword(lexed_part[0]) else NAME)
+        elif part_kind == "operator":
+            line_symbols.append(lexed_part[0])
+        elif part_kind != "space":
+            line_symbols.append(
+                {"comment": COMMENT, "string": STRING, "number": NUMBER}[str(part_kind)]
+            )
+    return _collapse_lists(line_symbols), ""
 
 
-def _with_lists(found: list[str]) -> tuple[str, ...]:
-    """The same with what stands in square brackets as one symbol."""
-    made: list[str] = []
-    opened: list[int] = []
-    for symbol in found:
+def _collapse_lists(line_symbols: list[str]) -> tuple[str, ...]:
+    """Replaces what stands in square brackets by one symbol."""
+    collapsed_symbols: list[str] = []
+    opening_positions: list[int] = []
+    for symbol in line_symbols:
         if symbol == "[":
-            opened.append(len(made))
-        if symbol == "]" and opened:
-            made[opened.pop() :] = [LIST]
+            opening_positions.append(len(collapsed_symbols))
+        if symbol == "]" and opening_positions:
+            collapsed_symbols[opening_positions.pop() :] = [LIST]
         else:
-            made.append(symbol)
-    return tuple(made)
+            collapsed_symbols.append(symbol)
+    return tuple(collapsed_symbols)

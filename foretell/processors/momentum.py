@@ -40,7 +40,7 @@ SMALL = 1e-3  # a score below which its logarithm is continued by a straight lin
 
 @dataclass(frozen=True)
 class Momentum(Warper):
-    """With alpha=0 it changes nothing."""
+    """The settings of momentum decoding; with alpha=0 nothing changes."""
 
     alpha: float = 0.2  # chance that each unit of resistance takes off
     k: int = 5  # best tokens that are compared
@@ -51,75 +51,81 @@ class Momentum(Warper):
             raise BadConfig.field("momentum:alpha", self.alpha, "between 0 and 100")
         if not 1 <= self.k <= 1_000_000:
             raise BadConfig.field("momentum:k", self.k, "between 1 and 1000000")
-        whole = all(0 <= f <= 1000 for f in self.resistance)
-        if not 2 <= len(self.resistance) <= 64 or not whole:
-            allowed = "2 to 64 whole numbers from 0 to 1000, the first for tokens that are new"
-            raise BadConfig.field("momentum:resistance", self.resistance, allowed)
+        in_range = all(0 <= f <= 1000 for f in self.resistance)
+        if not 2 <= len(self.resistance) <= 64 or not in_range:
+            expected = "2 to 64 whole numbers from 0 to 1000, the first for tokens that are new"
+            raise BadConfig.field("momentum:resistance", self.resistance, expected)
 
     @property
     def off(self) -> bool:
         return not self.alpha or not any(self.resistance)
 
-    def track(self, about: About) -> Grams:
+    def start_track(self, about: About) -> Grams:
         return Grams(self)
 
 
 class Grams(Track):
-    """The n-grams of a text, each with the place where it first ended."""
+    """The n-grams of a text, and those that ended first at each of its positions."""
 
     def __init__(self, config: Momentum):
         super().__init__()
         self.config = config
-        self.longest = len(config.resistance) - 1
-        self.known: set[tuple[int, ...]] = set()
-        self.first: list[list[tuple[int, ...]]] = []  # of each place, those that came first there
+        self.max_length = len(config.resistance) - 1
+        self.known_grams: set[tuple[int, ...]] = set()
+        self.new_grams: list[
+            list[tuple[int, ...]]
+        ] = []  # of each place, those that came first there
 
-    def push(self, token: int) -> None:
+    def take_token(self, token: int) -> None:
         path = self.path
-        fresh = []
-        for n in range(1, min(self.longest, len(path)) + 1):
-            gram = tuple(path[-n:])
-            if gram not in self.known:
-                fresh.append(gram)
-        self.known.update(fresh)
-        self.first.append(fresh)
+        fresh_grams = []
+        for gram_length in range(1, min(self.max_length, len(path)) + 1):
+            gram = tuple(path[-gram_length:])
+            if gram not in self.known_grams:
+                fresh_grams.append(gram)
+        self.known_grams.update(fresh_grams)
+        self.new_grams.append(fresh_grams)
 
-    def cut(self, length: int) -> None:
-        for grams in self.first[length:]:
-            self.known.difference_update(grams)
-        del self.first[length:]
+    def forget_behind(self, length: int) -> None:
+        for grams in self.new_grams[length:]:
+            self.known_grams.difference_update(grams)
+        del self.new_grams[length:]
 
-    def repeated(self, token: int) -> int:
-        """r of a token behind the path."""
-        r = 0
-        for n in range(1, min(self.longest, len(self.path) + 1) + 1):
-            if (*self.path[len(self.path) + 1 - n :], token) not in self.known:
+    def repeat_length(self, token: int) -> int:
+        """Returns r of a token behind the path: the length of the longest n-gram it would
+        repeat.
+        """
+        repeated_length = 0
+        for gram_length in range(1, min(self.max_length, len(self.path) + 1) + 1):
+            if (*self.path[len(self.path) + 1 - gram_length :], token) not in self.known_grams:
                 break
-            r = n
-        return r
+            repeated_length = gram_length
+        return repeated_length
 
-    def warped(self, scores: torch.Tensor) -> torch.Tensor:
+    def warp_scores(self, scores: torch.Tensor) -> torch.Tensor:
         values, places, log_sums = best_and_log_sums(scores[None], self.config.k)
-        ranked = zip(places[0].tolist(), values[0].tolist(), strict=True)
-        chosen = {token: score for token, score in ranked if score > -math.inf}
-        lost = [self.config.resistance[self.repeated(token)] for token in chosen]
-        if not any(lost):
+        ranked_tokens = zip(places[0].tolist(), values[0].tolist(), strict=True)
+        best_scores = {token: score for token, score in ranked_tokens if score > -math.inf}
+        resistances = [self.config.resistance[self.repeat_length(token)] for token in best_scores]
+        if not any(resistances):
             return scores
-        total = float(log_sums)
-        left = [
-            in_order(math.exp(score - total) - self.config.alpha * resistance)
-            for score, resistance in zip(chosen.values(), lost, strict=True)
+        log_sum = float(log_sums)
+        resisted_scores = [
+            continued_log(math.exp(score - log_sum) - self.config.alpha * resistance)
+            for score, resistance in zip(best_scores.values(), resistances, strict=True)
         ]
         # The others keep their distances to the last of the k, and come below the lowest.
-        last = min(chosen.values()) - total
-        warped = scores + (min(0, min(left) - last) - total)
-        warped[list(chosen)] = torch.tensor(left, dtype=warped.dtype, device=warped.device)
-        return warped
+        lowest_score = min(best_scores.values()) - log_sum
+        changed_scores = scores + (min(0, min(resisted_scores) - lowest_score) - log_sum)
+        changed_scores[list(best_scores)] = torch.tensor(
+            resisted_scores, dtype=changed_scores.dtype, device=changed_scores.device
+        )
+        return changed_scores
 
 
-def in_order(score: float) -> float:
-    """The logarithm of a score, which goes on in a straight line where this is small or negative:
-    a finite number, in the same order as the score.
+def continued_log(score: float) -> float:
+    """Returns the logarithm of a score, which goes on in a straight line where this is small or
+    negative: a finite number, in the same order as the score.
     """
     if score < SMALL:
         return math.log(SMALL) + (score - SMALL) / SMALL

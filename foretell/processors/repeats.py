@@ -19,45 +19,48 @@ class Repeats:
         self.hashes = [0]  # of the first n elements
         self.powers = [1]
 
-    def push(self, item: int) -> None:
+    def append_item(self, item: int) -> None:
         self.places.setdefault(item, []).append(len(self.items))
         self.items.append(item)
         self.hashes.append((self.hashes[-1] * BASE + item + 1) % PRIME)
         if len(self.powers) < len(self.hashes):
             self.powers.append(self.powers[-1] * BASE % PRIME)
 
-    def cut(self, length: int) -> None:
+    def cut_items(self, length: int) -> None:
         """Keeps the first elements."""
         for item in reversed(self.items[length:]):
             self.places[item].pop()
         del self.items[length:], self.hashes[length + 1 :]
 
-    def found(self) -> tuple[int, int]:
-        """(length of the shortest stretch that the list ends with at least twice in a row, how
-        often it stands before the last one); (0, 0): there is none.
+    def find_repeat(self) -> tuple[int, int]:
+        """Returns (length of the shortest stretch that the list ends with at least twice in a row,
+        how often it stands before the last one); (0, 0): there is none.
         """
-        end = len(self.items)
-        if not end:
+        item_count = len(self.items)
+        if not item_count:
             return 0, 0
-        for place in reversed(self.places[self.items[-1]][:-1]):
-            length = end - 1 - place
-            if 2 * length > end:
+        for earlier_position in reversed(self.places[self.items[-1]][:-1]):
+            length = item_count - 1 - earlier_position
+            if 2 * length > item_count:
                 break
-            times = self._times(length)
-            if times:
-                return length, times
+            repeat_count = self._count_repeats(length)
+            if repeat_count:
+                return length, repeat_count
         return 0, 0
 
-    def _times(self, length: int) -> int:
-        """How often the last `length` elements stand before themselves."""
-        end = len(self.items)
-        last = self._hash(end - length, end)
-        times = 0
-        start = end - 2 * length
-        while start >= 0 and self._hash(start, start + length) == last:
-            times += 1
-            start -= length
-        return times
+    def _count_repeats(self, length: int) -> int:
+        """Counts how often the last `length` elements stand right before themselves."""
+        item_count = len(self.items)
+        stretch_hash = self._stretch_hash(item_count - length, item_count)
+        repeat_count = 0
+        stretch_start = item_count - 2 * length
+        while (
+            stretch_start >= 0
+            and self._stretch_hash(stretch_start, stretch_start + length) == stretch_hash
+        ):
+            repeat_count += 1
+            stretch_start -= length
+        return repeat_count
 
-    def _hash(self, start: int, end: int) -> int:
+    def _stretch_hash(self, start: int, end: int) -> int:
         return (self.hashes[end] - self.hashes[start] * self.powers[end - start]) % PRIME

@@ -38,7 +38,7 @@ import torch
 from foretell.core.processor import About, Track, Warper
 from foretell.core.text import Detokenizer
 from foretell.errors import BadConfig
-from foretell.processors.lexing import STARTERS, symbols
+from foretell.processors.lexing import STARTERS, lex_line
 from foretell.processors.repeats import Repeats
 
 LARGEST = 14.0  # logarithm of what an end's height is multiplied by at most
@@ -46,7 +46,7 @@ LARGEST = 14.0  # logarithm of what an end's height is multiplied by at most
 
 @dataclass(frozen=True)
 class Rpg(Warper):
-    """With decay=1 and boost=1 it changes nothing."""
+    """The settings of the penalty; with decay=1 and boost=1 nothing changes."""
 
     decay: float = 0.9  # of the critical token's height, for each round
     boost: float = 0.8  # what the heights of ends are divided by, for each round
@@ -63,7 +63,7 @@ class Rpg(Warper):
     def off(self) -> bool:
         return self.decay == 1 and self.boost == 1
 
-    def track(self, about: About) -> Rounds:
+    def start_track(self, about: About) -> Rounds:
         if about.text is None:
             raise BadConfig(
                 "rpg: this model has no tokenizer, so its tokens have no text to be lexed; "
@@ -74,14 +74,14 @@ class Rpg(Warper):
 
 @dataclass(slots=True)
 class Place:
-    """How far the text was read before a token."""
+    """The state of reading before a token."""
 
-    start: int  # of the detokenizer's window
-    read: int
+    window_start: int  # of the detokenizer's window
+    window_end: int
     line: str  # of the last line, as far as it goes
-    inside: str  # triple quotes that are open
-    begun: int  # the output's token that brought the first letter of that line; -1: none has
-    lines: int
+    open_quotes: str  # triple quotes that are open
+    first_token: int  # the output's token that brought the first letter of that line; -1: none has
+    line_count: int
 
 
 class Rounds(Track):
@@ -94,74 +94,87 @@ class Rounds(Track):
         self.reader = reader
         self.tokens = Repeats()  # of the output
         self.lines = Repeats()  # numbers of lines' symbols
-        self.starts: list[int] = []  # of each line, as `Place.begun`
+        self.line_starts: list[int] = []  # of each line, as `Place.begun`
         self.numbers: dict[tuple[str, ...], int] = {}
         self.place = Place(0, 0, "", "", -1, 0)
-        self.before: list[Place] = []  # each token of the output
+        self.places_before: list[Place] = []  # each token of the output
 
-    def push(self, token: int) -> None:
+    def take_token(self, token: int) -> None:
         if len(self.path) <= self.about.prompt:
             return
-        self.before.append(self.place)
-        text = self.place.line + self.reader.push([token])
-        inside, begun = self.place.inside, self.place.begun
-        here = len(self.tokens.items)
-        self.tokens.push(token)
-        *lines, rest = text.split("\n")
+        self.places_before.append(self.place)
+        unread_text = self.place.line + self.reader.push([token])
+        open_quotes, first_token = self.place.open_quotes, self.place.first_token
+        token_count = len(self.tokens.items)
+        self.tokens.append_item(token)
+        *lines, unfinished_line = unread_text.split("\n")
         for line in lines:
             if line.strip():
-                found, inside = symbols(line, inside)
-                self.lines.push(self.numbers.setdefault(found, len(self.numbers)))
-                self.starts.append(here if begun < 0 else begun)
-            begun = -1
-        if begun < 0 and rest.strip():
-            begun = here
+                line_symbols, open_quotes = lex_line(line, open_quotes)
+                self.lines.append_item(self.numbers.setdefault(line_symbols, len(self.numbers)))
+                self.line_starts.append(token_count if first_token < 0 else first_token)
+            first_token = -1
+        if first_token < 0 and unfinished_line.strip():
+            first_token = token_count
         reader = self.reader
-        self.place = Place(reader.start, reader.read, rest, inside, begun, len(self.starts))
+        self.place = Place(
+            reader.start,
+            reader.read,
+            unfinished_line,
+            open_quotes,
+            first_token,
+            len(self.line_starts),
+        )
 
-    def cut(self, length: int) -> None:
-        kept = max(0, length - self.about.prompt)
-        if kept < len(self.before):
-            self.place = self.before[kept]
-            self.reader.start, self.reader.read = self.place.start, self.place.read
-            self.tokens.cut(kept)
-            self.lines.cut(self.place.lines)
-            del self.before[kept:], self.starts[self.place.lines :], self.reader.tokens[kept:]
+    def forget_behind(self, length: int) -> None:
+        kept_count = max(0, length - self.about.prompt)
+        if kept_count < len(self.places_before):
+            self.place = self.places_before[kept_count]
+            self.reader.start, self.reader.read = self.place.window_start, self.place.window_end
+            self.tokens.cut_items(kept_count)
+            self.lines.cut_items(self.place.line_count)
+            del (
+                self.places_before[kept_count:],
+                self.line_starts[self.place.line_count :],
+                self.reader.tokens[kept_count:],
+            )
 
-    def critical(self) -> dict[int, int]:
+    def critical_tokens(self) -> dict[int, int]:
         """The tokens that would begin another round, with the rounds there are before the last;
         the one that counts for ends comes last.
         """
-        found: dict[int, int] = {}
-        length, times = self.tokens.found()
-        if times > self.config.grace:
-            found[self.tokens.items[-length]] = times - self.config.grace
-        if self.place.begun < 0:
-            length, times = self.lines.found()
-            if times > self.config.grace:
-                token = self.tokens.items[self.starts[-length]]
-                found[token] = max(found.pop(token, 0), times - self.config.grace)
-        return found
+        round_counts: dict[int, int] = {}
+        length, repeat_count = self.tokens.find_repeat()
+        if repeat_count > self.config.grace:
+            round_counts[self.tokens.items[-length]] = repeat_count - self.config.grace
+        if self.place.first_token < 0:
+            length, repeat_count = self.lines.find_repeat()
+            if repeat_count > self.config.grace:
+                token = self.tokens.items[self.line_starts[-length]]
+                round_counts[token] = max(
+                    round_counts.pop(token, 0), repeat_count - self.config.grace
+                )
+        return round_counts
 
-    def warped(self, scores: torch.Tensor) -> torch.Tensor:
-        found = self.critical()
-        if not found:
+    def warp_scores(self, scores: torch.Tensor) -> torch.Tensor:
+        round_counts = self.critical_tokens()
+        if not round_counts:
             return scores
-        possible = scores[scores > -torch.inf]
-        middle = possible.median() if len(possible) else scores.new_zeros(())
-        warped = scores.clone()
-        for token, times in found.items():
-            height = (scores[token] - middle).clamp(min=0)
-            warped[token] -= (1 - self.config.decay**times) * height
+        possible_scores = scores[scores > -torch.inf]
+        median_score = possible_scores.median() if len(possible_scores) else scores.new_zeros(())
+        changed_scores = scores.clone()
+        for token, round_count in round_counts.items():
+            height = (scores[token] - median_score).clamp(min=0)
+            changed_scores[token] -= (1 - self.config.decay**round_count) * height
         if self.begins_statement(token):
-            factor = math.expm1(min(-times * math.log(self.config.boost), LARGEST))
+            end_factor = math.expm1(min(-round_count * math.log(self.config.boost), LARGEST))
             for end in self.about.ends:
-                height = (scores[end] - middle).clamp(min=0)
-                warped[end] += factor * height
-        return warped
+                height = (scores[end] - median_score).clamp(min=0)
+                changed_scores[end] += end_factor * height
+        return changed_scores
 
     def begins_statement(self, token: int) -> bool:
         assert self.about.text is not None
-        text = self.about.text([token])
-        word = text.strip()
-        return "\n" in text or word in STARTERS or word.startswith("#")
+        token_text = self.about.text([token])
+        stripped_text = token_text.strip()
+        return "\n" in token_text or stripped_text in STARTERS or stripped_text.startswith("#")

@@ -1,5 +1,5 @@
 """Rewards, one a file: what tells good texts from bad ones."""
 
-from foretell.lazy import submodules
+from foretell.lazy import lazy_submodules
 
-__getattr__ = submodules(__name__)
+__getattr__ = lazy_submodules(__name__)

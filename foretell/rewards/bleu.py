@@ -44,70 +44,74 @@ SPLITS = (
 
 @dataclass(frozen=True)
 class Bleu(Reward):
-    """Texts."""
+    """The reward's reference texts."""
 
     # Divided by lines of `---`; a spec names a file, references=@FILE. None: the other texts.
     references: Written = ""
 
     def __post_init__(self) -> None:
-        if self.references and not all(part.strip() for part in divided(self.references)):
+        if self.references and not all(part.strip() for part in split_references(self.references)):
             raise BadConfig(
                 "bleu:references: one of them is empty; leave no empty text between ---"
             )
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
         if self.references:
-            given = divided(self.references)
-            return [bleu(text, given) for text in texts]
-        found = []
-        for place, text in enumerate(texts):
-            others = [other for i, other in enumerate(texts) if i != place]
-            found.append(bleu(text, others) if others else 0.0)
-        return found
+            reference_texts = split_references(self.references)
+            return [bleu_score(text, reference_texts) for text in texts]
+        text_scores = []
+        for position, text in enumerate(texts):
+            other_texts = [
+                other_text
+                for other_position, other_text in enumerate(texts)
+                if other_position != position
+            ]
+            text_scores.append(bleu_score(text, other_texts) if other_texts else 0.0)
+        return text_scores
 
 
-def divided(references: str) -> list[str]:
+def split_references(references: str) -> list[str]:
     return re.split(r"^---\s*$", references, flags=re.MULTILINE)
 
 
-def words(text: str) -> list[str]:
-    """The tokens of a text by mteval-v13a."""
-    for old, new in ENTITIES:
-        text = text.replace(old, new)
+def split_tokens(text: str) -> list[str]:
+    """Splits a text into tokens by mteval-v13a."""
+    for entity, replacement_text in ENTITIES:
+        text = text.replace(entity, replacement_text)
     if "&" in text:
-        for old, new in ESCAPED:
-            text = text.replace(old, new)
+        for entity, replacement_text in ESCAPED:
+            text = text.replace(entity, replacement_text)
     text = f" {text} "
     for pattern, replacement in SPLITS:
         text = pattern.sub(replacement, text)
     return text.split()
 
 
-def grams(tokens: Sequence[str]) -> Counter[tuple[str, ...]]:
-    """Every n-gram of a text, up to LONGEST, with how often it stands there."""
+def count_ngrams(tokens: Sequence[str]) -> Counter[tuple[str, ...]]:
+    """Counts how often each n-gram, up to LONGEST, stands in a text."""
     return Counter(
-        tuple(tokens[start : start + size])
-        for size in range(1, LONGEST + 1)
-        for start in range(len(tokens) - size + 1)
+        tuple(tokens[first_token : first_token + gram_length])
+        for gram_length in range(1, LONGEST + 1)
+        for first_token in range(len(tokens) - gram_length + 1)
     )
 
 
-def bleu(text: str, references: Sequence[str]) -> float:
-    """From 0 to 1; an empty text has 0."""
-    tokens = words(text)
+def bleu_score(text: str, references: Sequence[str]) -> float:
+    """The smoothed BLEU of a text, from 0 to 1; an empty text has 0."""
+    tokens = split_tokens(text)
     if not tokens:
         return 0.0
-    parts = [words(reference) for reference in references]
-    most: Counter[tuple[str, ...]] = Counter()
-    for part in parts:
-        most |= grams(part)
-    matched = [0] * LONGEST
-    for gram, count in (grams(tokens) & most).items():
-        matched[len(gram) - 1] += count
-    total = 0.0
-    for size, hits in enumerate(matched, 1):
-        possible = max(0, len(tokens) - size + 1)
-        total += math.log((hits + 1) / (possible + 1))
-    ratio = len(tokens) / max(1, min(map(len, parts), default=1))
-    penalty = 1.0 if ratio > 1 else math.exp(1 - 1 / ratio)
-    return penalty * math.exp(total / LONGEST)
+    reference_tokens = [split_tokens(reference) for reference in references]
+    reference_counts: Counter[tuple[str, ...]] = Counter()
+    for tokens_of_reference in reference_tokens:
+        reference_counts |= count_ngrams(tokens_of_reference)
+    match_counts = [0] * LONGEST
+    for gram, count in (count_ngrams(tokens) & reference_counts).items():
+        match_counts[len(gram) - 1] += count
+    log_sum = 0.0
+    for gram_length, match_count in enumerate(match_counts, 1):
+        possible = max(0, len(tokens) - gram_length + 1)
+        log_sum += math.log((match_count + 1) / (possible + 1))
+    length_ratio = len(tokens) / max(1, min(map(len, reference_tokens), default=1))
+    brevity_penalty = 1.0 if length_ratio > 1 else math.exp(1 - 1 / length_ratio)
+    return brevity_penalty * math.exp(log_sum / LONGEST)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig
-from foretell.rewards.sandbox import Answer, FunctionCall, Limits, packed, run
+from foretell.rewards.sandbox import Answer, FunctionCall, Limits, pack_value, run_program
 
 CURE = 'write assert f(1) == 2 with literals, or {"call": "f", "args": [1], "expected": 2}'
 OPTIONS = {"call", "args", "kwargs", "expected", "tolerance"}
@@ -34,26 +34,26 @@ class Case:
 
     call: FunctionCall
     expected: Any
-    how: str = "equal"  # or "listed": tuples are as good as lists; "true": its truth counts
+    comparison: str = "equal"  # or "listed": tuples are as good as lists; "true": its truth counts
     tolerance: float = 0.0  # of a number
 
-    def holds(self, answer: Answer) -> bool:
-        """Whether that is what the call gave."""
+    def passes(self, answer: Answer) -> bool:
+        """Whether the answer is what the call should give."""
         if answer.fault:
             return False
         try:
-            return self._agrees(answer.value)
+            return self._value_agrees(answer.value)
         except (RecursionError, OverflowError):  # nested too deeply, or a huge number
             return False
 
-    def _agrees(self, value: Any) -> bool:
-        if self.how == "true":
+    def _value_agrees(self, value: Any) -> bool:
+        if self.comparison == "true":
             return bool(value) == self.expected
         if self.tolerance:
-            number = isinstance(value, int | float)
-            return number and abs(value - self.expected) <= self.tolerance
-        if self.how == "listed":
-            return bool(listed(value) == listed(self.expected))
+            is_number = isinstance(value, int | float)
+            return is_number and abs(value - self.expected) <= self.tolerance
+        if self.comparison == "listed":
+            return bool(as_lists(value) == as_lists(self.expected))
         return bool(value == self.expected)
 
 
@@ -66,18 +66,18 @@ class Cases:
     tests: tuple[Case, ...]
 
 
-def verdicts(program: str, tests: Sequence[Case], limits: Limits) -> list[bool]:
-    """Whether each test is passed, by one run in the sandbox. Raises Unsupported."""
-    answers = run(program, [test.call for test in tests], limits)
-    return [test.holds(answer) for test, answer in zip(tests, answers, strict=True)]
+def judge_program(program: str, tests: Sequence[Case], limits: Limits) -> list[bool]:
+    """Runs a program in the sandbox; returns whether each test is passed. Raises Unsupported."""
+    program_answers = run_program(program, [test.call for test in tests], limits)
+    return [test.passes(answer) for test, answer in zip(tests, program_answers, strict=True)]
 
 
-def listed(value: Any) -> Any:
-    """The same with lists for tuples."""
+def as_lists(value: Any) -> Any:
+    """Returns the value with lists for tuples, at every depth."""
     if isinstance(value, list | tuple):
-        return [listed(one) for one in value]
+        return [as_lists(element) for element in value]
     if isinstance(value, dict):
-        return {key: listed(one) for key, one in value.items()}
+        return {key: as_lists(element) for key, element in value.items()}
     return value
 
 
@@ -85,121 +85,136 @@ def listed(value: Any) -> Any:
 
 
 def read_cases(path: str | Path) -> tuple[Cases, ...]:
-    """Of each line of a file. Raises BadConfig, with the number of the line."""
+    """Reads the tests of each line of a file. Raises BadConfig, with the number of the line."""
     try:
-        about = Path(path).stat()
+        file_stat = Path(path).stat()
     except OSError as error:
-        raise _unreadable(path, error.strerror) from error
-    return _read(str(path), about.st_mtime_ns, about.st_size)
+        raise _unreadable_error(path, error.strerror) from error
+    return _read_file(str(path), file_stat.st_mtime_ns, file_stat.st_size)
 
 
 @lru_cache(16)
-def _read(path: str, changed: int, size: int) -> tuple[Cases, ...]:
+def _read_file(path: str, changed_at: int, size: int) -> tuple[Cases, ...]:
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        file_text = Path(path).read_bytes().decode("utf-8-sig")
     except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
-        raise _unreadable(path, what) from error
-    found = []
-    for number, line in enumerate(text.split("\n"), 1):
+        reason = error.strerror if isinstance(error, OSError) else "not UTF-8 text"
+        raise _unreadable_error(path, reason) from error
+    cases = []
+    for number, line in enumerate(file_text.split("\n"), 1):
         if line.strip():
-            found.append(_cases(line, f"{path}, line {number}"))
-    if not found:
-        raise _unreadable(path, "it is empty")
-    return tuple(found)
+            cases.append(_parse_cases(line, f"{path}, line {number}"))
+    if not cases:
+        raise _unreadable_error(path, "it is empty")
+    return tuple(cases)
 
 
-def _unreadable(path: str | Path, what: str | None) -> BadConfig:
-    return BadConfig(f"{path}: cannot be read as tests ({what}); give a file of JSON lines")
+def _unreadable_error(path: str | Path, reason: str | None) -> BadConfig:
+    return BadConfig(f"{path}: cannot be read as tests ({reason}); give a file of JSON lines")
 
 
-def _cases(line: str, where: str) -> Cases:
+def _parse_cases(line: str, location: str) -> Cases:
     try:
-        row = json.loads(line)
+        parsed_line = json.loads(line)
     except (ValueError, RecursionError):
-        row = None
-    tests = row.get("tests") if isinstance(row, dict) else None
+        parsed_line = None
+    tests = parsed_line.get("tests") if isinstance(parsed_line, dict) else None
     if not isinstance(tests, list) or not tests:
         raise BadConfig(
-            f"{where}: holds no tests; write an object such as "
+            f"{location}: holds no tests; write an object such as "
             '{"prompt": "...", "tests": ["assert f(1) == 2"]}'
         )
-    texts = [row.get("name", ""), row.get("prompt", "")]
-    if not all(isinstance(text, str) for text in texts):
-        raise BadConfig(f"{where}: `name` and `prompt` must be texts")
-    made = [case_of(test, f"{where}, test {n}") for n, test in enumerate(tests, 1)]
-    return Cases(texts[0], texts[1], tuple(made))
+    name_and_prompt = [parsed_line.get("name", ""), parsed_line.get("prompt", "")]
+    if not all(isinstance(text, str) for text in name_and_prompt):
+        raise BadConfig(f"{location}: `name` and `prompt` must be texts")
+    test_cases = [
+        case_of(test, f"{location}, test {test_number}")
+        for test_number, test in enumerate(tests, 1)
+    ]
+    return Cases(name_and_prompt[0], name_and_prompt[1], tuple(test_cases))
 
 
-def case_of(test: Any, where: str) -> Case:
-    """From a statement or an object. Raises BadConfig, which says `where`."""
+def case_of(test: Any, location: str) -> Case:
+    """Reads a test from a statement or an object. Raises BadConfig, which names the `location`."""
     try:
-        return _stated(test) if isinstance(test, str) else _given(test)
+        return _case_of_assert(test) if isinstance(test, str) else _case_of_object(test)
     except (ValueError, TypeError, SyntaxError, KeyError, RecursionError, MemoryError) as error:
-        raise BadConfig(f"{where}: cannot be used as a test ({error}); {CURE}") from None
+        raise BadConfig(f"{location}: cannot be used as a test ({error}); {CURE}") from None
 
 
-def _given(test: Any) -> Case:
+def _case_of_object(test: Any) -> Case:
     if not isinstance(test, dict) or not {"call", "expected"} <= test.keys() <= OPTIONS:
         raise ValueError(f"an object with call, expected and maybe {', '.join(sorted(OPTIONS))}")
-    args, named = test.get("args", []), test.get("kwargs", {})
-    fits = isinstance(test["call"], str) and isinstance(args, list) and isinstance(named, dict)
-    if not fits:
+    call_args, keyword_args = test.get("args", []), test.get("kwargs", {})
+    has_right_types = (
+        isinstance(test["call"], str)
+        and isinstance(call_args, list)
+        and isinstance(keyword_args, dict)
+    )
+    if not has_right_types:
         raise TypeError("call is a name, args a list and kwargs an object")
     _check_name(test["call"])
     tolerance = float(test.get("tolerance", 0))
-    if not 0 <= tolerance < 1e300 or (tolerance and not _number(test["expected"])):
+    if not 0 <= tolerance < 1e300 or (tolerance and not _is_number(test["expected"])):
         raise ValueError("tolerance is a number, and so is then what is expected")
-    call = FunctionCall(test["call"], tuple(args), named)
+    call = FunctionCall(test["call"], tuple(call_args), keyword_args)
     return Case(call, test["expected"], "listed", tolerance)
 
 
-def _stated(text: str) -> Case:
-    tree = ast.parse(text.strip())
-    if len(tree.body) != 1 or not isinstance(tree.body[0], ast.Assert):
+def _case_of_assert(text: str) -> Case:
+    parsed_tree = ast.parse(text.strip())
+    if len(parsed_tree.body) != 1 or not isinstance(parsed_tree.body[0], ast.Assert):
         raise ValueError("it is not one assert statement")
-    said = tree.body[0].test
-    if isinstance(said, ast.UnaryOp) and isinstance(said.op, ast.Not):
-        return Case(_call(said.operand), False, "true")
-    if not isinstance(said, ast.Compare):
-        return Case(_call(said), True, "true")
-    if len(said.ops) != 1:
+    asserted = parsed_tree.body[0].test
+    if isinstance(asserted, ast.UnaryOp) and isinstance(asserted.op, ast.Not):
+        return Case(_read_call(asserted.operand), False, "true")
+    if not isinstance(asserted, ast.Compare):
+        return Case(_read_call(asserted), True, "true")
+    if len(asserted.ops) != 1:
         raise ValueError("it compares more than two values")
-    left, how, right = said.left, said.ops[0], said.comparators[0]
-    if isinstance(how, ast.Lt | ast.LtE):
-        return _near(left, _literal(right))
-    if not isinstance(how, ast.Eq | ast.Is):
+    left_side, operator, right_side = asserted.left, asserted.ops[0], asserted.comparators[0]
+    if isinstance(operator, ast.Lt | ast.LtE):
+        return _case_of_tolerance(left_side, _read_literal(right_side))
+    if not isinstance(operator, ast.Eq | ast.Is):
         raise ValueError("it compares by neither == nor is")
-    if not isinstance(left, ast.Call):
-        left, right = right, left
-    return Case(_call(left), _literal(right))
+    if not isinstance(left_side, ast.Call):
+        left_side, right_side = right_side, left_side
+    return Case(_read_call(left_side), _read_literal(right_side))
 
 
-def _near(left: ast.expr, tolerance: Any) -> Case:
-    """Of abs(call - number) < tolerance."""
-    inner = left.args[0] if isinstance(left, ast.Call) and len(left.args) == 1 else None
+def _case_of_tolerance(absolute_call: ast.expr, tolerance: Any) -> Case:
+    """Reads a test of the form abs(call - number) < tolerance."""
+    difference = (
+        absolute_call.args[0]
+        if isinstance(absolute_call, ast.Call) and len(absolute_call.args) == 1
+        else None
+    )
     if (
-        not isinstance(left, ast.Call)
-        or ast.unparse(left.func) != "abs"
-        or not isinstance(inner, ast.BinOp)
-        or not isinstance(inner.op, ast.Sub)
+        not isinstance(absolute_call, ast.Call)
+        or ast.unparse(absolute_call.func) != "abs"
+        or not isinstance(difference, ast.BinOp)
+        or not isinstance(difference.op, ast.Sub)
     ):
         raise ValueError("what is compared by < is no abs(f(...) - number)")
-    expected = _literal(inner.right)
-    if not (_number(expected) and _number(tolerance) and 0 < tolerance < 1e300):
+    expected = _read_literal(difference.right)
+    if not (_is_number(expected) and _is_number(tolerance) and 0 < tolerance < 1e300):
         raise ValueError("a number and a tolerance above 0 belong there")
-    return Case(_call(inner.left), expected, "equal", float(tolerance))
+    return Case(_read_call(difference.left), expected, "equal", float(tolerance))
 
 
-def _call(node: ast.expr) -> FunctionCall:
+def _read_call(node: ast.expr) -> FunctionCall:
     if not isinstance(node, ast.Call):
         raise ValueError("it calls no function")
-    name = ast.unparse(node.func)
-    _check_name(name)
-    named = {str(one.arg): _literal(one.value) for one in node.keywords if one.arg}
-    if len(named) < len(node.keywords):
+    function_name = ast.unparse(node.func)
+    _check_name(function_name)
+    keyword_args = {
+        str(keyword.arg): _read_literal(keyword.value) for keyword in node.keywords if keyword.arg
+    }
+    if len(keyword_args) < len(node.keywords):
         raise ValueError("**arguments are no literals")
-    return FunctionCall(name, tuple(_literal(one) for one in node.args), named)
+    return FunctionCall(
+        function_name, tuple(_read_literal(keyword) for keyword in node.args), keyword_args
+    )
 
 
 def _check_name(name: str) -> None:
@@ -207,14 +222,14 @@ def _check_name(name: str) -> None:
         raise ValueError(f"{name!r} is no function's name")
 
 
-def _literal(node: ast.expr) -> Any:
+def _read_literal(node: ast.expr) -> Any:
     try:
         value = ast.literal_eval(node)
-        packed(value)
+        pack_value(value)
     except (ValueError, TypeError):
         raise ValueError(f"{ast.unparse(node)} is no literal of plain data") from None
     return value
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

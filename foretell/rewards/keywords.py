@@ -26,28 +26,33 @@ from foretell.rewards.base import Reward
 
 @dataclass(frozen=True)
 class Keywords(Reward):
-    """With `words` as in `words=dog frisbee|frisbees catch`."""
+    """The keywords, as in `words=dog frisbee|frisbees catch`."""
 
     words: str = ""  # with spaces between; | between alternatives, _ for a space in a phrase
     all: bool = False  # whether a part of them is worth nothing
 
     def __post_init__(self) -> None:
-        patterns(self.words)
+        keyword_patterns(self.words)
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        wanted = patterns(self.words)
-        shares = [sum(bool(one.search(text)) for one in wanted) / len(wanted) for text in texts]
+        patterns = keyword_patterns(self.words)
+        shares = [
+            sum(bool(pattern.search(text)) for pattern in patterns) / len(patterns)
+            for text in texts
+        ]
         return [float(share == 1) for share in shares] if self.all else shares
 
 
-def patterns(words: str) -> list[re.Pattern[str]]:
-    """One a keyword. Raises BadConfig."""
-    found = []
+def keyword_patterns(words: str) -> list[re.Pattern[str]]:
+    """Compiles a pattern for each keyword. Raises BadConfig."""
+    compiled_patterns = []
     for word in words.split():
-        forms = [form.replace("_", " ") for form in word.split("|")]
-        if not all(form.strip() for form in forms):
+        word_forms = [word_form.replace("_", " ") for word_form in word.split("|")]
+        if not all(word_form.strip() for word_form in word_forms):
             raise BadConfig.field("keywords:words", words, "words with | between alternatives")
-        found.append(re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, forms))})(?!\w)", re.I))
-    if not found:
+        compiled_patterns.append(
+            re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, word_forms))})(?!\w)", re.I)
+        )
+    if not compiled_patterns:
         raise BadConfig("keywords: there are none; name them, as in keywords:words=dog frisbee")
-    return found
+    return compiled_patterns

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.core.distribution import Sampler
-from foretell.core.tokenizer_bytes import Words, continuation, words_of
+from foretell.core.tokenizer_bytes import Words, continue_tokens, words_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import (
     Ask,
@@ -29,7 +29,7 @@ from foretell.core.types import (
     Steps,
     Together,
 )
-from foretell.errors import PromptTooLong, Unsupported, first_line
+from foretell.errors import PromptTooLong, Unsupported, first_message_line
 from foretell.speculation.strategy import Speculative
 
 if TYPE_CHECKING:
@@ -56,32 +56,41 @@ class Speaker:
     ends: tuple[int, ...]
 
     @staticmethod
-    def of(ctx: Context, method: str, name: str = "target") -> Speaker:
-        """The request's model of this name. Raises Unsupported where it cannot be asked."""
+    def find_speaker(ctx: Context, method: str, name: str = "target") -> Speaker:
+        """Returns the request's model of this name. Raises Unsupported where it cannot be asked."""
         target = ctx.models["target"]
         model = ctx.models.get(name)
         if model is None:
-            raise Unsupported.without(method, target.name, name)
-        beside = [given for given in ("source", "pictures") if given in ctx.request.inputs]
-        if beside or {"source", "blocks"} & model.caps:
-            raise Unsupported.missing(
+            raise Unsupported.missing_model(method, target.name, name)
+        other_inputs = [
+            input_name for input_name in ("source", "pictures") if input_name in ctx.request.inputs
+        ]
+        if other_inputs or {"source", "blocks"} & model.caps:
+            raise Unsupported.missing_capability(
                 method,
                 model.name,
                 "prompts of text alone, which the model goes on with from left to right",
                 "take another method or model",
             )
         # A model without a tokenizer of its own has the target's.
-        own = target if model.tokenizer is None else model
-        words = words_of(own, method)
-        ends = () if words.end is None else (words.end,)
-        if own is target:
-            ends = (*ends, *ctx.engine.eos)
-        return Speaker(method, name, model, own.tokenizer, words, tuple(dict.fromkeys(ends)))
+        tokenizer_model = target if model.tokenizer is None else model
+        token_words = words_of(tokenizer_model, method)
+        end_tokens = () if token_words.end is None else (token_words.end,)
+        if tokenizer_model is target:
+            end_tokens = (*end_tokens, *ctx.engine.eos)
+        return Speaker(
+            method,
+            name,
+            model,
+            tokenizer_model.tokenizer,
+            token_words,
+            tuple(dict.fromkeys(end_tokens)),
+        )
 
     def check_writes(self, text: str) -> None:
-        """Raises Unsupported where its tokens cannot write a text."""
+        """Raises Unsupported where the model's tokens cannot write a text."""
         if self.words.text(self.words.encode(text.encode())) != text.encode():
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 self.method,
                 self.model.name,
                 "a tokenizer that can write any text",
@@ -89,103 +98,120 @@ class Speaker:
             )
 
     def text(self, tokens: Sequence[int]) -> str:
-        """What tokens say, without special ones."""
+        """Decodes tokens, without special ones."""
         return self.words.text(tokens).decode("utf-8", "replace")
 
     def prompt(self, turns: Sequence[Turn]) -> list[int]:
-        """The tokens of a conversation that the model is to go on with. Raises Unsupported."""
-        held = [(role, f"\ue000{place}\ue001") for place, (role, _) in enumerate(turns)]
+        """Encodes a conversation that the model is to go on with. Raises Unsupported."""
+        marked_turns = [
+            (role, f"\ue000{turn_index}\ue001") for turn_index, (role, _) in enumerate(turns)
+        ]
         if getattr(self.tokenizer, "chat_template", None):
-            tokens: list[int] = []
-            form = self._form(held)
+            prompt_tokens: list[int] = []
+            filled_template = self._fill_template(marked_turns)
         else:
-            tokens = list(self.words.start)
-            form = "".join(f"{mark}\n\n" for _, mark in held)
-        names = sorted(self.words.specials, key=len, reverse=True)
-        parts = re.split(f"({'|'.join(map(re.escape, names))})", form) if names else [form]
-        for part in filter(None, parts):
-            if part in self.words.specials:
-                tokens.append(self.words.specials[part])
+            prompt_tokens = list(self.words.start)
+            filled_template = "".join(f"{turn_mark}\n\n" for _, turn_mark in marked_turns)
+        special_names = sorted(self.words.specials, key=len, reverse=True)
+        template_parts = (
+            re.split(f"({'|'.join(map(re.escape, special_names))})", filled_template)
+            if special_names
+            else [filled_template]
+        )
+        for template_part in filter(None, template_parts):
+            if template_part in self.words.specials:
+                prompt_tokens.append(self.words.specials[template_part])
             else:
-                said = HELD.sub(lambda mark: turns[int(mark[1])][1], part)
-                tokens += self.words.encode(said.encode("utf-8", "replace"))
-        return tokens
+                spoken_text = HELD.sub(lambda turn_mark: turns[int(turn_mark[1])][1], template_part)
+                prompt_tokens += self.words.encode(spoken_text.encode("utf-8", "replace"))
+        return prompt_tokens
 
-    def _form(self, held: Sequence[Turn]) -> str:
-        """The template, filled in. One that takes no system's turn finds it before the user's."""
-        forms = [held]
-        if held[0][0] == "system" and len(held) > 1:
-            forms.append([(held[1][0], f"{held[0][1]}\n\n{held[1][1]}"), *held[2:]])
-        reason = ""
-        for turns in forms:
-            messages = [{"role": role, "content": mark} for role, mark in turns]
+    def _fill_template(self, marked_turns: Sequence[Turn]) -> str:
+        """Fills in the template. One that takes no system's turn finds it before the user's."""
+        turn_forms = [marked_turns]
+        if marked_turns[0][0] == "system" and len(marked_turns) > 1:
+            turn_forms.append(
+                [
+                    (marked_turns[1][0], f"{marked_turns[0][1]}\n\n{marked_turns[1][1]}"),
+                    *marked_turns[2:],
+                ]
+            )
+        refusal_reason = ""
+        for turns in turn_forms:
+            messages = [{"role": role, "content": turn_mark} for role, turn_mark in turns]
             try:
-                form: str = self.tokenizer.apply_chat_template(
+                filled_template: str = self.tokenizer.apply_chat_template(
                     messages, tokenize=False, add_generation_prompt=True
                 )
             except Exception as error:  # a template is a program, and may refuse with any error
-                reason = reason or first_line(error)
+                refusal_reason = refusal_reason or first_message_line(error)
             else:
-                return form
-        raise Unsupported.missing(
+                return filled_template
+        raise Unsupported.missing_capability(
             self.method,
             self.model.name,
-            f"a chat template that takes its questions, and it says: {reason}",
+            f"a chat template that takes its questions, and it says: {refusal_reason}",
             "take another model",
         )
 
 
-def opened(
+def open_branches(
     ctx: Context,
     speaker: Speaker,
     prompts: Sequence[Sequence[int]],
     copies: Sequence[int],
     sampling: Sampling,
-    most: int,
-    behind: Callable[[int], int] = lambda room: 0,
+    max_tokens: int,
+    reserve_room: Callable[[int], int] = lambda room: 0,
 ) -> Generator[Message, Any, list[list[int]]]:
-    """Quiet branches for answers of at most `most` tokens: of each prompt so many copies, which
-    share its rows. `behind`: tokens to leave free behind an answer, of so many behind the prompt.
+    """Opens quiet branches for answers of at most `max_tokens` tokens: of each prompt so many
+    copies, which share its rows. `reserve_room`: tokens to leave free behind an answer, of so many
+    behind the prompt.
 
     Raises PromptTooLong.
     """
-    firsts = []
+    first_branches = []
     for prompt in prompts:
-        room = speaker.model.context - len(prompt)
-        room -= behind(room)
-        if room < min(LEAST, most):
+        remaining_room = speaker.model.context - len(prompt)
+        remaining_room -= reserve_room(remaining_room)
+        if remaining_room < min(LEAST, max_tokens):
             raise PromptTooLong(
                 f"{speaker.method}: its question has {len(prompt)} tokens, which leaves too little "
                 f"of what {speaker.model.name} holds ({speaker.model.context}); shorten the "
                 "prompt, or lower max_new_tokens"
             )
-        first = yield Open(prompt, speaker.name)
+        first_branch = yield Open(prompt, speaker.name)
         vocab = speaker.model.vocab
-        own = ctx.branches[first]
-        own.sampler = Sampler(sampling, prompt, speaker.ends, vocab, speaker.text)
-        own.limit = len(prompt) + min(most, room)
-        firsts.append(first)
-    shared = [pair for pair in zip(firsts, prompts, copies, strict=True) if pair[2] > 1]
-    if shared:
-        yield [Ask(TokenTree(text[-1]), speaker.name, one, rows=()) for one, text, _ in shared]
-    groups = []
-    for first, count in zip(firsts, copies, strict=True):
-        twins = (yield Fork(first, count - 1, quiet=True)) if count > 1 else []
-        groups.append([first, *twins])
-    return groups
+        opened_branch = ctx.branches[first_branch]
+        opened_branch.sampler = Sampler(sampling, prompt, speaker.ends, vocab, speaker.text)
+        opened_branch.limit = len(prompt) + min(max_tokens, remaining_room)
+        first_branches.append(first_branch)
+    shared_prompts = [
+        pair for pair in zip(first_branches, prompts, copies, strict=True) if pair[2] > 1
+    ]
+    if shared_prompts:
+        yield [
+            Ask(TokenTree(text[-1]), speaker.name, shared_branch, rows=())
+            for shared_branch, text, _ in shared_prompts
+        ]
+    branch_groups = []
+    for first_branch, count in zip(first_branches, copies, strict=True):
+        copied_branches = (yield Fork(first_branch, count - 1, quiet=True)) if count > 1 else []
+        branch_groups.append([first_branch, *copied_branches])
+    return branch_groups
 
 
-def written(
+def write_answer(
     ctx: Context,
     speaker: Speaker,
     drafter: Drafter | None = None,
-    over: Callable[[str], object] | None = None,
+    is_over: Callable[[str], object] | None = None,
 ) -> Steps:
     """Writes the answer on the quiet branch of `ctx`: to an end, a stop or its limit, or until its
-    last words are `over`. An end itself may be left out.
+    last words are `is_over`. An end itself may be left out.
     """
     branch = ctx.branches[ctx.branch]
-    steps = one_by_one(ctx, speaker) if drafter is None else Speculative(drafter).run(ctx)
+    steps = draw_tokens(ctx, speaker) if drafter is None else Speculative(drafter).run(ctx)
     answer: Any = None
     try:
         while len(branch.tokens) < branch.limit:
@@ -195,73 +221,89 @@ def written(
                 return
             answer = yield message
             if isinstance(message, Commit) and message.branch == ctx.branch:
-                if branch.sampler.ended(branch.output):
+                if branch.sampler.is_ended(branch.output):
                     return
-                if over is not None and over(speaker.text(branch.output[-TAIL:])):
+                if is_over is not None and is_over(speaker.text(branch.output[-TAIL:])):
                     return
     finally:
         steps.close()
 
 
-def one_by_one(ctx: Context, speaker: Speaker) -> Generator[Message, Any, None]:
+def draw_tokens(ctx: Context, speaker: Speaker) -> Generator[Message, Any, None]:
     """Draws tokens up to an end, which it does not write."""
     while True:
         reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), speaker.name, ctx.branch)
-        law = ctx.sampler.law(reply.logits[0], ctx.output)
-        token = ctx.rng.sample(law, "target", len(ctx.output))
+        distribution = ctx.sampler.law(reply.logits[0], ctx.output)
+        token = ctx.rng.sample(distribution, "target", len(ctx.output))
         if token in ctx.sampler.stops:
             return
         yield Commit([token], torch.empty(0), ctx.branch)
 
 
-def chosen(ctx: Context, speaker: Speaker, options: Sequence[str]) -> Generator[Message, Any, int]:
+def choose_option(
+    ctx: Context, speaker: Speaker, options: Sequence[str]
+) -> Generator[Message, Any, int]:
     """Writes one of these texts, of which none begins another; returns its number.
 
     Its tokens are drawn from the model's law over those that go on with one of them. Where all go
     on with the same token there is nothing to ask.
     """
-    ways = [continuation(speaker.words, ctx.tokens, one.encode(), WINDOW) for one in options]
-    left = list(range(len(options)))
-    place = 0
-    while len(left) > 1:
-        following = sorted({ways[number][place] for number in left})
-        token = following[0]
-        if len(following) > 1:
+    option_tokens = [
+        continue_tokens(speaker.words, ctx.tokens, option_text.encode(), WINDOW)
+        for option_text in options
+    ]
+    remaining_options = list(range(len(options)))
+    token_index = 0
+    while len(remaining_options) > 1:
+        next_tokens = sorted({option_tokens[number][token_index] for number in remaining_options})
+        token = next_tokens[0]
+        if len(next_tokens) > 1:
             reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), speaker.name, ctx.branch)
-            row = torch.full_like(reply.logits[0], -torch.inf)
-            row[following] = reply.logits[0][following]
-            law = ctx.sampler.law(row, ctx.output)
-            token = ctx.rng.sample(law, "target", len(ctx.output))
+            masked_row = torch.full_like(reply.logits[0], -torch.inf)
+            masked_row[next_tokens] = reply.logits[0][next_tokens]
+            distribution = ctx.sampler.law(masked_row, ctx.output)
+            token = ctx.rng.sample(distribution, "target", len(ctx.output))
         yield Commit([token], torch.empty(0), ctx.branch)
-        left = [number for number in left if ways[number][place] == token]
-        place += 1
-    if rest := ways[left[0]][place:]:
-        yield Commit(rest, torch.empty(0), ctx.branch)
-    return left[0]
+        remaining_options = [
+            number for number in remaining_options if option_tokens[number][token_index] == token
+        ]
+        token_index += 1
+    if remaining_tokens := option_tokens[remaining_options[0]][token_index:]:
+        yield Commit(remaining_tokens, torch.empty(0), ctx.branch)
+    return remaining_options[0]
 
 
-def answers(
+def answer_questions(
     ctx: Context,
     speaker: Speaker,
     questions: Sequence[Sequence[Turn]],
     copies: Sequence[int],
     sampling: Sampling,
-    most: int,
+    max_tokens: int,
     drafter: Drafter | None = None,
-    over: Callable[[str], object] | None = None,
-    behind: Callable[[int], int] = lambda room: 0,
+    is_over: Callable[[str], object] | None = None,
+    reserve_room: Callable[[int], int] = lambda room: 0,
 ) -> Generator[Message, Any, list[list[str]]]:
-    """So many answers to each question, written side by side: see `opened` and `written`."""
+    """Writes so many answers to each question, side by side: see `open_branches` and
+    `write_answer`.
+    """
     prompts = [speaker.prompt(turns) for turns in questions]
-    groups = yield from opened(ctx, speaker, prompts, copies, sampling, most, behind)
-    branches = [branch for group in groups for branch in group]
-    yield Together([written(ctx.on(one), speaker, drafter, over) for one in branches])
-    texts = [[speaker.text(ctx.branches[one].output) for one in group] for group in groups]
+    branch_groups = yield from open_branches(
+        ctx, speaker, prompts, copies, sampling, max_tokens, reserve_room
+    )
+    branches = [branch for group in branch_groups for branch in group]
+    yield Together(
+        [write_answer(ctx.on(branch_index), speaker, drafter, is_over) for branch_index in branches]
+    )
+    answer_texts = [
+        [speaker.text(ctx.branches[branch_index].output) for branch_index in group]
+        for group in branch_groups
+    ]
     for branch in branches:
         yield Drop(branch)
-    return texts
+    return answer_texts
 
 
-def note(ctx: Context, name: str, number: int) -> None:
+def count_questions(ctx: Context, note_name: str, question_count: int) -> None:
     """Counts questions in the request's statistics."""
-    ctx.stats.notes[name] = ctx.stats.notes.get(name, 0) + number
+    ctx.stats.notes[note_name] = ctx.stats.notes.get(note_name, 0) + question_count

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from foretell.core.text import Written
-from foretell.errors import BadConfig, BadModel, first_line
+from foretell.errors import BadConfig, BadModel, first_message_line
 from foretell.rewards.base import Reward
 
 LONGEST = 512  # tokens that the encoder reads, the last ones of a longer text
@@ -42,7 +42,7 @@ ENDS = re.compile(r"\n\n\n\n|\n\n[-_]{2,}|\n(?:Human|User|Assistant|###)")
 
 @dataclass(frozen=True)
 class R3(Reward):
-    """With a folder and three numbers."""
+    """The encoder's folder, and what counts beside relevance."""
 
     encoder: str = ""  # folder of the model, and its tokenizer
     reference: Written = ""  # the answer of a question that has one; a spec names a file, @FILE
@@ -57,26 +57,26 @@ class R3(Reward):
             raise BadConfig.field("r3:most", self.most, "above 0")
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        encoder = Encoder.of(self.encoder)
-        wanted, *found = encoder.means([self.reference or prompt, *texts])
-        scores = []
-        for text, mean in zip(texts, found, strict=True):
-            score = float(mean @ wanted)
-            tokens = splits(ENDS.split(text)[0])
+        encoder = Encoder.load_encoder(self.encoder)
+        reference_mean, *text_means = encoder.mean_states([self.reference or prompt, *texts])
+        text_scores = []
+        for text, mean in zip(texts, text_means, strict=True):
+            score = float(mean @ reference_mean)
+            tokens = split_words(ENDS.split(text)[0])
             if self.reference:
                 score *= CLOSED
             elif self.length:
                 score *= min(self.most, len(tokens) / 100)
-            scores.append(score * variety(tokens) if self.variety else score)
-        return scores
+            text_scores.append(score * trigram_variety(tokens) if self.variety else score)
+        return text_scores
 
 
-def splits(text: str) -> list[str]:
-    """Words, and runs of signs."""
+def split_words(text: str) -> list[str]:
+    """Splits a text into words, and runs of signs."""
     return re.findall(r"\w+|[^\w\s]+", text)
 
 
-def variety(tokens: Sequence[str]) -> float:
+def trigram_variety(tokens: Sequence[str]) -> float:
     """The share of the trigrams that are different ones; 1 without any."""
     trigrams = list(zip(tokens, tokens[1:], tokens[2:], strict=False))
     return len(set(trigrams)) / len(trigrams) if trigrams else 1.0
@@ -96,26 +96,28 @@ class Encoder:
             ).eval()
         except (OSError, ValueError, LookupError) as error:
             raise BadModel(
-                f"{folder}: holds no encoder with its tokenizer ({first_line(error)}); give a "
-                "folder with config.json, model.safetensors and tokenizer.json"
+                f"{folder}: holds no encoder with its tokenizer ({first_message_line(error)}); "
+                "give a folder with config.json, model.safetensors and tokenizer.json"
             ) from error
 
     @staticmethod
     @cache
-    def of(folder: str) -> Encoder:
-        """That of a folder, loaded once."""
-        path = Path(folder).expanduser()
-        if not path.is_dir():
+    def load_encoder(folder: str) -> Encoder:
+        """Returns the encoder of a folder, loaded once."""
+        folder_path = Path(folder).expanduser()
+        if not folder_path.is_dir():
             raise BadModel(f"r3:encoder={folder!r}: is no folder; give one that holds an encoder")
-        return Encoder(path)
+        return Encoder(folder_path)
 
     @torch.inference_mode()
-    def means(self, texts: Sequence[str]) -> torch.Tensor:
-        """(n, E)"""
-        read = self.tokenizer(
+    def mean_states(self, texts: Sequence[str]) -> torch.Tensor:
+        """Returns the means of the last states (n, E) over each text."""
+        encoded_texts = self.tokenizer(
             list(texts), padding=True, truncation=True, max_length=LONGEST, return_tensors="pt"
         )
-        states = self.model(**read).last_hidden_state
-        mask = read["attention_mask"][..., None].to(states)
-        out: torch.Tensor = (states * mask).sum(1) / mask.sum(1).clamp_min(1)
-        return out.double()
+        hidden_states = self.model(**encoded_texts).last_hidden_state
+        token_mask = encoded_texts["attention_mask"][..., None].to(hidden_states)
+        mean_vectors: torch.Tensor = (hidden_states * token_mask).sum(1) / token_mask.sum(
+            1
+        ).clamp_min(1)
+        return mean_vectors.double()

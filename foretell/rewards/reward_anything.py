@@ -37,7 +37,14 @@ from foretell.core.text import Written
 from foretell.core.types import Drop, Message, Open, Sampling, Together
 from foretell.errors import BadConfig
 from foretell.rewards.base import Reward
-from foretell.rewards.questions import Speaker, Turn, chosen, note, opened, written
+from foretell.rewards.questions import (
+    Speaker,
+    Turn,
+    choose_option,
+    count_questions,
+    open_branches,
+    write_answer,
+)
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -62,7 +69,7 @@ Write your verdict as JSON and nothing else, in this form:
 
 @dataclass(frozen=True)
 class RewardAnything(Reward):
-    """With orders=0 all texts are worth the same."""
+    """The principle and the judge; with orders=0 all texts are worth the same."""
 
     principle: Written = ""  # in plain words; a spec may name a file, principle=@FILE
     model: str = ""  # name of the judge; "": the target
@@ -79,10 +86,12 @@ class RewardAnything(Reward):
                 "reward-anything: needs a principle; give one, as in "
                 "reward-anything:principle=Be brief."
             )
-        for name, most in (("orders", 8), ("think", 1 << 16)):
-            value = getattr(self, name)
-            if not 0 <= value <= most:
-                raise BadConfig.field(f"reward-anything:{name}", value, f"between 0 and {most}")
+        for field_name, upper_limit in (("orders", 8), ("think", 1 << 16)):
+            value = getattr(self, field_name)
+            if not 0 <= value <= upper_limit:
+                raise BadConfig.field(
+                    f"reward-anything:{field_name}", value, f"between 0 and {upper_limit}"
+                )
         if not 0 <= self.t <= 100:
             raise BadConfig.field("reward-anything:t", self.t, "between 0 and 100")
         if not 1e-6 <= self.p <= 1:
@@ -91,97 +100,124 @@ class RewardAnything(Reward):
     def check(self, ctx: Context) -> None:
         """Raises Unsupported where the judge is not there, or cannot write a verdict."""
         if self.orders:
-            self.judge(ctx).check_writes(f"{TOLD} 67890")
+            self.find_judge(ctx).check_writes(f"{TOLD} 67890")
 
-    def judge(self, ctx: Context) -> Speaker:
-        return Speaker.of(ctx, "reward-anything", self.model or "target")
+    def find_judge(self, ctx: Context) -> Speaker:
+        return Speaker.find_speaker(ctx, "reward-anything", self.model or "target")
 
-    def turns(self, prompt: str, texts: Sequence[str]) -> list[Turn]:
-        """What the judge is told, and what it is to judge."""
-        shown = {name(place): text for place, text in enumerate(texts)}
-        asked = {"principle": self.principle, "prompt": prompt, "responses": shown}
-        told = TOLD.format(thoughts=THOUGHTS if self.think else "")
-        return [("system", told), ("user", json.dumps(asked, ensure_ascii=False, indent=1))]
+    def build_turns(self, prompt: str, texts: Sequence[str]) -> list[Turn]:
+        """Returns the judge's instruction, and what it is to judge."""
+        named_responses = {text_name(text_index): text for text_index, text in enumerate(texts)}
+        judged_content = {
+            "principle": self.principle,
+            "prompt": prompt,
+            "responses": named_responses,
+        }
+        instruction = TOLD.format(thoughts=THOUGHTS if self.think else "")
+        return [
+            ("system", instruction),
+            ("user", json.dumps(judged_content, ensure_ascii=False, indent=1)),
+        ]
 
     def steps(
         self, ctx: Context, prompt: str, texts: Sequence[str]
     ) -> Generator[Message, Any, list[float]]:
-        different = list(dict.fromkeys(texts))
-        if not self.orders or not different:
+        distinct_texts = list(dict.fromkeys(texts))
+        if not self.orders or not distinct_texts:
             return [0.0] * len(texts)
-        judge = self.judge(ctx)
-        orders = yield from self.shuffled(ctx, len(different))
+        judge = self.find_judge(ctx)
+        text_orders = yield from self.shuffle_orders(ctx, len(distinct_texts))
         prompts = [
-            judge.prompt(self.turns(prompt, [different[number] for number in order]))
-            for order in orders
+            judge.prompt(self.build_turns(prompt, [distinct_texts[number] for number in order]))
+            for order in text_orders
         ]
-        form = len(judge.words.encode(longest(len(different)).encode())) + 16
-        most = self.think and self.think + len(judge.words.encode(BEGIN.encode()))
+        verdict_length = len(judge.words.encode(longest_verdict(len(distinct_texts)).encode())) + 16
+        max_tokens = self.think and self.think + len(judge.words.encode(BEGIN.encode()))
         sampling = Sampling(temperature=self.t, top_p=self.p)
         copies = [1] * len(prompts)
-        groups = yield from opened(ctx, judge, prompts, copies, sampling, most, lambda room: form)
-        branches = [branch for (branch,) in groups]
-        count = len(different)
-        verdicts = yield Together([self.verdict(ctx.on(one), judge, count) for one in branches])
+        branch_groups = yield from open_branches(
+            ctx, judge, prompts, copies, sampling, max_tokens, lambda room: verdict_length
+        )
+        branches = [branch for (branch,) in branch_groups]
+        text_count = len(distinct_texts)
+        verdicts = yield Together(
+            [
+                self.write_verdict(ctx.on(judge_branch), judge, text_count)
+                for judge_branch in branches
+            ]
+        )
         for branch in branches:
             yield Drop(branch)
-        note(ctx, "judgements", len(orders))
-        points = dict.fromkeys(different, 0.0)
-        for order, verdict in zip(orders, verdicts, strict=True):
+        count_questions(ctx, "judgements", len(text_orders))
+        text_points = dict.fromkeys(distinct_texts, 0.0)
+        for order, verdict in zip(text_orders, verdicts, strict=True):
             for number, value in zip(order, verdict, strict=True):
-                points[different[number]] += value / len(orders)
-        return [(points[text] - 1) / (MOST - 1 + TIE) for text in texts]
+                text_points[distinct_texts[number]] += value / len(text_orders)
+        return [(text_points[text] - 1) / (MOST - 1 + TIE) for text in texts]
 
-    def shuffled(self, ctx: Context, count: int) -> Generator[Message, Any, list[list[int]]]:
-        """The orders of so many texts. Their draws are those of a branch that is opened for them:
-        a request may have many texts judged, and no draw serves twice.
+    def shuffle_orders(self, ctx: Context, count: int) -> Generator[Message, Any, list[list[int]]]:
+        """Draws the orders of so many texts. The draws are those of a branch that is opened for
+        them: a request may have many texts judged, and no draw serves twice.
         """
-        dealer = yield Open(ctx.tokens[-1:])
-        found: list[list[int]] = []
-        for turn in range(0, self.orders, 2):
-            order: list[int] = ctx.on(dealer).rng.gumbel(count, 0, turn).argsort().tolist()
-            found += [order, order[::-1]]
-        yield Drop(dealer)
-        return found[: self.orders]
+        drawing_branch = yield Open(ctx.tokens[-1:])
+        text_orders: list[list[int]] = []
+        for draw_number in range(0, self.orders, 2):
+            shuffled_order: list[int] = (
+                ctx.on(drawing_branch).rng.gumbel(count, 0, draw_number).argsort().tolist()
+            )
+            text_orders += [shuffled_order, shuffled_order[::-1]]
+        yield Drop(drawing_branch)
+        return text_orders[: self.orders]
 
-    def verdict(
+    def write_verdict(
         self, ctx: Context, judge: Speaker, count: int
     ) -> Generator[Message, Any, list[float]]:
         """Thinks on its branch, and writes a verdict; returns the points of each text, in which a
-        place in the order counts for a part of TIE.
+        position in the order counts for a part of TIE.
         """
-        text = ""
+        next_text = ""
         if self.think:
-            yield from chosen(ctx, judge, [BEGIN])
-            yield from written(ctx, judge, over=lambda last: END in last)
+            yield from choose_option(ctx, judge, [BEGIN])
+            yield from write_answer(ctx, judge, is_over=lambda last_words: END in last_words)
             if END not in judge.text(ctx.output):
-                text = f"\n{END}"
-            text += "\n"
-        text += '{"scores": {'
-        points = []
-        for place in range(count):
-            options = [f'{text}"{name(place)}": {value}' for value in range(1, MOST + 1)]
-            points.append(1 + (yield from chosen(ctx, judge, options)))
-            text = ", "
-        text = '}, "best-to-worst": ['
-        left = list(range(count))
-        values = [0.0] * count
-        while left:
-            best = [place for place in left if points[place] == max(points[one] for one in left)]
-            options = [f'{text}"{name(place)}"' for place in best]
-            place = best[(yield from chosen(ctx, judge, options))]
-            values[place] = points[place] + TIE * (len(left) - 1) / max(1, count - 1)
-            left.remove(place)
-            text = ", "
-        return values
+                next_text = f"\n{END}"
+            next_text += "\n"
+        next_text += '{"scores": {'
+        text_points = []
+        for text_index in range(count):
+            option_texts = [
+                f'{next_text}"{text_name(text_index)}": {value}' for value in range(1, MOST + 1)
+            ]
+            text_points.append(1 + (yield from choose_option(ctx, judge, option_texts)))
+            next_text = ", "
+        next_text = '}, "best-to-worst": ['
+        remaining_texts = list(range(count))
+        text_values = [0.0] * count
+        while remaining_texts:
+            best_texts = [
+                text_index
+                for text_index in remaining_texts
+                if text_points[text_index]
+                == max(text_points[other_index] for other_index in remaining_texts)
+            ]
+            option_texts = [f'{next_text}"{text_name(text_index)}"' for text_index in best_texts]
+            text_index = best_texts[(yield from choose_option(ctx, judge, option_texts))]
+            text_values[text_index] = text_points[text_index] + TIE * (
+                len(remaining_texts) - 1
+            ) / max(1, count - 1)
+            remaining_texts.remove(text_index)
+            next_text = ", "
+        return text_values
 
 
-def name(place: int) -> str:
-    """Of the text in this place."""
-    return f"model-{place + 1}"
+def text_name(text_index: int) -> str:
+    """Returns the name of a text, as the judge sees it."""
+    return f"model-{text_index + 1}"
 
 
-def longest(count: int) -> str:
-    """A verdict over so many texts, with thoughts that end before it."""
-    scores = {name(place): MOST for place in range(count)}
-    return f"{BEGIN}\n{END}\n" + json.dumps({"scores": scores, "best-to-worst": list(scores)})
+def longest_verdict(count: int) -> str:
+    """Returns a verdict over so many texts, with thoughts that end before it."""
+    top_scores = {text_name(text_index): MOST for text_index in range(count)}
+    return f"{BEGIN}\n{END}\n" + json.dumps(
+        {"scores": top_scores, "best-to-worst": list(top_scores)}
+    )

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from foretell.errors import Unsupported
-from foretell.rewards.sandbox_inside import FILES, MACHINES, SHOWN, WALLS, packed, unpacked
+from foretell.rewards.sandbox_inside import FILES, MACHINES, SHOWN, WALLS, pack_value, unpack_value
 
 JAIL = Path(__file__).with_name("sandbox_inside.py")
 START = 60.0  # seconds that the interpreter may take until its walls stand
@@ -59,7 +59,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one program with all its calls."""
+    """The limits of one program with all its calls."""
 
     seconds: float = 10.0  # on the clock
     cpu: int = 10  # seconds of computing
@@ -92,30 +92,35 @@ class Answer:
         return f"{self.fault}: {self.detail or FAULTS[self.fault]}"
 
 
-def run(program: str, calls: Sequence[FunctionCall], limits: Limits = Limits()) -> list[Answer]:
-    """What each call gives, in order, in one process. After a fault that ends it, all have that.
+def run_program(
+    program: str, calls: Sequence[FunctionCall], limits: Limits = Limits()
+) -> list[Answer]:
+    """Returns what each call gives, in order, in one process. After a fault that ends it, all have
+    that.
 
     Raises Unsupported where this machine has no walls, and TypeError for arguments that are no
     plain data.
     """
-    return _run(walls(), program, calls, limits)
+    return _run_behind(find_walls(), program, calls, limits)
 
 
 @cache
-def walls() -> str:
-    """The kind of walls that this machine allows, tried once. Raises Unsupported."""
+def find_walls() -> str:
+    """Returns the kind of walls that this machine allows, tried once. Raises Unsupported."""
     cure = "run it on Linux 5.13 or newer, in a container that allows Landlock or user namespaces"
     machine = platform.machine()
     if sys.platform != "linux" or machine not in MACHINES or not sys.executable:
-        have = f"{platform.system()} on {machine or 'an unknown machine'}"
-        known = " or ".join(MACHINES)
-        raise Unsupported(f"the sandbox needs Linux on {known}, and this is {have}; {cure}")
+        actual_system = f"{platform.system()} on {machine or 'an unknown machine'}"
+        known_machines = " or ".join(MACHINES)
+        raise Unsupported(
+            f"the sandbox needs Linux on {known_machines}, and this is {actual_system}; {cure}"
+        )
     reasons = []
-    for way in WALLS:
-        why = leaks(way)
-        if not why:
-            return way
-        reasons.append(f"{way}: {why}")
+    for wall_kind in WALLS:
+        leak_text = find_leaks(wall_kind)
+        if not leak_text:
+            return wall_kind
+        reasons.append(f"{wall_kind}: {leak_text}")
     raise Unsupported(f"the sandbox finds no walls here ({'; '.join(reasons)}); {cure}")
 
 
@@ -155,13 +160,15 @@ def held(secret):
 """
 
 
-def leaks(way: str) -> str:
-    """What walls of this kind do not keep out here, or why they cannot be had; "": nothing."""
+def find_leaks(wall_kind: str) -> str:
+    """Says what walls of this kind do not keep out here, or why they cannot be had; "": nothing."""
     with tempfile.TemporaryDirectory(prefix="foretell-") as folder:
-        secret = Path(folder) / "secret"
-        secret.write_text("known to nobody", "utf-8")
+        secret_file = Path(folder) / "secret"
+        secret_file.write_text("known to nobody", "utf-8")
         try:
-            (answer,) = _run(way, PROBE, [FunctionCall("held", (str(secret),))], PATIENT)
+            (answer,) = _run_behind(
+                wall_kind, PROBE, [FunctionCall("held", (str(secret_file),))], PATIENT
+            )
         except Unsupported as error:
             return str(error)
     if answer.fault:
@@ -169,46 +176,55 @@ def leaks(way: str) -> str:
     return f"open to {', '.join(answer.value)}" if answer.value else ""
 
 
-def _run(way: str, program: str, calls: Sequence[FunctionCall], limits: Limits) -> list[Answer]:
-    counted = ("cpu", "memory", "disk", "answer")
+def _run_behind(
+    wall_kind: str, program: str, calls: Sequence[FunctionCall], limits: Limits
+) -> list[Answer]:
+    counted_limits = ("cpu", "memory", "disk", "answer")
     request = {
         "program": program,
-        "calls": [[one.name, packed(one.args), packed(dict(one.named))] for one in calls],
-        "limits": {name: getattr(limits, name) for name in counted},
+        "calls": [
+            [
+                function_call.name,
+                pack_value(function_call.args),
+                pack_value(dict(function_call.named)),
+            ]
+            for function_call in calls
+        ],
+        "limits": {name: getattr(limits, name) for name in counted_limits},
         "parent": os.getpid(),
     }
     with (
         tempfile.TemporaryDirectory(prefix="foretell-", ignore_cleanup_errors=True) as folder,
-        tempfile.TemporaryFile() as file,
+        tempfile.TemporaryFile() as request_file,
     ):
         for name in ("own", "root"):
             (Path(folder) / name).mkdir()
-        own = Path(folder) / "own"
-        file.write(json.dumps(request).encode())
-        file.seek(0)
-        answers, end = os.pipe()
+        program_folder = Path(folder) / "own"
+        request_file.write(json.dumps(request).encode())
+        request_file.seek(0)
+        read_end, write_end = os.pipe()
         try:
             # As -I, but with strings that hash alike in every run, so that results come again.
             process = subprocess.Popen(
-                [sys.executable, "-P", "-s", "-S", "-B", str(JAIL), way, str(end)],
-                stdin=file,
+                [sys.executable, "-P", "-s", "-S", "-B", str(JAIL), wall_kind, str(write_end)],
+                stdin=request_file,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
-                pass_fds=(end,),
-                cwd=own,
+                pass_fds=(write_end,),
+                cwd=program_folder,
                 env={"PYTHONHASHSEED": "0", "PYTHONUTF8": "1"},
                 start_new_session=True,
             )
         except BaseException:
-            os.close(answers)
+            os.close(read_end)
             raise
         finally:
-            os.close(end)
-        watch = _Watch(process, answers, own, limits, len(calls))
+            os.close(write_end)
+        process_watch = _Watch(process, read_end, program_folder, limits, len(calls))
         try:
-            return watch.answers()
+            return process_watch.read_answers()
         finally:
-            watch.close()
+            process_watch.close()
 
 
 class _Watch:
@@ -226,24 +242,24 @@ class _Watch:
         self.pipe = pipe
         self.folder = folder
         self.limits = limits
-        self.calls = calls
+        self.call_count = calls
         self.pending = b""  # of a line that is not complete
         self.lines: list[dict[str, Any]] = []
-        self.printed = 0
+        self.printed_bytes = 0
         self.deadline = time.monotonic() + START
         self.device = folder.stat().st_dev
 
-    def answers(self) -> list[Answer]:
-        """Of each call. Raises Unsupported where the walls did not stand."""
-        fault = self._fault()
+    def read_answers(self) -> list[Answer]:
+        """Reads the answer of each call. Raises Unsupported where the walls did not stand."""
+        fault = self._watch_pipes()
         if self.lines and "refused" in self.lines[0]:
             raise Unsupported(str(self.lines[0]["refused"]))
         if not self.lines:
             raise Unsupported(f"the interpreter did not start ({fault})")
-        found = [self._answer(line) for line in self.lines[2:]]
-        assert fault is not None or len(found) == self.calls
-        missing = self.calls - len(found)
-        return found if fault is None else [*found, *[fault] * missing]
+        call_answers = [self._parse_answer(line) for line in self.lines[2:]]
+        assert fault is not None or len(call_answers) == self.call_count
+        missing_count = self.call_count - len(call_answers)
+        return call_answers if fault is None else [*call_answers, *[fault] * missing_count]
 
     def close(self) -> None:
         self.process.kill()
@@ -252,127 +268,131 @@ class _Watch:
         self.process.stdout.close()
         os.close(self.pipe)
 
-    def _answer(self, line: dict[str, Any]) -> Answer:
+    def _parse_answer(self, line: dict[str, Any]) -> Answer:
         if "fault" in line:
-            return _fault(*line["fault"])
-        return Answer(unpacked(line["value"]))
+            return _fault_answer(*line["fault"])
+        return Answer(unpack_value(line["value"]))
 
-    def _fault(self) -> Answer | None:
+    def _watch_pipes(self) -> Answer | None:
         """Reads until all calls are answered (None) or no more answers can come."""
         assert self.process.stdout is not None
-        printed = self.process.stdout.fileno()
+        output_pipe = self.process.stdout.fileno()
         with selectors.DefaultSelector() as selector:
             selector.register(self.pipe, selectors.EVENT_READ)
-            selector.register(printed, selectors.EVENT_READ)
+            selector.register(output_pipe, selectors.EVENT_READ)
             while True:
-                left = self.deadline - time.monotonic()
-                if left <= 0:
-                    return _fault("time", f"it ran for more than {self.limits.seconds:g} s")
-                if fault := self._disk():
+                remaining_seconds = self.deadline - time.monotonic()
+                if remaining_seconds <= 0:
+                    return _fault_answer("time", f"it ran for more than {self.limits.seconds:g} s")
+                if fault := self._check_disk():
                     return fault
-                for key, _ in selector.select(min(TICK, left)):
-                    read = os.read(key.fd, 1 << 16)
-                    if key.fd == printed:
-                        self.printed += len(read)
-                        if not read:
-                            selector.unregister(printed)
-                        if self.printed > self.limits.output:
-                            most = self.limits.output
-                            return _fault("output", f"it printed more than {most} bytes")
-                    elif not read:
-                        return self._ended()
-                    elif fault := self._read(read):
+                for ready_pipe, _ in selector.select(min(TICK, remaining_seconds)):
+                    new_bytes = os.read(ready_pipe.fd, 1 << 16)
+                    if ready_pipe.fd == output_pipe:
+                        self.printed_bytes += len(new_bytes)
+                        if not new_bytes:
+                            selector.unregister(output_pipe)
+                        if self.printed_bytes > self.limits.output:
+                            max_bytes = self.limits.output
+                            return _fault_answer(
+                                "output", f"it printed more than {max_bytes} bytes"
+                            )
+                    elif not new_bytes:
+                        return self._exit_fault()
+                    elif fault := self._take_lines(new_bytes):
                         return fault
-                    elif len(self.lines) == 2 + self.calls:
+                    elif len(self.lines) == 2 + self.call_count:
                         return None
 
-    def _read(self, read: bytes) -> Answer | None:
+    def _take_lines(self, new_bytes: bytes) -> Answer | None:
         """Takes in what was written to the pipe of answers; a fault where it cannot be one."""
-        *whole, self.pending = (self.pending + read).split(b"\n")
-        for line in whole:
-            place = len(self.lines)
+        *full_lines, self.pending = (self.pending + new_bytes).split(b"\n")
+        for line in full_lines:
+            line_number = len(self.lines)
             try:
-                found = json.loads(line)
-                checked(found, place)
+                parsed_line = json.loads(line)
+                check_line(parsed_line, line_number)
             except (ValueError, TypeError, KeyError, RecursionError):
-                return _fault("garbage")
-            if place == 0:
+                return _fault_answer("garbage")
+            if line_number == 0:
                 self.deadline = time.monotonic() + self.limits.seconds
-            elif place == 1 and "fault" in found:
-                return _fault(*found["fault"])
-            self.lines.append(found)
-            if len(self.lines) > 2 + self.calls:
-                return _fault("garbage")
-        return _fault("garbage") if len(self.pending) > 2 * self.limits.answer else None
+            elif line_number == 1 and "fault" in parsed_line:
+                return _fault_answer(*parsed_line["fault"])
+            self.lines.append(parsed_line)
+            if len(self.lines) > 2 + self.call_count:
+                return _fault_answer("garbage")
+        return _fault_answer("garbage") if len(self.pending) > 2 * self.limits.answer else None
 
-    def _disk(self) -> Answer | None:
-        """What its files take, those too that it has deleted and still holds."""
-        total = count = 0
+    def _check_disk(self) -> Answer | None:
+        """Returns a fault where the program's files take too much, deleted ones that it holds
+        included.
+        """
+        total_bytes = file_count = 0
         with contextlib.suppress(OSError), os.scandir(self.folder) as entries:
             for entry in entries:
-                count += 1
-                total += entry.stat(follow_symlinks=False).st_blocks * 512
-        for size in held(self.process.pid, self.device).values():
-            count += 1
-            total += size
-        if total > self.limits.disk or count > FILES:
-            most = f"{FILES} files or {self.limits.disk} bytes"
-            return _fault("disk", f"it wrote more than {most}")
+                file_count += 1
+                total_bytes += entry.stat(follow_symlinks=False).st_blocks * 512
+        for size in unnamed_file_sizes(self.process.pid, self.device).values():
+            file_count += 1
+            total_bytes += size
+        if total_bytes > self.limits.disk or file_count > FILES:
+            disk_limits = f"{FILES} files or {self.limits.disk} bytes"
+            return _fault_answer("disk", f"it wrote more than {disk_limits}")
         return None
 
-    def _ended(self) -> Answer:
-        """The pipe was closed."""
+    def _exit_fault(self) -> Answer:
+        """Returns the fault of a process that has closed its pipe."""
         try:
-            code = self.process.wait(1)
+            exit_code = self.process.wait(1)
         except subprocess.TimeoutExpired:
-            return _fault("ended", "it closed the pipe of answers")
-        if code == -24:  # SIGXCPU
-            return _fault("cpu", f"it computed for more than {self.limits.cpu} s")
-        if code < 0:
-            return _fault("killed", f"its process was ended by signal {-code}")
-        return _fault("ended", f"its process ended with code {code} before it answered")
+            return _fault_answer("ended", "it closed the pipe of answers")
+        if exit_code == -24:  # SIGXCPU
+            return _fault_answer("cpu", f"it computed for more than {self.limits.cpu} s")
+        if exit_code < 0:
+            return _fault_answer("killed", f"its process was ended by signal {-exit_code}")
+        return _fault_answer("ended", f"its process ended with code {exit_code} before it answered")
 
 
-def held(process: int, device: int) -> dict[int, int]:
-    """Of each file on this device that a process holds and that has no name any more, by its
-    number, the bytes that it takes, or as many as are mapped.
+def unnamed_file_sizes(process: int, device: int) -> dict[int, int]:
+    """Returns the bytes of each file on this device that a process holds and that has no name any
+    more, by its number: those that it takes, or as many as are mapped.
     """
-    found: dict[int, int] = {}
-    about = Path(f"/proc/{process}")
+    file_sizes: dict[int, int] = {}
+    process_folder = Path(f"/proc/{process}")
     with contextlib.suppress(OSError):
-        for line in (about / "maps").read_text("utf-8", "replace").splitlines():
-            place, _, _, where, inode, *_ = line.split(maxsplit=5)
-            major, _, minor = where.partition(":")
+        for line in (process_folder / "maps").read_text("utf-8", "replace").splitlines():
+            address_range, _, _, device_number, inode, *_ = line.split(maxsplit=5)
+            major, _, minor = device_number.partition(":")
             if line.endswith("(deleted)") and os.makedev(int(major, 16), int(minor, 16)) == device:
-                first, _, end = place.partition("-")
-                size = int(end, 16) - int(first, 16)
-                found[int(inode)] = found.get(int(inode), 0) + size
-        for entry in (about / "fd").iterdir():
+                range_start, _, range_end = address_range.partition("-")
+                mapped_size = int(range_end, 16) - int(range_start, 16)
+                file_sizes[int(inode)] = file_sizes.get(int(inode), 0) + mapped_size
+        for entry in (process_folder / "fd").iterdir():
             with contextlib.suppress(OSError):
                 stat = entry.stat()
                 if stat.st_dev == device and not stat.st_nlink:
-                    found[stat.st_ino] = stat.st_blocks * 512
-    return found
+                    file_sizes[stat.st_ino] = stat.st_blocks * 512
+    return file_sizes
 
 
-def checked(line: Any, place: int) -> None:
-    """Raises ValueError, TypeError or KeyError for a line that does not belong at this place."""
-    if place == 0:
+def check_line(line: Any, line_number: int) -> None:
+    """Raises ValueError, TypeError or KeyError for a line that does not belong at this position."""
+    if line_number == 0:
         if line not in ({"ready": True},) and set(line) != {"refused"}:
             raise ValueError("neither ready nor refused")
         return
     if "fault" in line:
-        kind, detail = line["fault"]
-        if kind not in FAULTS or not isinstance(detail, str):
+        fault_kind, detail = line["fault"]
+        if fault_kind not in FAULTS or not isinstance(detail, str):
             raise ValueError("no fault of ours")
-    elif place > 1:
-        unpacked(line["value"])
+    elif line_number > 1:
+        unpack_value(line["value"])
     elif line != {"loaded": True}:
         raise ValueError("not loaded")
-    if place > 1 and line["call"] != place - 2:
+    if line_number > 1 and line["call"] != line_number - 2:
         raise ValueError("another call's answer")
 
 
-def _fault(kind: str, detail: str = "") -> Answer:
-    shown = "".join(letter if letter.isprintable() else " " for letter in detail)
-    return Answer(None, kind, shown[:SHOWN])
+def _fault_answer(kind: str, detail: str = "") -> Answer:
+    printable_detail = "".join(letter if letter.isprintable() else " " for letter in detail)
+    return Answer(None, kind, printable_detail[:SHOWN])

@@ -34,54 +34,55 @@ SEVERAL = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
 # --- plain data
 
 
-def packed(value: Any) -> Any:
-    """A value as JSON can carry it, with its type. Raises TypeError for what is no plain data.
+def pack_value(value: Any) -> Any:
+    """Packs a value as JSON can carry it, with its type. Raises TypeError for what is no plain
+    data.
 
     Numbers, texts and None are themselves; of other types it is a dict with the type's name.
     """
     if value is None or isinstance(value, bool):
         return value
-    for kind in (int, float, str):
-        if isinstance(value, kind):
-            return kind(value)
+    for plain_type in (int, float, str):
+        if isinstance(value, plain_type):
+            return plain_type(value)
     if isinstance(value, dict):
-        return {"dict": [[packed(key), packed(one)] for key, one in value.items()]}
+        return {"dict": [[pack_value(key), pack_value(element)] for key, element in value.items()]}
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
-    for name, several in SEVERAL.items():
-        if isinstance(value, several):
-            return {name: [packed(one) for one in value]}
+    for type_name, collection_type in SEVERAL.items():
+        if isinstance(value, collection_type):
+            return {type_name: [pack_value(element) for element in value]}
     raise TypeError(f"a value of type {type(value).__name__} is no plain data")
 
 
-def unpacked(data: Any) -> Any:
-    """The value. Raises TypeError or ValueError for what `packed` does not give."""
+def unpack_value(data: Any) -> Any:
+    """Unpacks a value. Raises TypeError or ValueError for what `pack_value` does not give."""
     if data is None or isinstance(data, bool | int | float | str):
         return data
     if not isinstance(data, dict) or len(data) != 1:
         raise ValueError("this is no packed value")
-    ((name, inner),) = data.items()
-    if name == "bytes":
-        return bytes.fromhex(inner)
-    if name == "dict":
-        pairs = [(unpacked(key), unpacked(one)) for key, one in inner]
+    ((type_name, packed_content),) = data.items()
+    if type_name == "bytes":
+        return bytes.fromhex(packed_content)
+    if type_name == "dict":
+        pairs = [(unpack_value(key), unpack_value(element)) for key, element in packed_content]
         check_spread([key for key, _ in pairs])
         return dict(pairs)
-    if name not in SEVERAL or not isinstance(inner, list):
+    if type_name not in SEVERAL or not isinstance(packed_content, list):
         raise ValueError("this is no packed value")
-    several = [unpacked(one) for one in inner]
-    if name in ("set", "frozenset"):
-        check_spread(several)
-    return SEVERAL[name](several)
+    elements = [unpack_value(element) for element in packed_content]
+    if type_name in ("set", "frozenset"):
+        check_spread(elements)
+    return SEVERAL[type_name](elements)
 
 
 def check_spread(keys: list[Any]) -> None:
     """Raises ValueError where many keys have one hash, so that each is compared with all others."""
-    seen: dict[int, int] = {}
+    hash_counts: dict[int, int] = {}
     for key in keys:
-        mark = hash(key)
-        seen[mark] = seen.get(mark, 0) + 1
-        if seen[mark] > ALIKE:
+        key_hash = hash(key)
+        hash_counts[key_hash] = hash_counts.get(key_hash, 0) + 1
+        if hash_counts[key_hash] > ALIKE:
             raise ValueError(f"more than {ALIKE} keys have one hash")
 
 
@@ -123,107 +124,127 @@ LOAD, EQUAL, ANY, AND, RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
 Instruction = tuple[int, int, int, int]  # code, steps on if true, if false, operand
 
 
-def argument(place: int) -> Instruction:
+def load_argument(argument_index: int) -> Instruction:
     """Loads the low half of a call's argument."""
-    return (LOAD, 0, 0, 16 + 8 * place)
+    return (LOAD, 0, 0, 16 + 8 * argument_index)
 
 
 def seccomp_filter(machine: str) -> list[Instruction]:
     """Lets through what is PERMITTED, looks into fcntl and open, and refuses all others."""
-    mark, place, numbers = MACHINES[machine]
-    code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, mark), (RETURN, 0, 0, KILL), (LOAD, 0, 0, 0)]
-    for number in [both[place] for both in PERMITTED.values()]:
-        if number is not None:
-            code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ALLOW)]
-    looked_into = [(numbers["fcntl"], of_fcntl()), (numbers["openat"], of_open(2))]
-    if "open" in numbers:
-        looked_into.append((numbers["open"], of_open(1)))
-    for number, block in looked_into:
-        code += [(EQUAL, 0, len(block), number), *block]
-    return [*code, (RETURN, 0, 0, REFUSE)]
+    machine_mark, machine_index, call_numbers = MACHINES[machine]
+    instructions = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 1, 0, machine_mark),
+        (RETURN, 0, 0, KILL),
+        (LOAD, 0, 0, 0),
+    ]
+    for call_number in [machine_numbers[machine_index] for machine_numbers in PERMITTED.values()]:
+        if call_number is not None:
+            instructions += [(EQUAL, 0, 1, call_number), (RETURN, 0, 0, ALLOW)]
+    inspected_calls = [
+        (call_numbers["fcntl"], fcntl_rules()),
+        (call_numbers["openat"], open_rules(2)),
+    ]
+    if "open" in call_numbers:
+        inspected_calls.append((call_numbers["open"], open_rules(1)))
+    for call_number, check_block in inspected_calls:
+        instructions += [(EQUAL, 0, len(check_block), call_number), *check_block]
+    return [*instructions, (RETURN, 0, 0, REFUSE)]
 
 
-def of_fcntl() -> list[Instruction]:
-    block = [argument(1)]
+def fcntl_rules() -> list[Instruction]:
+    instructions = [load_argument(1)]
     for command in FCNTL:
-        block += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
-    return [*block, (RETURN, 0, 0, REFUSE)]
+        instructions += [(EQUAL, 0, 1, command), (RETURN, 0, 0, ALLOW)]
+    return [*instructions, (RETURN, 0, 0, REFUSE)]
 
 
-def of_open(place: int) -> list[Instruction]:
+def open_rules(argument_index: int) -> list[Instruction]:
     """Refuses to empty a file that is not opened for writing, which older kernels' Landlock does
     not see, the mode 3, which is neither reading nor writing, and files without a name.
     """
     return [
-        argument(place),
+        load_argument(argument_index),
         (ANY, 6, 0, O_TMPFILE),
         (AND, 0, 0, 3),
         (EQUAL, 4, 0, 3),
         (EQUAL, 0, 2, 0),
-        argument(place),
+        load_argument(argument_index),
         (ANY, 1, 0, O_TRUNC),
         (RETURN, 0, 0, ALLOW),
         (RETURN, 0, 0, REFUSE),
     ]
 
 
-def libc() -> Any:
+def load_libc() -> Any:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def done(result: int, what: str) -> int:
-    """The result of a call into the C library. Raises OSError where it failed."""
+def check_result(result: int, operation: str) -> int:
+    """Returns the result of a call into the C library. Raises OSError where it failed."""
     if result < 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        error_number = ctypes.get_errno()
+        raise OSError(error_number, f"{operation}: {os.strerror(error_number)}")
     return result
 
 
-def syscall(what: str, number: int, *arguments: Any) -> int:
-    given = [ctypes.c_long(one) if isinstance(one, int) else one for one in arguments]
-    return done(libc().syscall(ctypes.c_long(number), *given), what)
+def call_system(operation: str, number: int, *arguments: Any) -> int:
+    call_arguments = [
+        ctypes.c_long(call_argument) if isinstance(call_argument, int) else call_argument
+        for call_argument in arguments
+    ]
+    return check_result(load_libc().syscall(ctypes.c_long(number), *call_arguments), operation)
 
 
-def prctl(what: str, option: int, *arguments: Any) -> int:
-    given = [ctypes.c_ulong(one) if isinstance(one, int) else one for one in arguments]
-    given += [ctypes.c_ulong(0)] * (4 - len(given))
-    return done(libc().prctl(ctypes.c_int(option), *given), what)
+def call_prctl(operation: str, option: int, *arguments: Any) -> int:
+    call_arguments = [
+        ctypes.c_ulong(call_argument) if isinstance(call_argument, int) else call_argument
+        for call_argument in arguments
+    ]
+    call_arguments += [ctypes.c_ulong(0)] * (4 - len(call_arguments))
+    return check_result(load_libc().prctl(ctypes.c_int(option), *call_arguments), operation)
 
 
 def filter_calls(machine: str) -> None:
-    code = b"".join(struct.pack("HBBI", *one) for one in seccomp_filter(machine))
-    held = ctypes.create_string_buffer(code, len(code))
-    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
-    given = ctypes.create_string_buffer(program, len(program))
-    prctl("seccomp", 22, 2, ctypes.byref(given))  # PR_SET_SECCOMP, by a filter
+    filter_code = b"".join(
+        struct.pack("HBBI", *instruction) for instruction in seccomp_filter(machine)
+    )
+    code_buffer = ctypes.create_string_buffer(filter_code, len(filter_code))
+    filter_program = struct.pack("HxxxxxxP", len(filter_code) // 8, ctypes.addressof(code_buffer))
+    program_buffer = ctypes.create_string_buffer(filter_program, len(filter_program))
+    call_prctl("seccomp", 22, 2, ctypes.byref(program_buffer))  # PR_SET_SECCOMP, by a filter
 
 
 def drop_capabilities(machine: str) -> None:
-    head = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0), 8)
-    syscall("capset", MACHINES[machine][2]["capset"], ctypes.byref(head), ctypes.byref(
-        ctypes.create_string_buffer(24)
-    ))  # fmt: skip
+    capability_header = ctypes.create_string_buffer(struct.pack("Ii", 0x20080522, 0), 8)
+    capability_sets = ctypes.create_string_buffer(24)
+    number = MACHINES[machine][2]["capset"]
+    call_system("capset", number, ctypes.byref(capability_header), ctypes.byref(capability_sets))
 
 
 # --- files
 
 
-def libraries() -> list[str]:
-    """What may be read: the standard library, and the folders of the libraries that are loaded."""
-    found = [os.path.abspath(path) for path in sys.path if path]
-    found.append(os.path.join(sys.base_prefix, "lib"))
+def library_paths() -> list[str]:
+    """Returns the paths that may be read: the standard library, and the folders of the libraries
+    that are loaded.
+    """
+    candidate_paths = [os.path.abspath(path) for path in sys.path if path]
+    candidate_paths.append(os.path.join(sys.base_prefix, "lib"))
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
         for line in maps:
             path = line.rstrip("\n").partition("/")[2]
             if ".so" in os.path.basename(path):
-                found.append(os.path.dirname("/" + path))
-    found.append("/etc/ld.so.cache")
-    kept: list[str] = []
-    for path in sorted(set(found)):
-        below = any(path.startswith(other.rstrip("/") + "/") for other in kept)
-        if os.path.exists(path) and not below:
-            kept.append(path)
-    return kept
+                candidate_paths.append(os.path.dirname("/" + path))
+    candidate_paths.append("/etc/ld.so.cache")
+    library_folders: list[str] = []
+    for path in sorted(set(candidate_paths)):
+        is_below = any(
+            path.startswith(library_folder.rstrip("/") + "/") for library_folder in library_folders
+        )
+        if os.path.exists(path) and not is_below:
+            library_folders.append(path)
+    return library_folders
 
 
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
@@ -231,32 +252,32 @@ WRITE_FILE, REMOVE_FILE, MAKE_FILE, TRUNCATE = 1 << 1, 1 << 5, 1 << 8, 1 << 14
 RIGHTS = (13, 14, 15, 15, 16)  # how many kinds of access Landlock tells apart, by its version
 
 
-def by_landlock(machine: str, folder: str, space: int) -> None:
+def wall_by_landlock(machine: str, folder: str, space: int) -> None:
     """Leaves access to libraries and to the folder; the space is counted from outside. Names, sizes
     and times of other files can still be asked for.
     """
-    version = syscall("Landlock", 444, None, 0, 1)
-    every = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
-    given = ctypes.create_string_buffer(struct.pack("Q", every), 8)
-    rules = syscall("Landlock", 444, ctypes.byref(given), 8, 0)
+    version = call_system("Landlock", 444, None, 0, 1)
+    all_rights = (1 << RIGHTS[min(version, len(RIGHTS)) - 1]) - 1
+    rights_buffer = ctypes.create_string_buffer(struct.pack("Q", all_rights), 8)
+    rule_set = call_system("Landlock", 444, ctypes.byref(rights_buffer), 8, 0)
     try:
-        for path in libraries():
-            wanted = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE
-            _beneath(rules, path, wanted & every)
-        own = READ_FILE | READ_DIR | WRITE_FILE | REMOVE_FILE | MAKE_FILE | TRUNCATE
-        _beneath(rules, folder, own & every)
-        syscall("Landlock", 446, rules, 0)
+        for path in library_paths():
+            path_rights = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE
+            _allow_beneath(rule_set, path, path_rights & all_rights)
+        folder_rights = READ_FILE | READ_DIR | WRITE_FILE | REMOVE_FILE | MAKE_FILE | TRUNCATE
+        _allow_beneath(rule_set, folder, folder_rights & all_rights)
+        call_system("Landlock", 446, rule_set, 0)
     finally:
-        os.close(rules)
+        os.close(rule_set)
 
 
-def _beneath(rules: int, path: str, rights: int) -> None:
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+def _allow_beneath(rules: int, path: str, rights: int) -> None:
+    path_handle = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        given = ctypes.create_string_buffer(struct.pack("=Qi", rights, place), 12)
-        syscall(f"Landlock at {path}", 445, rules, 1, ctypes.byref(given), 0)
+        rule_buffer = ctypes.create_string_buffer(struct.pack("=Qi", rights, path_handle), 12)
+        call_system(f"Landlock at {path}", 445, rules, 1, ctypes.byref(rule_buffer), 0)
     finally:
-        os.close(place)
+        os.close(path_handle)
 
 
 FILES = 256  # that a program may have at once
@@ -275,74 +296,83 @@ DETACH = 2
 LASTING = ((2, 2), (4, 4), (8, 8), (1024, 1024), (2048, 2048), (4096, 1 << 21))
 
 
-def by_namespaces(machine: str, folder: str, space: int) -> None:
+def wall_by_namespaces(machine: str, folder: str, space: int) -> None:
     """Moves to a file system that holds libraries and the folder alone, and to no network. The
     folder is memory of so much space, whatever becomes of the files' names.
     """
     uid, gid = os.getuid(), os.getgid()
-    if libc().unshare(NEW_MOUNTS | NEW_NETWORK) < 0:  # only a privileged one may without the third
-        done(libc().unshare(NEW_MOUNTS | NEW_NETWORK | NEW_USER), "unshare")
+    if (
+        load_libc().unshare(NEW_MOUNTS | NEW_NETWORK) < 0
+    ):  # only a privileged one may without the third
+        check_result(load_libc().unshare(NEW_MOUNTS | NEW_NETWORK | NEW_USER), "unshare")
         for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"),
                            ("gid_map", f"{gid} {gid} 1")):  # fmt: skip
             with open(f"/proc/self/{name}", "w", encoding="utf-8") as file:
                 file.write(text)
-    mount(None, "/", None, RECURSIVE | PRIVATE)
-    root = os.path.join(os.path.dirname(folder), "root")
-    mount("tmpfs", root, "tmpfs", NO_SUID | NO_DEVICES, "size=1m,mode=755")
+    mount_path(None, "/", None, RECURSIVE | PRIVATE)
+    new_root = os.path.join(os.path.dirname(folder), "root")
+    mount_path("tmpfs", new_root, "tmpfs", NO_SUID | NO_DEVICES, "size=1m,mode=755")
     for name in os.listdir("/"):  # /lib is a link in most systems
         if os.path.islink(f"/{name}"):
-            os.symlink(os.readlink(f"/{name}"), f"{root}/{name}")
-    for path in libraries():
-        _bound(root, path, READ_ONLY)
-    os.makedirs(root + folder)
-    size = f"size={space},nr_inodes={FILES},mode=700"
-    mount("tmpfs", root + folder, "tmpfs", NO_SUID | NO_DEVICES, size)
-    os.chdir(root)
-    syscall("pivot_root", MACHINES[machine][2]["pivot"], b".", b".")
-    done(libc().umount2(b".", DETACH), "umount2")
-    mount(None, "/", None, REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES)
+            os.symlink(os.readlink(f"/{name}"), f"{new_root}/{name}")
+    for path in library_paths():
+        _bind_path(new_root, path, READ_ONLY)
+    os.makedirs(new_root + folder)
+    mount_options = f"size={space},nr_inodes={FILES},mode=700"
+    mount_path("tmpfs", new_root + folder, "tmpfs", NO_SUID | NO_DEVICES, mount_options)
+    os.chdir(new_root)
+    call_system("pivot_root", MACHINES[machine][2]["pivot"], b".", b".")
+    check_result(load_libc().umount2(b".", DETACH), "umount2")
+    mount_path(None, "/", None, REMOUNT | BIND | READ_ONLY | NO_SUID | NO_DEVICES)
     os.chdir(folder)
 
 
-def _bound(root: str, path: str, more: int) -> None:
+def _bind_path(root: str, path: str, extra_flags: int) -> None:
     """Makes `path` visible below a new root."""
-    place = root + path
+    target_path = root + path
     if os.path.isdir(path):
-        os.makedirs(place, exist_ok=True)
+        os.makedirs(target_path, exist_ok=True)
     else:
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        with open(place, "ab"):
+        os.makedirs(os.path.dirname(target_path), exist_ok=True)
+        with open(target_path, "ab"):
             pass
-    mount(path, place, None, BIND | RECURSIVE)
-    has = os.statvfs(place).f_flag
-    lasting = sum(flag for bit, flag in LASTING if has & bit)
-    mount(None, place, None, BIND | REMOUNT | NO_SUID | NO_DEVICES | lasting | more)
+    mount_path(path, target_path, None, BIND | RECURSIVE)
+    mount_flags = os.statvfs(target_path).f_flag
+    lasting_flags = sum(flag for bit, flag in LASTING if mount_flags & bit)
+    mount_path(
+        None, target_path, None, BIND | REMOUNT | NO_SUID | NO_DEVICES | lasting_flags | extra_flags
+    )
 
 
-def mount(source: str | None, place: str, kind: str | None, flags: int, data: str = "") -> None:
-    given = [None if one is None else os.fsencode(one) for one in (source, place, kind)]
-    result = libc().mount(*given, ctypes.c_ulong(flags), data.encode() or None)
-    done(result, f"mount at {place}")
+def mount_path(
+    source: str | None, target_path: str, system_type: str | None, flags: int, data: str = ""
+) -> None:
+    encoded_arguments = [
+        None if argument_text is None else os.fsencode(argument_text)
+        for argument_text in (source, target_path, system_type)
+    ]
+    result = load_libc().mount(*encoded_arguments, ctypes.c_ulong(flags), data.encode() or None)
+    check_result(result, f"mount at {target_path}")
 
 
 # The better ones first.
 WALLS: dict[str, Callable[[str, str, int], None]] = {
-    "namespaces": by_namespaces,
-    "landlock": by_landlock,
+    "namespaces": wall_by_namespaces,
+    "landlock": wall_by_landlock,
 }
 
 
 # --- the program
 
 
-def limit(limits: dict[str, int], parent: int) -> None:
+def set_limits(limits: dict[str, int], parent: int) -> None:
     """Sets what the kernel counts. Raises OSError where the parent has gone."""
     import resource
 
-    prctl("prctl", 1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with the thread that started it
+    call_prctl("prctl", 1, 9)  # PR_SET_PDEATHSIG, SIGKILL: it ends with the thread that started it
     if os.getppid() != parent:
         raise ProcessLookupError("the parent has gone")
-    bounds = {
+    resource_limits = {
         resource.RLIMIT_CPU: limits["cpu"],
         resource.RLIMIT_AS: limits["memory"],
         resource.RLIMIT_FSIZE: limits["disk"],
@@ -350,24 +380,26 @@ def limit(limits: dict[str, int], parent: int) -> None:
         resource.RLIMIT_NPROC: 0,
         resource.RLIMIT_CORE: 0,
     }
-    for name, most in bounds.items():
+    for name, soft_limit in resource_limits.items():
         # The first signal of too much CPU time can be caught, the second, a second later, cannot.
-        hard = most + 1 if name == resource.RLIMIT_CPU else most
-        resource.setrlimit(name, (most, hard))
+        hard_limit = soft_limit + 1 if name == resource.RLIMIT_CPU else soft_limit
+        resource.setrlimit(name, (soft_limit, hard_limit))
 
 
 def wall_in(way: str, request: dict[str, Any]) -> None:
-    """From here on nothing outside can be reached. Raises OSError where that cannot be had."""
+    """Walls the process in: from here on it reaches nothing outside. Raises OSError where that
+    cannot be had.
+    """
     machine = os.uname().machine
-    limit(request["limits"], request["parent"])
-    prctl("no_new_privs", 38, 1)  # PR_SET_NO_NEW_PRIVS, without which others may not filter
+    set_limits(request["limits"], request["parent"])
+    call_prctl("no_new_privs", 38, 1)  # PR_SET_NO_NEW_PRIVS, without which others may not filter
     WALLS[way](machine, os.getcwd(), request["limits"]["disk"])
     drop_capabilities(machine)
     filter_calls(machine)
 
 
-def loaded(source: str) -> ModuleType:
-    """The program as a module named `program`."""
+def load_program(source: str) -> ModuleType:
+    """Loads the program as a module named `program`."""
     import importlib.abc
     import importlib.util
 
@@ -378,53 +410,60 @@ def loaded(source: str) -> ModuleType:
         def get_data(self, path: str | bytes) -> bytes:
             return source.encode()
 
-    spec = importlib.util.spec_from_loader("program", Given())
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+    module_spec = importlib.util.spec_from_loader("program", Given())
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
     sys.modules["program"] = module
-    spec.loader.exec_module(module)
+    module_spec.loader.exec_module(module)
     return module
 
 
-def fault(error: BaseException) -> list[str]:
-    """What kind of fault an error is, and one line about it."""
-    kinds = {SyntaxError: "syntax", MemoryError: "memory"}
-    kind = next((name for one, name in kinds.items() if isinstance(error, one)), "raised")
+def describe_fault(error: BaseException) -> list[str]:
+    """Returns the kind of fault that an error is, and one line about it."""
+    kind_by_error = {SyntaxError: "syntax", MemoryError: "memory"}
+    fault_kind = next(
+        (name for error_type, name in kind_by_error.items() if isinstance(error, error_type)),
+        "raised",
+    )
     if isinstance(error, OSError) and error.errno in FULL:
-        kind = "disk"
+        fault_kind = "disk"
     try:
-        said = " ".join(str(error).split())
+        error_text = " ".join(str(error).split())
     except BaseException:  # even this is the program's code
-        said = ""
+        error_text = ""
     name = type(error).__name__
-    return [kind, (f"{name}: {said}" if said else name)[:SHOWN]]
+    return [fault_kind, (f"{name}: {error_text}" if error_text else name)[:SHOWN]]
 
 
-def answered(module: ModuleType, call: Sequence[Any], most: int) -> dict[str, Any]:
-    """The value of a call, or what was wrong with it."""
-    name, args, named = call
+def answer_call(module: ModuleType, call: Sequence[Any], max_length: int) -> dict[str, Any]:
+    """Calls a function; returns its value, or the fault."""
+    name, args, keyword_args = call
     function: Any = module
-    for part in name.split("."):
-        function = getattr(function, part, None)
+    for name_part in name.split("."):
+        function = getattr(function, name_part, None)
     if not callable(function):
         return {"fault": ["missing", f"there is no function {name}"]}
     try:
-        value = function(*unpacked(args), **unpacked(named))
+        value = function(*unpack_value(args), **unpack_value(keyword_args))
     except BaseException as error:  # SystemExit is no way out
-        return {"fault": fault(error)}
+        return {"fault": describe_fault(error)}
     try:
-        told = {"value": packed(value)}
-        size = len(json.dumps(told))
+        packed_answer = {"value": pack_value(value)}
+        answer_length = len(json.dumps(packed_answer))
     except BaseException as error:
-        return {"fault": ["opaque", fault(error)[1]]}
-    return told if size <= most else {"fault": ["opaque", "the value is too long to compare"]}
+        return {"fault": ["opaque", describe_fault(error)[1]]}
+    return (
+        packed_answer
+        if answer_length <= max_length
+        else {"fault": ["opaque", "the value is too long to compare"]}
+    )
 
 
-def main(way: str, pipe: int) -> None:
+def serve_request(way: str, pipe: int) -> None:
     request = json.loads(sys.stdin.buffer.read())
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
+    null_device = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null_device, 0)
+    os.close(null_device)
 
     def tell(**line: Any) -> None:
         os.write(pipe, json.dumps(line).encode() + b"\n")
@@ -436,18 +475,18 @@ def main(way: str, pipe: int) -> None:
         return
     tell(ready=True)
     try:
-        module = loaded(request["program"])
+        module = load_program(request["program"])
     except BaseException as error:
-        tell(fault=fault(error))
+        tell(fault=describe_fault(error))
         return
     tell(loaded=True)
     for number, call in enumerate(request["calls"]):
-        tell(call=number, **answered(module, call, request["limits"]["answer"]))
+        tell(call=number, **answer_call(module, call, request["limits"]["answer"]))
 
 
 if __name__ == "__main__":
     try:
-        main(sys.argv[1], int(sys.argv[2]))
+        serve_request(sys.argv[1], int(sys.argv[2]))
         sys.stdout.flush()
     finally:
         os._exit(0)  # nothing that the program has left for the end is run

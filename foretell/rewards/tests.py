@@ -33,8 +33,8 @@ from pathlib import Path
 
 from foretell.errors import BadConfig
 from foretell.rewards.base import Reward
-from foretell.rewards.cases import Cases, read_cases, verdicts
-from foretell.rewards.sandbox import MEGABYTE, Limits, walls
+from foretell.rewards.cases import Cases, judge_program, read_cases
+from foretell.rewards.sandbox import MEGABYTE, Limits, find_walls
 
 FENCED = re.compile(r"^[ \t]*```[^\n`]*\n(.*?)(?:^[ \t]*```|\Z)", re.DOTALL | re.MULTILINE)
 SIDE_BY_SIDE = 4  # programs that run at once
@@ -42,7 +42,7 @@ SIDE_BY_SIDE = 4  # programs that run at once
 
 @dataclass(frozen=True)
 class Tests(Reward):
-    """With a file, and limits of a program."""
+    """A file of tests, and the limits of a program."""
 
     path: str = ""  # the file of tests
     name: str = ""  # of the line whose tests count; without one, that with the request's prompt
@@ -62,33 +62,33 @@ class Tests(Reward):
         rows = read_cases(self.path)
         if self.name and self.name not in {row.name for row in rows}:
             raise BadConfig(f"tests:name={self.name!r}: {self.path} has no line of that name")
-        walls()  # so that a machine without them is known before anything is computed
+        find_walls()  # so that a machine without them is known before anything is computed
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
         """Raises BadConfig where no line of the file is about the prompt."""
-        cases = self.cases(prompt)
+        cases = self.find_cases(prompt)
         limits = Limits(self.seconds, int(self.seconds) + 1, self.memory * MEGABYTE)
-        programs = [program_of(text, cases.prompt or prompt, cases) for text in texts]
+        program_texts = [program_of(text, cases.prompt or prompt, cases) for text in texts]
 
         def share(program: str) -> float:
-            found = verdicts(program, cases.tests, limits)
+            found = judge_program(program, cases.tests, limits)
             return sum(found) / len(found)
 
-        if len(programs) < 2:
-            return [share(program) for program in programs]
+        if len(program_texts) < 2:
+            return [share(program) for program in program_texts]
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
-            return list(pool.map(share, programs))
+            return list(pool.map(share, program_texts))
 
-    def cases(self, prompt: str) -> Cases:
-        """Those of the name, or of the longest prompt that stands in this one."""
-        rows = read_cases(self.path)
+    def find_cases(self, prompt: str) -> Cases:
+        """Finds the tests of the name, or of the longest prompt that stands in this one."""
+        case_rows = read_cases(self.path)
         if self.name:
-            return next(row for row in rows if row.name == self.name)
-        about = [row for row in rows if row.prompt and row.prompt.strip() in prompt]
-        if about:
-            return max(about, key=lambda row: len(row.prompt))
-        if len(rows) == 1 and not rows[0].prompt:
-            return rows[0]
+            return next(row for row in case_rows if row.name == self.name)
+        matching_rows = [row for row in case_rows if row.prompt and row.prompt.strip() in prompt]
+        if matching_rows:
+            return max(matching_rows, key=lambda row: len(row.prompt))
+        if len(case_rows) == 1 and not case_rows[0].prompt:
+            return case_rows[0]
         raise BadConfig(
             f"tests: no line of {Path(self.path).name} has a prompt that stands in the request's; "
             "add one, or choose a line by name="
@@ -96,14 +96,16 @@ class Tests(Reward):
 
 
 def program_of(text: str, prompt: str, cases: Cases) -> str:
-    """The code of an answer to a prompt.
+    """Extracts the code of an answer to a prompt.
 
     That is a fenced block that has the function which the tests call first, or the whole text if
     that has it, else what the prompt begins and the text goes on with.
     """
-    name = cases.tests[0].call.name.partition(".")[0]
-    defined = re.compile(rf"^(?:(?:async )?def|class) {name}\b|^{name}\b[^\n=]*=[^=]", re.MULTILINE)
+    function_name = cases.tests[0].call.name.partition(".")[0]
+    definition_pattern = re.compile(
+        rf"^(?:(?:async )?def|class) {function_name}\b|^{function_name}\b[^\n=]*=[^=]", re.MULTILINE
+    )
     for code in (*FENCED.findall(text), text):
-        if defined.search(code):
+        if definition_pattern.search(code):
             return str(code)
     return prompt + text

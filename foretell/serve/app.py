@@ -21,9 +21,9 @@ from starlette.responses import FileResponse, Response
 from starlette.routing import Route
 
 import foretell
-from foretell.api.defaults import baseline
+from foretell.api.defaults import baseline_method
 from foretell.constraints.grammar_trials import TRIALS
-from foretell.serve.bodies import LARGE, read
+from foretell.serve.bodies import LARGE, read_body
 from foretell.serve.errors import ApiError
 from foretell.serve.guard import Guard
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Request
@@ -40,10 +40,10 @@ for _status in (400, 401, 404, 408, 413, 415, 429, 500, 503):
     ERRORS[_status] = {"description": HTTPStatus(_status).phrase}
 
 
-def build(served: Served, settings: Settings | None = None) -> FastAPI:
-    """The application. Its `state.service` is the Service behind it."""
+def build_app(served: Served, settings: Settings | None = None) -> FastAPI:
+    """Builds the application. Its `state.service` is the Service behind it."""
     settings = settings or Settings()
-    service = Service(served, settings)
+    answer_service = Service(served, settings)
     app = FastAPI(
         title="foretell",
         version=foretell.__version__,
@@ -54,13 +54,13 @@ def build(served: Served, settings: Settings | None = None) -> FastAPI:
         dependencies=[Depends(HTTPBearer(auto_error=False))],  # said in the description
         responses=ERRORS,
     )
-    app.state.service = service
+    app.state.service = answer_service
     _add_errors(app)
-    _add_completions(app, service)
-    _add_numbers(app, service)
+    _add_completions(app, answer_service)
+    _add_numbers(app, answer_service)
     _add_page(app)
-    _describe(app)
-    app.add_middleware(Guard, settings=settings, told=service.metrics.response)
+    _describe_bodies(app)
+    app.add_middleware(Guard, settings=settings, report_status=answer_service.metrics.note_response)
     if settings.origins:
         app.add_middleware(
             CORSMiddleware,
@@ -72,15 +72,17 @@ def build(served: Served, settings: Settings | None = None) -> FastAPI:
 
 
 def _add_page(app: FastAPI) -> None:
-    """A path for each file of the page, so that other paths are answered as what they are."""
-    for file in PAGE.rglob("*.*"):
-        name = file.relative_to(PAGE).as_posix()
-        paths = ["/", f"/{name}"] if name == "index.html" else [f"/{name}"]
-        for path in paths:
-            app.router.routes.append(Route(path, _sender(file), methods=["GET", "HEAD"]))
+    """Adds a path for each file of the page, so that other paths are answered as what they are."""
+    for page_file in PAGE.rglob("*.*"):
+        file_name = page_file.relative_to(PAGE).as_posix()
+        route_paths = ["/", f"/{file_name}"] if file_name == "index.html" else [f"/{file_name}"]
+        for route_path in route_paths:
+            app.router.routes.append(
+                Route(route_path, _file_sender(page_file), methods=["GET", "HEAD"])
+            )
 
 
-def _sender(file: Path) -> Callable[[HttpRequest], Awaitable[Response]]:
+def _file_sender(file: Path) -> Callable[[HttpRequest], Awaitable[Response]]:
     async def send(request: HttpRequest) -> Response:
         # Asked for anew each time: an old module must not meet a new one.
         return FileResponse(file, headers={"Cache-Control": "no-cache"})
@@ -90,16 +92,18 @@ def _sender(file: Path) -> Callable[[HttpRequest], Awaitable[Response]]:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    loop = asyncio.get_running_loop()
-    loop.set_default_executor(ThreadPoolExecutor(WORKERS, thread_name_prefix="foretell-serve"))
-    watch = asyncio.create_task(app.state.service.health.watch())
+    event_loop = asyncio.get_running_loop()
+    event_loop.set_default_executor(
+        ThreadPoolExecutor(WORKERS, thread_name_prefix="foretell-serve")
+    )
+    health_task = asyncio.create_task(app.state.service.health.watch_idle())
     try:
         yield
     finally:
-        TRIALS.end()
-        watch.cancel()
+        TRIALS.end_processes()
+        health_task.cancel()
         with suppress(asyncio.CancelledError):
-            await watch
+            await health_task
 
 
 def _add_errors(app: FastAPI) -> None:
@@ -109,60 +113,62 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def plain(request: HttpRequest, error: HTTPException) -> Response:
-        where = f"{request.method} {request.url.path}"
+        request_line = f"{request.method} {request.url.path}"
         message = {
-            404: f"{where}: there is nothing here",
-            405: f"{where}: not this method",
+            404: f"{request_line}: there is nothing here",
+            405: f"{request_line}: not this method",
         }.get(error.status_code, str(error.detail))
         headers = error.headers
         return error_response(ApiError(message, status=error.status_code, headers=headers))
 
 
 def _add_completions(app: FastAPI, service: Service) -> None:
-    async def answer(http: HttpRequest, kind: type[Request]) -> Response:
-        key, client = http.state.key, http.state.client
-        service.gate.check(key)
-        body = await read(http, service.arriving, service.values)
-        asker = Asker(key, client, http.state.arrived, len(body) > LARGE)
-        request = await while_there(http, service.read(kind, body, asker))
+    async def answer(http_request: HttpRequest, kind: type[Request]) -> Response:
+        api_key, client = http_request.state.key, http_request.state.client
+        service.gate.check_key(api_key)
+        body = await read_body(http_request, service.arriving, service.values)
+        asker = Asker(api_key, client, http_request.state.arrived, len(body) > LARGE)
+        request = await while_there(http_request, service.read_request(kind, body, asker))
         if request.stream:
-            return EventStream(service.stream(request, asker), service.settings.patience)
-        return json_response(await while_there(http, service.whole(request, asker)))
+            return EventStream(service.answer_stream(request, asker), service.settings.patience)
+        return json_response(await while_there(http_request, service.answer_whole(request, asker)))
 
-    @app.post("/v1/completions", openapi_extra=_body(CompletionRequest))
+    @app.post("/v1/completions", openapi_extra=_body_schema(CompletionRequest))
     async def completions(http: HttpRequest) -> Response:
         """Continues a text, or several."""
         return await answer(http, CompletionRequest)
 
-    @app.post("/v1/chat/completions", openapi_extra=_body(ChatRequest))
+    @app.post("/v1/chat/completions", openapi_extra=_body_schema(ChatRequest))
     async def chat_completions(http: HttpRequest) -> Response:
         """Answers in a conversation."""
         return await answer(http, ChatRequest)
 
 
-def _body(kind: type[Request]) -> dict[str, Any]:
-    """What the description says of a body, which FastAPI does not read: it would on the loop."""
+def _body_schema(kind: type[Request]) -> dict[str, Any]:
+    """The description of a body, which FastAPI does not read: it would on the loop."""
     content = {"application/json": {"schema": {"$ref": SCHEMAS.format(model=kind.__name__)}}}
     return {"requestBody": {"required": True, "content": content}}
 
 
-def _describe(app: FastAPI) -> None:
+def _describe_bodies(app: FastAPI) -> None:
     """Adds the bodies to the description of the routes."""
-    plain = app.openapi
+    plain_openapi = app.openapi
 
     def described() -> dict[str, Any]:
-        document = plain()
-        kinds: list[Any] = [(kind, "validation") for kind in (CompletionRequest, ChatRequest)]
-        bodies = models_json_schema(kinds, ref_template=SCHEMAS)[1]["$defs"]
-        document.setdefault("components", {}).setdefault("schemas", {}).update(bodies)
-        return document
+        description_document = plain_openapi()
+        body_kinds: list[Any] = [(kind, "validation") for kind in (CompletionRequest, ChatRequest)]
+        body_schemas = models_json_schema(body_kinds, ref_template=SCHEMAS)[1]["$defs"]
+        description_document.setdefault("components", {}).setdefault("schemas", {}).update(
+            body_schemas
+        )
+        return description_document
 
     app.openapi = described  # type: ignore[method-assign]
 
 
 def _add_numbers(app: FastAPI, service: Service) -> None:
     served = service.served
-    about = {
+    model_card = {
         "id": served.name,
         "object": "model",
         "created": served.since,
@@ -172,12 +178,12 @@ def _add_numbers(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        """The one model that is served."""
-        return json_response({"object": "list", "data": [about]})
+        """Lists the one model that is served."""
+        return json_response({"object": "list", "data": [model_card]})
 
     @app.get("/v1/models/{name:path}")
     async def model(name: str) -> Response:
-        """What is said of a model."""
+        """Describes a model."""
         if name != served.name:
             raise ApiError(
                 f"the model {name!r} is not served here",
@@ -185,12 +191,12 @@ def _add_numbers(app: FastAPI, service: Service) -> None:
                 "model_not_found",
                 HTTPStatus.NOT_FOUND,
             )
-        return json_response(about)
+        return json_response(model_card)
 
     @app.get("/health")
     async def health() -> Response:
-        """Whether the server takes requests, and what the last check of its caches found."""
-        document = service.health.document()
+        """Tells whether the server takes requests, and what the last check of its caches found."""
+        document = service.health.describe_health()
         status = 200 if document["status"] == "ok" else HTTPStatus.SERVICE_UNAVAILABLE
         return json_response(document, status)
 
@@ -200,19 +206,19 @@ def _add_numbers(app: FastAPI, service: Service) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """Numbers for Prometheus."""
-        return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)
+        """Gives the numbers for Prometheus."""
+        return Response(service.metrics.render_text(), media_type=CONTENT_TYPE_LATEST)
 
     @app.get("/foretell/status")
     async def status() -> Response:
-        """What the engine does and has done, and the methods that a request may name."""
+        """Tells what the engine does and has done, and the methods that a request may name."""
         numbers = served.lm.engine.status()
         names = {
             "model": served.name,
             "computed_by": served.computed_by,
-            "context": about["max_model_len"],
-            "method": served.about(service.settings.bounds.method)[0],
+            "context": model_card["max_model_len"],
+            "method": served.describe_method(service.settings.bounds.method)[0],
             "methods": served.methods,
-            "plain": baseline(served.lm.models["target"]),
+            "plain": baseline_method(served.lm.models["target"]),
         }
         return json_response(numbers | names)

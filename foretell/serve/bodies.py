@@ -22,8 +22,8 @@ VALUES = 2**18  # of a body, unless the model's context holds more
 
 
 class Extent:
-    """Counts what a JSON text in UTF-8 holds, part by part: values, and how deep they lie. Of what
-    is no JSON it counts what comes before the fault.
+    """Counts what a JSON text in UTF-8 holds, part by part: values, and how deep they lie. In a
+    text that is no JSON it counts what comes before the fault.
     """
 
     def __init__(self) -> None:
@@ -33,27 +33,31 @@ class Extent:
         self._quoted = False  # the next byte stands in a text
         self._escaped = False  # and means itself
 
-    def add(self, part: bytes) -> None:
-        part = part[self._escaped :]
-        self._escaped = (len(part) - len(part.rstrip(b"\\"))) % 2 == 1
-        plain = part[: len(part) - self._escaped].replace(b"\\\\", b"").replace(b'\\"', b"")
-        pieces = plain.split(b'"')
-        outside = np.frombuffer(b"".join(pieces[self._quoted :: 2]), np.uint8)
-        self._quoted ^= len(pieces) % 2 == 0
-        opened = (outside == ord("[")) | (outside == ord("{"))
-        closed = (outside == ord("]")) | (outside == ord("}"))
-        self.values += int(opened.sum() + (outside == ord(",")).sum())
-        if opened.any() or closed.any():
-            depths = self._depth + np.cumsum(opened.astype(np.int32) - closed.astype(np.int32))
+    def add_part(self, body_part: bytes) -> None:
+        body_part = body_part[self._escaped :]
+        self._escaped = (len(body_part) - len(body_part.rstrip(b"\\"))) % 2 == 1
+        unescaped_part = (
+            body_part[: len(body_part) - self._escaped].replace(b"\\\\", b"").replace(b'\\"', b"")
+        )
+        quoted_pieces = unescaped_part.split(b'"')
+        outside_bytes = np.frombuffer(b"".join(quoted_pieces[self._quoted :: 2]), np.uint8)
+        self._quoted ^= len(quoted_pieces) % 2 == 0
+        opened_mask = (outside_bytes == ord("[")) | (outside_bytes == ord("{"))
+        closed_mask = (outside_bytes == ord("]")) | (outside_bytes == ord("}"))
+        self.values += int(opened_mask.sum() + (outside_bytes == ord(",")).sum())
+        if opened_mask.any() or closed_mask.any():
+            depths = self._depth + np.cumsum(
+                opened_mask.astype(np.int32) - closed_mask.astype(np.int32)
+            )
             self.deepest = max(self.deepest, int(depths.max()))
             self._depth = int(depths[-1])
 
-    def check(self, most: int) -> None:
-        """Raises ApiError for more values than `most`, or deeper ones than can be read."""
-        if self.values > most:
+    def check_limits(self, max_values: int) -> None:
+        """Raises ApiError for more values than `max_values`, or deeper ones than can be read."""
+        if self.values > max_values:
             raise ApiError(
-                f"the body has more than {most} values; send several requests, or texts in place "
-                "of token ids",
+                f"the body has more than {max_values} values; send several requests, or texts in "
+                "place of token ids",
                 code="request_too_large",
                 status=HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
                 headers={"Connection": "close"},
@@ -67,36 +71,37 @@ class Extent:
             )
 
 
-async def read(http: HttpRequest, turns: Turns, most: int) -> bytes:
-    """The body. Raises ApiError where it is too much, and Gone where the client leaves.
+async def read_body(http: HttpRequest, turns: Turns, max_values: int) -> bytes:
+    """Reads the body of a request. Raises ApiError where it is too much, and Gone where the client
+    leaves.
 
-    While a large one comes, and until it is whole, it has one of the `turns`.
+    While a large body comes, and until it is complete, it has one of the `turns`.
     """
-    kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (
-        kind.startswith("application/") and kind.endswith("+json")
+    content_type = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if content_type != "application/json" and not (
+        content_type.startswith("application/") and content_type.endswith("+json")
     ):
         raise no_object()
     extent = Extent()
-    parts: list[bytes] = []
-    size = 0
+    body_parts: list[bytes] = []
+    body_size = 0
     client = http.state.client
-    taken = False
+    has_turn = False
     try:
         async for part in http.stream():
-            size += len(part)
-            extent.add(part)
-            extent.check(most)
-            parts.append(part)
-            if size > LARGE and not taken:
-                await turns.take(client)
-                taken = True
+            body_size += len(part)
+            extent.add_part(part)
+            extent.check_limits(max_values)
+            body_parts.append(part)
+            if body_size > LARGE and not has_turn:
+                await turns.take_turn(client)
+                has_turn = True
     except ClientDisconnect:
         raise Gone from None
     finally:
-        if taken:
-            turns.give(client)
-    return b"".join(parts)
+        if has_turn:
+            turns.end_turn(client)
+    return b"".join(body_parts)
 
 
 def no_object() -> ApiError:

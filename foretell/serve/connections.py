@@ -24,30 +24,34 @@ PARTS = 1024  # of a body that may be tiny
 SMALLEST = 64  # bytes that its other parts have on average: each costs the loop the same time
 
 
-def room() -> tuple[int, int]:
-    """Connections that there may be, and of these, those that may be taken in at once: a loop takes
-    in all that wait before it looks at any.
+def connection_limits() -> tuple[int, int]:
+    """Returns how many connections there may be, and how many of these may be taken in at once: a
+    loop takes in all that wait before it looks at any.
     """
-    free = 2 * MOST
+    free_descriptors = 2 * MOST
     try:
         import resource
 
-        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        if limit != resource.RLIM_INFINITY:
-            free = min(free, limit - len(os.listdir("/proc/self/fd")) - SPARE)
+        descriptor_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if descriptor_limit != resource.RLIM_INFINITY:
+            free_descriptors = min(
+                free_descriptors, descriptor_limit - len(os.listdir("/proc/self/fd")) - SPARE
+            )
     except (ImportError, OSError):  # no such numbers on this system
         pass
-    at_once = max(8, min(512, free // 3))
-    return max(8, min(MOST, free - at_once)), at_once
+    at_once = max(8, min(512, free_descriptors // 3))
+    return max(8, min(MOST, free_descriptors - at_once)), at_once
 
 
 class Config(uvicorn.Config):
-    """Uvicorn's configuration: its own words are few. `patience`: seconds that a body may take."""
+    """Uvicorn's configuration, which has few options here. `patience`: seconds that a body may
+    take.
+    """
 
     def __init__(self, app: Any, patience: float = 30.0, **options: Any):
         self.patience = patience
-        self.most, at_once = room()
-        fixed: dict[str, Any] = {
+        self.most, at_once = connection_limits()
+        fixed_options: dict[str, Any] = {
             "http": Protocol,
             "ws": "none",
             "lifespan": "on",
@@ -59,11 +63,11 @@ class Config(uvicorn.Config):
             "timeout_graceful_shutdown": 2,
             "backlog": at_once,
         }
-        super().__init__(app, **(fixed | options))
+        super().__init__(app, **(fixed_options | options))
 
 
 class Parts(h11.Connection):
-    """Refuses a body that comes in very many tiny parts."""
+    """A connection that refuses a body which comes in very many tiny parts."""
 
     parts = size = 0
 
@@ -80,7 +84,7 @@ class Parts(h11.Connection):
 
 
 class Protocol(H11Protocol):
-    """HTTP that closes a connection whose request does not come."""
+    """The HTTP protocol, closing a connection whose request does not come."""
 
     config: Config
 
@@ -93,7 +97,7 @@ class Protocol(H11Protocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
-        self._follow()
+        self._follow_stage()
         self._make_room()
 
     def data_received(self, data: bytes) -> None:
@@ -102,7 +106,7 @@ class Protocol(H11Protocol):
         except h11.LocalProtocolError:  # nonsense came, and no answer to it can be sent any more
             self.transport.close()
             return
-        self._follow()
+        self._follow_stage()
 
     def send_400_response(self, msg: str) -> None:
         if self.cycle is not None and not self.cycle.response_complete:
@@ -113,10 +117,10 @@ class Protocol(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self.since = self.loop.time()
-        self._follow()
+        self._follow_stage()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop()
+        self._stop_timer()
         super().connection_lost(exc)
 
     # --- time
@@ -126,66 +130,68 @@ class Protocol(H11Protocol):
         return self.client[0] if self.client else ""
 
     @property
-    def waits(self) -> bool:
+    def is_waiting(self) -> bool:
         """Whether it waits for its client, for more of a request or for the next one."""
         return bool(self.stage) or self.conn.their_state is h11.IDLE
 
-    def _stage(self) -> str:
-        theirs = self.conn.their_state
-        if theirs is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
+    def _current_stage(self) -> str:
+        client_state = self.conn.their_state
+        if client_state is h11.IDLE and (self.cycle is None or self.conn.trailing_data[0]):
             return "head"
-        if theirs is h11.SEND_BODY and self.cycle is not None:
+        if client_state is h11.SEND_BODY and self.cycle is not None:
             return "rest" if self.cycle.response_complete else "body"
         return ""  # between two requests uvicorn looks at the time
 
-    def _follow(self) -> None:
-        """The time of a stage begins with it, whatever comes meanwhile."""
-        stage = "" if self.transport.is_closing() else self._stage()
+    def _follow_stage(self) -> None:
+        """Starts the time of a stage as it begins, whatever comes meanwhile."""
+        stage = "" if self.transport.is_closing() else self._current_stage()
         if stage != self.stage:
-            self._stop()
+            self._stop_timer()
             self.stage = stage
-            self._start()
+            self._start_timer()
 
-    def _start(self) -> None:
-        seconds = {
+    def _start_timer(self) -> None:
+        stage_seconds = {
             "head": HEADER_SECONDS,
             "body": self.config.patience + LINGER_SECONDS,  # the application tells the client first
             "rest": LINGER_SECONDS,
         }
         if self.stage:
-            self._timer = self.loop.call_later(seconds[self.stage], self._late)
+            self._timer = self.loop.call_later(stage_seconds[self.stage], self._end_late)
 
-    def _stop(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
-    def _late(self) -> None:
+    def _end_late(self) -> None:
         if self.stage == "body" and self.flow.read_paused:  # it is we who do not read
-            self._start()
+            self._start_timer()
         else:
-            self._end()
+            self._end_connection()
 
-    def _end(self) -> None:
-        self._stop()
+    def _end_connection(self) -> None:
+        self._stop_timer()
         self.connections.discard(self)
         self.transport.abort()
 
     # --- how many there are
 
     def _make_room(self) -> None:
-        """Ends who has waited longest where there are too many."""
-        waiting: dict[str, list[Protocol]] = defaultdict(list)
-        for other in self.connections:
-            if isinstance(other, Protocol) and other.waits:
-                waiting[other.peer].append(other)
-        mine = [other for other in waiting[self.peer] if other.stage]
-        if len(mine) > max(4, self.config.most // 2):
-            _longest(mine)._end()
+        """Ends the connection that has waited longest where there are too many."""
+        waiting_by_peer: dict[str, list[Protocol]] = defaultdict(list)
+        for connection in self.connections:
+            if isinstance(connection, Protocol) and connection.is_waiting:
+                waiting_by_peer[connection.peer].append(connection)
+        peer_connections = [
+            connection for connection in waiting_by_peer[self.peer] if connection.stage
+        ]
+        if len(peer_connections) > max(4, self.config.most // 2):
+            _longest_waiting(peer_connections)._end_connection()
         elif len(self.connections) > self.config.most:
-            most = max(waiting.values(), key=len) or [self]
-            _longest(most)._end()
+            largest_group = max(waiting_by_peer.values(), key=len) or [self]
+            _longest_waiting(largest_group)._end_connection()
 
 
-def _longest(waiting: list[Protocol]) -> Protocol:
-    return min(waiting, key=lambda one: one.since)
+def _longest_waiting(waiting_connections: list[Protocol]) -> Protocol:
+    return min(waiting_connections, key=lambda connection: connection.since)

@@ -62,9 +62,9 @@ FIELDS_OF_ARGUMENTS = ARGUMENTS | {
 
 
 class ApiError(Exception):
-    """A request is refused.
+    """The refusal of a request.
 
-    `param`: the field at fault, as in `messages.0.role`. `headers`: beside the answer.
+    `param`: the field at fault, as in `messages.0.role`. `headers`: sent beside the answer.
     """
 
     def __init__(
@@ -89,8 +89,8 @@ class ApiError(Exception):
             return "server_error"
         return TYPES.get(self.status, "invalid_request_error")
 
-    def body(self) -> dict[str, Any]:
-        """What is sent."""
+    def json_body(self) -> dict[str, Any]:
+        """The body that is sent for this error."""
         return {
             "error": {
                 "message": self.message,
@@ -115,32 +115,34 @@ ONCE = {"x-should-retry": "false"}
 
 
 def of_ours(error: ForetellError) -> ApiError:
-    """What the engine refused. A request that broke says no more than that: the log has it all."""
-    status, code = _kind(error)
+    """The refusal for an error of the engine. A request that broke says no more than that: the log
+    has the details.
+    """
+    status_code, error_code = _status_and_code(error)
     message = str(error)
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:
+    if status_code == HTTPStatus.INTERNAL_SERVER_ERROR:
         message = "the request failed"
-    headers = ONCE if status == HTTPStatus.REQUEST_TIMEOUT else {}
-    if isinstance(error, Unsupported) and _argument(message) is None:
-        return ApiError(f"method: {message}", "method", code, status, headers)
-    return ApiError(message, _argument(message), code, status, headers)
+    headers = ONCE if status_code == HTTPStatus.REQUEST_TIMEOUT else {}
+    if isinstance(error, Unsupported) and _find_field(message) is None:
+        return ApiError(f"method: {message}", "method", error_code, status_code, headers)
+    return ApiError(message, _find_field(message), error_code, status_code, headers)
 
 
-def _kind(error: ForetellError) -> tuple[int, str]:
-    """Status and code."""
-    for kind, status, code in KINDS:
-        if isinstance(error, kind):
+def _status_and_code(error: ForetellError) -> tuple[int, str]:
+    """Returns the HTTP status and the code of an error."""
+    for error_kind, status, code in KINDS:
+        if isinstance(error, error_kind):
             return status, code
     return HTTPStatus.INTERNAL_SERVER_ERROR, "model_error"
 
 
-def _argument(message: str) -> str | None:
-    """The field that a message of ours begins with, as in `top_p=2: must be ...`, or that a method
-    refuses.
+def _find_field(message: str) -> str | None:
+    """Finds the field that a message of ours begins with, as in `top_p=2: must be ...`, or that a
+    method refuses.
     """
     for argument, field in FIELDS_OF_ARGUMENTS.items():
-        rest = message.removeprefix(argument)
-        if rest != message and not (rest[:1].isalnum() or rest[:1] == "_"):
+        message_rest = message.removeprefix(argument)
+        if message_rest != message and not (message_rest[:1].isalnum() or message_rest[:1] == "_"):
             return field
-    refused = re.search(r" cannot honour (\w+)=", message)  # of a method, see engine.checks
-    return FIELDS_OF_ARGUMENTS.get(refused[1]) if refused else None
+    refusal_match = re.search(r" cannot honour (\w+)=", message)  # of a method, see engine.checks
+    return FIELDS_OF_ARGUMENTS.get(refusal_match[1]) if refusal_match else None

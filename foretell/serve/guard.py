@@ -1,4 +1,4 @@
-"""What stands between the network and the routes: sizes, patience, names, headers, last errors.
+"""Middleware between network and routes: sizes, patience, names, headers, last errors.
 
 Pure ASGI, so that a body is measured while it is read and a response is passed on as it is.
 """
@@ -16,9 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 
 from foretell.serve.errors import ApiError
 from foretell.serve.keys import Key
-from foretell.serve.limits import refused
+from foretell.serve.limits import retry_error
 from foretell.serve.settings import Settings
-from foretell.serve.wire import Gone, error_response, unexpected
+from foretell.serve.wire import Gone, error_response, unexpected_error
 
 log = logging.getLogger("foretell.serve")
 HEADERS = {
@@ -38,26 +38,26 @@ LEFT = 499  # nginx's status for a client that did not wait, for the log alone
 
 
 class Guard:
-    """Wraps the application; `told(status)` is called after each response."""
+    """Wraps the application; calls `report_status(status)` after each response."""
 
-    def __init__(self, app: Any, settings: Settings, told: Callable[[int], None]):
+    def __init__(self, app: Any, settings: Settings, report_status: Callable[[int], None]):
         self.app = app
         self.settings = settings
-        self.told = told
+        self.told = report_status
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         status = LEFT
-        started = False
+        has_started = False
 
         async def passed_on(message: Any) -> None:
-            nonlocal status, started
+            nonlocal status, has_started
             if message["type"] == "http.response.start":
-                status, started = message["status"], True
+                status, has_started = message["status"], True
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
@@ -65,98 +65,106 @@ class Guard:
 
         try:
             self._check_host(scope)
-            key = self._key(scope)
+            api_key = self._find_key(scope)
             state = scope.setdefault("state", {})
-            state["key"], state["arrived"] = key, asyncio.get_running_loop().time()
+            state["key"], state["arrived"] = api_key, asyncio.get_running_loop().time()
             peer = scope.get("client") or ("",)
-            state["client"] = str(peer[0]) if key is None else key.name
-            await self.app(scope, self._measured(scope, receive), passed_on)
+            state["client"] = str(peer[0]) if api_key is None else api_key.name
+            await self.app(scope, self._limit_body(scope, receive), passed_on)
         except Gone:
             pass
         except ApiError as error:
-            if not started:
+            if not has_started:
                 await error_response(error)(scope, receive, passed_on)
         except asyncio.CancelledError:  # the server ends, and the time for it is over
-            if not started:
-                late = refused(
+            if not has_started:
+                ending_error = retry_error(
                     "the server is ending", 1, HTTPStatus.SERVICE_UNAVAILABLE, "draining"
                 )
-                await error_response(late)(scope, receive, passed_on)
+                await error_response(ending_error)(scope, receive, passed_on)
         except Exception as error:
-            answer = unexpected(error)
-            if not started:
-                await error_response(answer)(scope, receive, passed_on)
+            server_error = unexpected_error(error)
+            if not has_started:
+                await error_response(server_error)(scope, receive, passed_on)
         finally:
             self.told(status)
-            spent = 1000 * (time.perf_counter() - began)
-            path = scope.get("raw_path", b"")[:LONGEST].decode("ascii", "replace")
-            usual = scope["path"] in POLLED and status == HTTPStatus.OK
-            level = logging.DEBUG if usual else logging.INFO
-            log.log(level, "%s %s %d %.0f ms", scope["method"], path, status, spent)
+            spent_ms = 1000 * (time.perf_counter() - start_time)
+            logged_path = scope.get("raw_path", b"")[:LONGEST].decode("ascii", "replace")
+            is_polling = scope["path"] in POLLED and status == HTTPStatus.OK
+            log_level = logging.DEBUG if is_polling else logging.INFO
+            log.log(log_level, "%s %s %d %.0f ms", scope["method"], logged_path, status, spent_ms)
 
     def _check_host(self, scope: Any) -> None:
-        """A page of another site must not reach a local server by a name that it made up."""
+        """Raises ApiError for an unknown host: a page of another site must not reach a local server
+        by a name that it made up.
+        """
         if not self.settings.hosts:
             return
         host = Headers(scope=scope).get("host", "")
-        name = host if host.endswith("]") else host.rpartition(":")[0] or host
-        if name.lower().strip("[]") not in self.settings.hosts:
+        host_name = host if host.endswith("]") else host.rpartition(":")[0] or host
+        if host_name.lower().strip("[]") not in self.settings.hosts:
             raise ApiError(
                 "this server does not go by that name: allow it with --allow-host",
                 status=HTTPStatus.MISDIRECTED_REQUEST,
             )
 
-    def _key(self, scope: Any) -> Key | None:
-        """Whose request it is; None: there are no keys, or all may see this. Raises ApiError."""
+    def _find_key(self, scope: Any) -> Key | None:
+        """Finds the key that a request comes with; None: there are no keys, or all may see this.
+        Raises ApiError.
+        """
         keys = self.settings.keys
-        protected = scope["path"].startswith(PROTECTED)
-        if not keys or not protected:
+        is_protected = scope["path"].startswith(PROTECTED)
+        if not keys or not is_protected:
             return None
-        kind, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        key = keys.find(given.strip())
-        if kind.lower() != "bearer" or key is None:
-            missing = "no API key was given" if not given else "the API key is not known here"
+        auth_scheme, _, given_key = Headers(scope=scope).get("authorization", "").partition(" ")
+        api_key = keys.find_key(given_key.strip())
+        if auth_scheme.lower() != "bearer" or api_key is None:
+            key_fault = "no API key was given" if not given_key else "the API key is not known here"
             raise ApiError(
-                f"{missing}: send the header Authorization: Bearer KEY",
+                f"{key_fault}: send the header Authorization: Bearer KEY",
                 code="invalid_api_key",
                 status=HTTPStatus.UNAUTHORIZED,
                 headers={"WWW-Authenticate": "Bearer"},
             )
-        return key
+        return api_key
 
-    def _measured(self, scope: Any, receive: Any) -> Any:
-        """`receive` that refuses a body once it is too long, and one that does not come: its
-        client's time counts in all, not that in which we do not read.
+    def _limit_body(self, scope: Any, receive: Any) -> Any:
+        """Returns a `receive` that refuses a body once it is too long, and one that does not come:
+        its client's time counts in all, not that in which we do not read.
         """
-        limit = self.settings.body
+        body_limit = self.settings.body
         headers = Headers(scope=scope)
-        told = headers.get("content-length", "")
-        if told.isascii() and told.isdecimal() and int(told[:20]) > limit:
+        declared_length = headers.get("content-length", "")
+        if (
+            declared_length.isascii()
+            and declared_length.isdecimal()
+            and int(declared_length[:20]) > body_limit
+        ):
             raise self._too_long()
         if headers.get("content-encoding", "identity").lower() != "identity":
             raise ApiError(
                 "the body is compressed: send it as it is, without Content-Encoding",
                 status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
             )
-        size = 0
-        whole = False
-        left = self.settings.patience
-        loop = asyncio.get_running_loop()
+        body_size = 0
+        is_complete = False
+        remaining_seconds = self.settings.patience
+        event_loop = asyncio.get_running_loop()
 
         async def measured() -> Any:
-            nonlocal size, whole, left
-            if whole:  # what follows is that the client leaves
+            nonlocal body_size, is_complete, remaining_seconds
+            if is_complete:  # what follows is that the client leaves
                 return await receive()
-            began = loop.time()
+            wait_start = event_loop.time()
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining_seconds):
                     message = await receive()
             except TimeoutError:
                 raise ApiError("the body did not come", status=HTTPStatus.REQUEST_TIMEOUT) from None
-            left -= loop.time() - began
-            size += len(message.get("body", b""))
-            whole = not message.get("more_body", False)
-            if size > limit:
+            remaining_seconds -= event_loop.time() - wait_start
+            body_size += len(message.get("body", b""))
+            is_complete = not message.get("more_body", False)
+            if body_size > body_limit:
                 raise self._too_long()
             return message
 

@@ -25,7 +25,7 @@ LIMITS = ("requests_per_minute", "tokens_per_minute", "concurrent")
 
 @dataclass(frozen=True)
 class Key:
-    """Who asks, and how much. None: no limit."""
+    """A client's name, the digest of its key, and its limits. None: no limit."""
 
     name: str
     digest: bytes
@@ -43,73 +43,76 @@ class Keys:
     def __bool__(self) -> bool:
         return bool(self.keys)
 
-    def find(self, given: str) -> Key | None:
-        """The key that was given. It takes as long whichever it is, or none."""
-        digest = _digest(given)
-        found = None
+    def find_key(self, given_key: str) -> Key | None:
+        """Finds the key that was given. It takes as long whichever it is, or none."""
+        key_digest = _hash_key(given_key)
+        matched_key = None
         for key in self.keys:
-            if hmac.compare_digest(digest, key.digest):
-                found = key
-        return found
+            if hmac.compare_digest(key_digest, key.digest):
+                matched_key = key
+        return matched_key
 
 
-def _digest(key: str) -> bytes:
+def _hash_key(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="replace")).digest()
 
 
 def read_keys(path: Path) -> tuple[Keys, str]:
-    """The keys of a file, and a warning where others of this machine can read it, else "".
+    """Reads the keys of a file; returns them with a warning where others of this machine can read
+    it, else "".
 
     Raises BadFile, which names the line and never the key.
     """
     try:
         text = path.read_text("utf-8-sig")
-        mode = path.stat().st_mode
+        file_mode = path.stat().st_mode
     except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "no UTF-8 text"
-        raise BadFile(f"{path}: {why}; give a file with one API key a line") from error
+        reason = getattr(error, "strerror", None) or "no UTF-8 text"
+        raise BadFile(f"{path}: {reason}; give a file with one API key a line") from error
     keys: list[Key] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for line_number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if words and not words[0].startswith("#"):
-            keys.append(_key(words, f"{path}, line {number}"))
+            keys.append(_parse_key(words, f"{path}, line {line_number}"))
             if keys[-1].digest in [key.digest for key in keys[:-1]]:
-                raise BadFile(f"{path}, line {number}: the key stands in the file twice")
+                raise BadFile(f"{path}, line {line_number}: the key stands in the file twice")
     if not keys:
         raise BadFile(f"{path}: holds no key; write one a line")
     _check_names(keys, path)
     warning = ""
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+    if file_mode & (stat.S_IRWXG | stat.S_IRWXO):
         warning = f"{path} can be read by others of this machine: chmod 600 {path}"
     return Keys(keys), warning
 
 
-def _key(words: Sequence[str], where: str) -> Key:
-    """The key of a line's words."""
+def _parse_key(words: Sequence[str], line_place: str) -> Key:
+    """Makes the key of a line's words."""
     secret = words[0]
     if len(secret) < SHORTEST:
-        raise BadFile(f"{where}: the key is shorter than {SHORTEST} characters; take a longer one")
-    digest = _digest(secret)
-    name = f"key-{digest.hex()[:8]}"
+        raise BadFile(
+            f"{line_place}: the key is shorter than {SHORTEST} characters; take a longer one"
+        )
+    key_digest = _hash_key(secret)
+    key_name = f"key-{key_digest.hex()[:8]}"
     limits: dict[str, int] = {}
     for word in words[1:]:
         field, equals, value = word.partition("=")
         if field == "name" and value:
-            name = value
+            key_name = value
         elif field in LIMITS and value.isascii() and value.isdecimal() and int(value):
             limits[field] = int(value)
         elif field in LIMITS and equals:
-            raise BadFile(f"{where}: {field} must be a whole number above 0")
+            raise BadFile(f"{line_place}: {field} must be a whole number above 0")
         else:
-            known = ", ".join(f"{limit}=..." for limit in ("name", *LIMITS))
-            raise BadFile(f"{where}: after a key may stand {known}, and nothing else")
-    return Key(name, digest, **limits)
+            known_fields = ", ".join(f"{limit}=..." for limit in ("name", *LIMITS))
+            raise BadFile(f"{line_place}: after a key may stand {known_fields}, and nothing else")
+    return Key(key_name, key_digest, **limits)
 
 
 def _check_names(keys: Sequence[Key], path: Path) -> None:
-    """Keys with one name must have the same limits, since they share them."""
-    first: dict[str, Key] = {}
+    """Raises BadFile where keys with one name have different limits, since they share them."""
+    first_keys: dict[str, Key] = {}
     for key in keys:
-        other = first.setdefault(key.name, key)
-        if any(getattr(key, limit) != getattr(other, limit) for limit in LIMITS):
+        first_key = first_keys.setdefault(key.name, key)
+        if any(getattr(key, limit) != getattr(first_key, limit) for limit in LIMITS):
             raise BadFile(f"{path}: the keys named {key.name} have different limits; make them one")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import uvicorn
 
-from foretell.ops.memory import trim
+from foretell.ops.memory import trim_memory
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -21,7 +21,7 @@ LINGER = 2.0  # seconds for connections to close when no request is in flight
 
 
 class Health:
-    """Whether what the engine keeps is sound, looked at whenever nothing is in flight."""
+    """Watches whether what the engine keeps is sound, whenever nothing is in flight."""
 
     def __init__(self, lm: LM, gate: Gate, every: float):
         self.lm = lm
@@ -34,26 +34,26 @@ class Health:
     def sound(self) -> bool:
         return not self.troubles
 
-    async def watch(self) -> None:
+    async def watch_idle(self) -> None:
         """Checks for ever."""
         while True:
             await asyncio.sleep(self.every)
-            await self.check()
+            await self.check_now()
 
-    async def check(self) -> None:
+    async def check_now(self) -> None:
         """Checks now, unless something is in flight, and gives freed memory back."""
         if self.gate.requests:
             return
-        await asyncio.to_thread(trim)
-        found = await asyncio.to_thread(self.lm.check_integrity)
+        await asyncio.to_thread(trim_memory)
+        troubles = await asyncio.to_thread(self.lm.check_integrity)
         if self.gate.requests:  # one came meanwhile, which the check may have met
             return
-        self.troubles, self.checked = found, time.time()
-        for trouble in found:
+        self.troubles, self.checked = troubles, time.time()
+        for trouble in troubles:
             log.error("integrity check: %s", trouble)
 
-    def document(self) -> dict[str, Any]:
-        """What `/health` says."""
+    def describe_health(self) -> dict[str, Any]:
+        """The document that `/health` answers with."""
         status = "ok" if self.sound else "damaged"
         if self.gate.draining:
             status = "draining"
@@ -65,8 +65,8 @@ class Health:
 
 
 class Server(uvicorn.Server):
-    """Ends in two steps: at the first signal it admits nothing more and waits, at the second, or
-    when its time is over, it ends.
+    """The server, which ends in two steps: at the first signal it admits nothing more and waits, at
+    the second, or when its time is over, it ends.
     """
 
     def __init__(self, config: uvicorn.Config, gate: Gate, drain: float):
@@ -99,13 +99,13 @@ class Server(uvicorn.Server):
         self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Uvicorn asks ten times a second whether to end."""
+        """Decides whether to end, as uvicorn asks ten times a second."""
         if self.ends is not None and (not self.gate.requests or time.monotonic() > self.ends):
             self.should_exit = True
             if self.gate.requests:
                 log.warning("%d requests did not end in time", self.gate.requests)
                 self.end_now()
             else:  # bodies may still come: for what is left of the time, and no longer
-                left: Any = min(LINGER, max(0.0, self.ends - time.monotonic()))
-                self.config.timeout_graceful_shutdown = left
+                remaining_seconds: Any = min(LINGER, max(0.0, self.ends - time.monotonic()))
+                self.config.timeout_graceful_shutdown = remaining_seconds
         return await super().on_tick(counter)

@@ -1,4 +1,4 @@
-"""Who may ask now: limits of each key, and how many answers may wait in all."""
+"""Limits of each key, and of how many answers may wait in all."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONGEST = 120  # seconds that a client is told to wait
 
 
 class Allowance:
-    """So much a minute, refilled all the time. What was used beyond it is owed."""
+    """An amount a minute, refilled all the time. What was used beyond it is owed."""
 
     def __init__(self, per_minute: int, now: float):
         self.per_minute = per_minute
@@ -27,20 +27,22 @@ class Allowance:
         self.since = now
 
     def seconds_until(self, amount: float, now: float) -> float:
-        """Until so much is there; more than a minute's is asked for as a minute's."""
-        gained = (now - self.since) * self.per_minute / MINUTE
-        self.left = min(float(self.per_minute), self.left + gained)
+        """Returns the seconds until this amount is there; more than a minute's is asked for as a
+        minute's.
+        """
+        gained_amount = (now - self.since) * self.per_minute / MINUTE
+        self.left = min(float(self.per_minute), self.left + gained_amount)
         self.since = now
-        lacking = min(amount, self.per_minute) - self.left
-        return max(0.0, lacking * MINUTE / self.per_minute)
+        lacking_amount = min(amount, self.per_minute) - self.left
+        return max(0.0, lacking_amount * MINUTE / self.per_minute)
 
-    def use(self, amount: float) -> None:
+    def use_amount(self, amount: float) -> None:
         self.left -= amount
 
 
 @dataclass
 class Use:
-    """What a key has in use."""
+    """The requests and allowances that a key has in use."""
 
     running: int = 0  # requests
     requests: Allowance | None = None
@@ -60,92 +62,98 @@ class Gate:
         self._uses: dict[str, Use] = defaultdict(Use)
         self._ends: deque[float] = deque(maxlen=REMEMBERED)
 
-    def check(self, key: Key | None) -> None:
+    def check_key(self, key: Key | None) -> None:
         """Raises ApiError where this key may not ask now: before its request is read."""
         if self.draining:
-            raise refused("the server is ending", 1, HTTPStatus.SERVICE_UNAVAILABLE, "draining")
-        most = self.running + self.waiting
-        if self.requests >= most:
-            raise refused("too many requests wait; ask again later", self._seconds_for(1))
-        use = self._use(key)
-        if key is not None and key.concurrent is not None and use.running >= key.concurrent:
-            raise refused(
-                f"{use.running} requests of this key are in flight, as many as it may have",
+            raise retry_error("the server is ending", 1, HTTPStatus.SERVICE_UNAVAILABLE, "draining")
+        max_requests = self.running + self.waiting
+        if self.requests >= max_requests:
+            raise retry_error("too many requests wait; ask again later", self._seconds_for(1))
+        key_use = self._use_of_key(key)
+        if key is not None and key.concurrent is not None and key_use.running >= key.concurrent:
+            raise retry_error(
+                f"{key_use.running} requests of this key are in flight, as many as it may have",
                 self._seconds_for(1),
             )
-        self._wait(use.requests, 1, "requests")
+        self._check_allowance(key_use.requests, 1, "requests")
 
     @contextmanager
-    def request(self, key: Key | None) -> Iterator[None]:
-        """A request of this key. Raises ApiError where it may not ask now."""
-        self.check(key)
-        use = self._use(key)
-        if use.requests is not None:
-            use.requests.use(1)
-        use.running += 1
+    def enter_request(self, key: Key | None) -> Iterator[None]:
+        """Counts a request of this key while it runs. Raises ApiError where it may not ask now."""
+        self.check_key(key)
+        key_use = self._use_of_key(key)
+        if key_use.requests is not None:
+            key_use.requests.use_amount(1)
+        key_use.running += 1
         self.requests += 1
         try:
             yield
         finally:
-            use.running -= 1
+            key_use.running -= 1
             self.requests -= 1
 
     @contextmanager
-    def admitted(self, key: Key | None, answers: int, tokens: int) -> Iterator[None]:
-        """So many answers to prompts of so many tokens. Raises ApiError where too many wait."""
+    def admit_answers(self, key: Key | None, answers: int, tokens: int) -> Iterator[None]:
+        """Counts these answers while they run, to prompts of `tokens` tokens. Raises ApiError where
+        too many wait.
+        """
         too_many = self.answers + answers - self.running - self.waiting
         if too_many > 0 and self.answers:
-            raise refused("too many requests wait; ask again later", self._seconds_for(too_many))
-        allowance = self._use(key).tokens
-        self._wait(allowance, tokens, "tokens")
+            raise retry_error(
+                "too many requests wait; ask again later", self._seconds_for(too_many)
+            )
+        allowance = self._use_of_key(key).tokens
+        self._check_allowance(allowance, tokens, "tokens")
         if allowance is not None:
-            allowance.use(tokens)
+            allowance.use_amount(tokens)
         self.answers += answers
         try:
             yield
         finally:
             self.answers -= answers
 
-    def answered(self, key: Key | None, answers: int, tokens: int) -> None:
-        """So many answers have ended, with so many tokens together."""
+    def note_answers(self, key: Key | None, answers: int, tokens: int) -> None:
+        """Notes that these answers have ended, with `tokens` tokens together."""
         now = self.clock()
         self._ends.extend([now] * answers)
-        allowance = self._use(key).tokens
+        allowance = self._use_of_key(key).tokens
         if allowance is not None:
-            allowance.use(tokens)
+            allowance.use_amount(tokens)
 
-    def _use(self, key: Key | None) -> Use:
-        name = "" if key is None else key.name
-        known = name in self._uses
-        use = self._uses[name]
-        if key is not None and not known:
+    def _use_of_key(self, key: Key | None) -> Use:
+        key_name = "" if key is None else key.name
+        is_known = key_name in self._uses
+        key_use = self._uses[key_name]
+        if key is not None and not is_known:
             now = self.clock()
             if key.requests_per_minute is not None:
-                use.requests = Allowance(key.requests_per_minute, now)
+                key_use.requests = Allowance(key.requests_per_minute, now)
             if key.tokens_per_minute is not None:
-                use.tokens = Allowance(key.tokens_per_minute, now)
-        return use
+                key_use.tokens = Allowance(key.tokens_per_minute, now)
+        return key_use
 
-    def _wait(self, allowance: Allowance | None, amount: int, what: str) -> None:
-        """Raises ApiError where so much is not there."""
-        seconds = 0.0 if allowance is None else allowance.seconds_until(amount, self.clock())
-        if seconds > 0:
-            raise refused(f"this key has used its {what} of this minute", seconds)
+    def _check_allowance(
+        self, allowance: Allowance | None, amount: int, resource_name: str
+    ) -> None:
+        """Raises ApiError where the allowance does not hold this amount."""
+        wait_seconds = 0.0 if allowance is None else allowance.seconds_until(amount, self.clock())
+        if wait_seconds > 0:
+            raise retry_error(f"this key has used its {resource_name} of this minute", wait_seconds)
 
     def _seconds_for(self, answers: int) -> float:
-        """In which so many answers end, as quickly as the last ones did."""
+        """Estimates the seconds in which these answers end, as quickly as the last ones did."""
         if len(self._ends) < 2:
             return 1.0
-        span = self.clock() - self._ends[0]
-        return answers * span / len(self._ends)
+        observed_seconds = self.clock() - self._ends[0]
+        return answers * observed_seconds / len(self._ends)
 
 
-def refused(
+def retry_error(
     message: str,
     seconds: float,
     status: int = HTTPStatus.TOO_MANY_REQUESTS,
     code: str = "rate_limit_exceeded",
 ) -> ApiError:
-    """A refusal that says when to ask again."""
-    wait = str(min(LONGEST, max(1, math.ceil(seconds))))
-    return ApiError(message, None, code, status, {"Retry-After": wait})
+    """Makes a refusal that says when to ask again."""
+    retry_after = str(min(LONGEST, max(1, math.ceil(seconds))))
+    return ApiError(message, None, code, status, {"Retry-After": retry_after})

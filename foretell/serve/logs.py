@@ -1,4 +1,4 @@
-"""What the server's log says: one record a line, so many a second at most, nothing forged.
+"""The server's log: one record a line, a bounded number a second, nothing forged.
 
 Names and texts of clients reach it, in paths and in what errors say. What is no printable character
 is escaped, and only the lines of a traceback begin with a space.
@@ -12,34 +12,34 @@ from typing import IO, Any
 MOST = {logging.INFO: 100, logging.WARNING: 20, logging.ERROR: 10}  # records a second of a level
 
 
-def printable(text: str, but: str = "") -> str:
-    """The same with everything escaped that would not show as a character, except `but`."""
+def escape_text(text: str, kept_characters: str = "") -> str:
+    """Escapes everything in a text that would not show as a character, except `kept_characters`."""
     if text.isprintable():
         return text
-    parts = [c if c.isprintable() or c in but else ascii(c)[1:-1] for c in text]
-    return "".join(parts)
+    escaped_parts = [c if c.isprintable() or c in kept_characters else ascii(c)[1:-1] for c in text]
+    return "".join(escaped_parts)
 
 
 class Lines(logging.Formatter):
-    """One line a record; those of a traceback follow, indented."""
+    """Writes one line a record; those of a traceback follow, indented."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        record.message = printable(record.message)
+        record.message = escape_text(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
-        return _indented(super().formatException(ei))
+        return _indent_lines(super().formatException(ei))
 
     def formatStack(self, stack_info: str) -> str:  # noqa: N802
-        return _indented(super().formatStack(stack_info))
+        return _indent_lines(super().formatStack(stack_info))
 
 
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}" for line in printable(text, "\n").split("\n"))
+def _indent_lines(text: str) -> str:
+    return "\n".join(f"  {line}" for line in escape_text(text, "\n").split("\n"))
 
 
 class Bounded(logging.Filter):
-    """Passes so many records of a level a second; the next one says how many were left out."""
+    """Passes a number of records of a level a second; the next one says how many were left out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,21 +47,21 @@ class Bounded(logging.Filter):
         self.counts: dict[int, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:
-        level, second = record.levelno, int(record.created)
-        most = MOST.get(level, MOST[logging.INFO])
+        record_level, second = record.levelno, int(record.created)
+        max_records = MOST.get(record_level, MOST[logging.INFO])
         left_out = 0
-        if self.seconds.get(level) != second:
-            left_out = self.counts.get(level, 0) - most
-            self.seconds[level], self.counts[level] = second, 0
-        self.counts[level] += 1
+        if self.seconds.get(record_level) != second:
+            left_out = self.counts.get(record_level, 0) - max_records
+            self.seconds[record_level], self.counts[record_level] = second, 0
+        self.counts[record_level] += 1
         if left_out > 0:
             record.msg = f"{record.getMessage()} ({left_out} records before it were left out)"
             record.args = ()
-        return self.counts[level] <= most
+        return self.counts[record_level] <= max_records
 
 
-def begin(stream: IO[str]) -> None:
-    """Everything that this process logs goes there."""
+def begin_logging(stream: IO[str]) -> None:
+    """Sends everything that this process logs to `stream`."""
     handler = logging.StreamHandler(stream)
     handler.setFormatter(Lines("%(asctime)s %(levelname)s %(message)s"))
     handler.addFilter(Bounded())

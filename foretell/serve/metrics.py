@@ -42,7 +42,7 @@ PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos"
 
 
 class EngineNumbers(Collector):
-    """What the engine counts itself, read at every scrape."""
+    """The engine's own counts, read at every scrape."""
 
     def __init__(self, model: str, numbers: Numbers, gate: Any, sound: Callable[[], bool]):
         self.model = model
@@ -51,36 +51,40 @@ class EngineNumbers(Collector):
         self.sound = sound
 
     def describe(self) -> list[Any]:
-        """Nothing: else the registry would read everything once in order to know the names."""
+        """Returns nothing: else the registry would read everything once to know the names."""
         return []
 
     def collect(self) -> Iterator[Any]:
         numbers = self.numbers()
-        for name, about, key in GAUGES:
-            yield self._gauge(name, about, numbers.get(key) or 0)
-        limit = numbers.get("cache_limit")
-        share = numbers["cache_bytes"] / limit if limit else 0.0
+        for name, description, key in GAUGES:
+            yield self._make_gauge(name, description, numbers.get(key) or 0)
+        row_limit = numbers.get("cache_limit")
+        used_share = numbers["cache_bytes"] / row_limit if row_limit else 0.0
         for name in ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc"):
-            yield self._gauge(name, "Share of the limit of cache rows; 0 without one.", share)
-        for name, about, key in COUNTERS:
-            yield self._counter(name, about, numbers.get(key) or 0)
+            yield self._make_gauge(
+                name, "Share of the limit of cache rows; 0 without one.", used_share
+            )
+        for name, description, key in COUNTERS:
+            yield self._make_counter(name, description, numbers.get(key) or 0)
         per_position = CounterMetricFamily(
             PER_POSITION, "Drafted tokens accepted, by their depth.", labels=[LABEL, "position"]
         )
         for position, count in enumerate(numbers.get("accepted_per_position") or [0]):
             per_position.add_metric([self.model, str(position)], count)
         yield per_position
-        yield self._gauge("foretell:http_requests", "HTTP requests in flight.", self.gate.requests)
-        yield self._gauge("foretell:draining", "1: the server is ending.", self.gate.draining)
-        yield self._gauge("foretell:sound", "0: the last check found damage.", self.sound())
+        yield self._make_gauge(
+            "foretell:http_requests", "HTTP requests in flight.", self.gate.requests
+        )
+        yield self._make_gauge("foretell:draining", "1: the server is ending.", self.gate.draining)
+        yield self._make_gauge("foretell:sound", "0: the last check found damage.", self.sound())
 
-    def _gauge(self, name: str, about: str, value: float) -> GaugeMetricFamily:
-        family = GaugeMetricFamily(name, about, labels=[LABEL])
+    def _make_gauge(self, name: str, description: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(name, description, labels=[LABEL])
         family.add_metric([self.model], float(value))
         return family
 
-    def _counter(self, name: str, about: str, value: float) -> CounterMetricFamily:
-        family = CounterMetricFamily(name, about, labels=[LABEL])
+    def _make_counter(self, name: str, description: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(name, description, labels=[LABEL])
         family.add_metric([self.model], float(value))
         return family
 
@@ -93,20 +97,20 @@ class Metrics:
         self.registry = CollectorRegistry()
         self.registry.register(EngineNumbers(model, numbers, gate, sound))
 
-        def counter(name: str, about: str, *labels: str) -> Counter:
-            return Counter(name, about, [LABEL, *labels], registry=self.registry)
+        def counter(name: str, description: str, *labels: str) -> Counter:
+            return Counter(name, description, [LABEL, *labels], registry=self.registry)
 
-        def histogram(name: str, about: str, buckets: tuple[float, ...]) -> Histogram:
-            return Histogram(name, about, [LABEL], buckets=buckets, registry=self.registry)
+        def histogram(name: str, description: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, description, [LABEL], buckets=buckets, registry=self.registry)
 
         self.prompt_tokens = counter("vllm:prompt_tokens", "Tokens of prompts.")
         self.answer_tokens = counter("vllm:generation_tokens", "Tokens of answers.")
         self.ends = counter("vllm:request_success", "Answers by their end.", "finished_reason")
         self.responses = counter("foretell:http_responses", "HTTP answers by status.", "status")
-        self.first = histogram(
+        self.first_token = histogram(
             "vllm:time_to_first_token_seconds", "Until the first token of an answer.", SECONDS
         )
-        self.between = histogram(
+        self.between_tokens = histogram(
             "vllm:inter_token_latency_seconds",
             "Seconds a token after the first, the mean of each answer.",
             SHORT_SECONDS,
@@ -114,7 +118,7 @@ class Metrics:
         self.per_token = histogram(
             "vllm:time_per_output_token_seconds", "The same, by its older name.", SHORT_SECONDS
         )
-        self.whole = histogram(
+        self.full_time = histogram(
             "vllm:e2e_request_latency_seconds", "Until an answer's end.", SECONDS
         )
         self.queue = histogram(
@@ -132,40 +136,40 @@ class Metrics:
             "vllm:request_max_num_generation_tokens", "Tokens that an answer may have.", COUNTS
         )
 
-    def prompt(self, tokens: int) -> None:
-        """A prompt was taken in."""
+    def note_prompt(self, tokens: int) -> None:
+        """Counts a prompt that was taken in."""
         self.prompt_tokens.labels(self.model).inc(tokens)
 
-    def answer(self, stats: Stats | None, reason: str, limit: int = 0) -> None:
-        """An answer has ended: "stop", "length", "error", or "abort" where nobody waits for it.
-        `limit`: tokens that it might have had.
+    def note_answer(self, stats: Stats | None, reason: str, limit: int = 0) -> None:
+        """Counts an answer that has ended: "stop", "length", "error", or "abort" where nobody waits
+        for it. `limit`: tokens that it might have had.
         """
         self.ends.labels(self.model, reason).inc()
         if stats is None:
             return
         self.answer_tokens.labels(self.model).inc(stats.tokens)
-        noted: list[tuple[Histogram, float]] = [
+        observed_values: list[tuple[Histogram, float]] = [
             (self.prompts, stats.prompt_tokens),
             (self.lengths, stats.tokens),
             (self.limits, limit),
         ]
         if stats.ttft_s:
-            noted += [
-                (self.first, stats.ttft_s),
+            observed_values += [
+                (self.first_token, stats.ttft_s),
                 (self.queue, stats.queue_s),
                 (self.prefill, stats.ttft_s - stats.queue_s),
                 (self.decode, max(0.0, stats.total_s - stats.ttft_s)),
             ]
         if stats.tpot_s:
-            noted += [(self.between, stats.tpot_s), (self.per_token, stats.tpot_s)]
+            observed_values += [(self.between_tokens, stats.tpot_s), (self.per_token, stats.tpot_s)]
         if stats.total_s:
-            noted.append((self.whole, stats.total_s))
-        for histogram, value in noted:
+            observed_values.append((self.full_time, stats.total_s))
+        for histogram, value in observed_values:
             histogram.labels(self.model).observe(value)
 
-    def response(self, status: int) -> None:
+    def note_response(self, status: int) -> None:
         self.responses.labels(self.model, str(status)).inc()
 
-    def text(self) -> bytes:
-        """In Prometheus's format."""
+    def render_text(self) -> bytes:
+        """Returns all numbers in Prometheus's format."""
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""What may be asked: the bodies of requests, field by field, as OpenAI names them.
+"""Schemas of the bodies of requests, field by field, as OpenAI names them.
 
 Values are read strictly ("1" is no number), unknown fields are refused by name, and fields that
 OpenAI has but this server has not are refused unless their value changes nothing.
@@ -37,11 +37,11 @@ Ids = Annotated[list[Count], Field(min_length=1, fail_fast=True)]
 R = TypeVar("R", bound="Request")
 
 
-def _side(value: Any) -> str:
-    """For which side of a union a value is meant: what is wrong with it is said of that one."""
-    first = value[0] if isinstance(value, list) and value else None
-    sides = {int: "ids", list: "many ids"}
-    return sides.get(type(first), "list" if isinstance(value, list) else "one")
+def _union_side(value: Any) -> str:
+    """Tells which side of a union a value is meant for: a fault is told of that side."""
+    first_value = value[0] if isinstance(value, list) and value else None
+    union_sides = {int: "ids", list: "many ids"}
+    return union_sides.get(type(first_value), "list" if isinstance(value, list) else "one")
 
 
 # Token ids are no texts, and a list of either is one of prompts.
@@ -50,7 +50,7 @@ Prompt = Annotated[
     | Annotated[list[str], Field(min_length=1, max_length=1024, fail_fast=True), Tag("list")]
     | Annotated[Ids, Tag("ids")]
     | Annotated[list[Ids], Field(max_length=1024, fail_fast=True), Tag("many ids")],
-    Discriminator(_side),
+    Discriminator(_union_side),
 ]
 
 
@@ -72,25 +72,38 @@ class Fields(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _without(cls, body: Any) -> Any:
+    def _refuse_unsupported(cls, body: Any) -> Any:
         if not isinstance(body, Mapping):
             return body
-        for name, harmless in cls.without.items():
-            value = body.get(name)
-            if value is not None and not any(value is one or value == one for one in harmless):
+        for field_name, harmless_values in cls.without.items():
+            field_value = body.get(field_name)
+            if field_value is not None and not any(
+                field_value is harmless_value or field_value == harmless_value
+                for harmless_value in harmless_values
+            ):
                 raise ApiError(
-                    f"{name}: not supported by this server; leave it out",
-                    name,
+                    f"{field_name}: not supported by this server; leave it out",
+                    field_name,
                     "unsupported_parameter",
                 )
-        named = {field.alias or name for name, field in cls.model_fields.items()}
-        read = {name: value for name, value in body.items() if name in named}
-        unknown = [name for name in body if name not in named and name not in cls.without]
-        return read | {name: body[name] for name in unknown[:1]}  # one is enough to refuse it
+        known_names = {field.alias or field_name for field_name, field in cls.model_fields.items()}
+        known_fields = {
+            field_name: field_value
+            for field_name, field_value in body.items()
+            if field_name in known_names
+        }
+        unknown_names = [
+            field_name
+            for field_name in body
+            if field_name not in known_names and field_name not in cls.without
+        ]
+        return known_fields | {
+            field_name: body[field_name] for field_name in unknown_names[:1]
+        }  # one is enough to refuse it
 
 
 class StreamOptions(Fields):
-    """What else a stream tells."""
+    """Options of a stream."""
 
     without: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
@@ -113,7 +126,7 @@ class ResponseFormat(Fields):
     json_schema: Schema | None = None
 
     @model_validator(mode="after")
-    def _whole(self) -> ResponseFormat:
+    def _check_schema(self) -> ResponseFormat:
         if (self.type == "json_schema") != (self.json_schema is not None):
             raise ValueError("json_schema: goes with the type json_schema, and only with it")
         return self
@@ -134,15 +147,15 @@ class StructuredOutputs(Fields):
     choice: Annotated[list[Words], Field(min_length=1, max_length=1024)] | None = None
 
     @model_validator(mode="after")
-    def _one(self) -> StructuredOutputs:
-        given = (self.json_, self.regex, self.grammar, self.choice)
-        if sum(value is not None for value in given) != 1:
+    def _check_single(self) -> StructuredOutputs:
+        given_forms = (self.json_, self.regex, self.grammar, self.choice)
+        if sum(value is not None for value in given_forms) != 1:
             raise ValueError("regex: give exactly one of json, regex, grammar and choice")
         return self
 
 
 class Request(Fields):
-    """What both kinds of completions have in common."""
+    """The fields that both kinds of completions have in common."""
 
     model: str | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -206,7 +219,7 @@ class Request(Fields):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @model_validator(mode="after")
-    def _agree(self) -> Request:
+    def _check_agreement(self) -> Request:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options: only with stream")
         if self.trace and not self.stream:
@@ -223,7 +236,7 @@ class Request(Fields):
 
 
 class CompletionRequest(Request):
-    """`POST /v1/completions`."""
+    """The body of `POST /v1/completions`."""
 
     without: ClassVar[Mapping[str, tuple[Any, ...]]] = {"best_of": (1,), "suffix": ("",)}
 
@@ -276,7 +289,7 @@ class Message(Fields):
 
 
 class ChatRequest(Request):
-    """`POST /v1/chat/completions`."""
+    """The body of `POST /v1/chat/completions`."""
 
     without: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         "best_of": (1,),
@@ -313,35 +326,35 @@ class ChatRequest(Request):
         return self
 
 
-def document(text: bytes, name: str = "the body", code: str = "invalid_json") -> Any:
-    """The value of a JSON text in UTF-8. Raises ApiError with this code, of what has this name."""
+def parse_json(text: bytes, name: str = "the body", code: str = "invalid_json") -> Any:
+    """Parses a JSON text in UTF-8. Raises ApiError with this code, about what has this name."""
     try:
-        return json.loads(text.decode(), parse_constant=_refused)
+        return json.loads(text.decode(), parse_constant=_refuse_number)
     except UnicodeDecodeError as error:
-        why = f"is not UTF-8 text (byte 0x{text[error.start]:02x})"
+        reason = f"is not UTF-8 text (byte 0x{text[error.start]:02x})"
     except json.JSONDecodeError as error:
-        why = f"is no JSON: {error.msg} at character {error.pos + 1}"
+        reason = f"is no JSON: {error.msg} at character {error.pos + 1}"
     except RecursionError:
-        why = "is no JSON: it is nested too deeply"
+        reason = "is no JSON: it is nested too deeply"
     except ValueError as error:  # an enormous number, NaN
-        why = f"is no JSON: {str(error).partition(';')[0]}"
-    raise ApiError(f"{name} {why}", None, code)
+        reason = f"is no JSON: {str(error).partition(';')[0]}"
+    raise ApiError(f"{name} {reason}", None, code)
 
 
-def _refused(name: str) -> Any:
+def _refuse_number(name: str) -> Any:
     raise ValueError(f"{name} is no number")
 
 
-def _names(kind: type[Fields]) -> Iterator[str]:
-    """Of the fields of all objects below this one."""
+def _field_names(kind: type[Fields]) -> Iterator[str]:
+    """Yields the names of the fields of all objects below this one."""
     yield from kind.without
     yield from (field.alias or name for name, field in kind.model_fields.items())
-    for below in kind.__subclasses__():
-        yield from _names(below)
+    for subclass in kind.__subclasses__():
+        yield from _field_names(subclass)
 
 
-def parse(kind: type[R], body: Any) -> R:
-    """The request of a body that JSON made. Raises ApiError, which names the field at fault."""
+def parse_request(kind: type[R], body: Any) -> R:
+    """Makes the request of a parsed body. Raises ApiError, which names the field at fault."""
     try:
         return kind.model_validate(body)
     except ValidationError as error:
@@ -349,35 +362,36 @@ def parse(kind: type[R], body: Any) -> R:
 
 
 def of_pydantic(error: ValidationError) -> ApiError:
-    """What is wrong with the fields of a body."""
+    """The refusal for the faults that pydantic found in the fields of a body."""
     return of_faults(error.errors(include_url=False, include_context=False))
 
 
 def of_faults(faults: Sequence[Mapping[str, Any]]) -> ApiError:
-    """The first of pydantic's faults; a field that is not known may be a slip in another's name.
+    """The refusal for the first of pydantic's faults; an unknown field may be a slip in another's
+    name.
 
     The place is told by names of fields and indices; pydantic's has words of its own.
     """
-    fault = max(faults, key=lambda one: one["type"] == "extra_forbidden")
-    names = {*_names(Fields)}
-    *path, last = fault["loc"] or ("",)
-    kind = str(fault["type"])
-    known = [part for part in path if isinstance(part, int) or part in names]
-    if isinstance(last, int) or last in names or kind == "extra_forbidden":
-        known.append(last)
-    place = [str(part)[:LONGEST_NAME] for part in known]
-    param = ".".join(place) or None
-    where = f"{param}: " if param else ""
-    if kind == "extra_forbidden":
-        return ApiError(f"{where}unknown field", param, "unknown_field")
-    if kind == "missing":
-        return ApiError(f"{where}is missing", param, "missing_required_parameter")
-    if kind in ("model_attributes_type", "model_type", "dict_type") and not place:
-        said = "the body must be a JSON object, sent as Content-Type: application/json"
-        return ApiError(said, None, "invalid_json")
+    fault = max(faults, key=lambda candidate: candidate["type"] == "extra_forbidden")
+    field_names = {*_field_names(Fields)}
+    *path, last_part = fault["loc"] or ("",)
+    fault_kind = str(fault["type"])
+    known_parts = [part for part in path if isinstance(part, int) or part in field_names]
+    if isinstance(last_part, int) or last_part in field_names or fault_kind == "extra_forbidden":
+        known_parts.append(last_part)
+    place_parts = [str(part)[:LONGEST_NAME] for part in known_parts]
+    param = ".".join(place_parts) or None
+    param_prefix = f"{param}: " if param else ""
+    if fault_kind == "extra_forbidden":
+        return ApiError(f"{param_prefix}unknown field", param, "unknown_field")
+    if fault_kind == "missing":
+        return ApiError(f"{param_prefix}is missing", param, "missing_required_parameter")
+    if fault_kind in ("model_attributes_type", "model_type", "dict_type") and not place_parts:
+        body_fault = "the body must be a JSON object, sent as Content-Type: application/json"
+        return ApiError(body_fault, None, "invalid_json")
     message = str(fault["msg"]).removeprefix("Value error, ")
-    if kind == "value_error":  # a sentence of ours, which begins with the field
+    if fault_kind == "value_error":  # a sentence of ours, which begins with the field
         name, _, message = message.partition(": ")
-        param = ".".join([*place, name])
-        where = f"{param}: "
-    return ApiError(f"{where}{message[:1].lower()}{message[1:]}", param, "invalid_value")
+        param = ".".join([*place_parts, name])
+        param_prefix = f"{param}: "
+    return ApiError(f"{param_prefix}{message[:1].lower()}{message[1:]}", param, "invalid_value")

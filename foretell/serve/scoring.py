@@ -25,72 +25,84 @@ NEAR = 16  # bytes within which a token is looked for
 
 @dataclass(frozen=True)
 class Given(Strategy):
-    """Says these tokens, whatever the target would say."""
+    """Generates these tokens, whatever the target would say."""
 
     tokens: tuple[int, ...]
 
     def run(self, ctx: Context) -> Steps:
-        said = 0
+        said_count = 0
         while True:
-            tokens = list(self.tokens[said : said + CHUNK])
+            tokens = list(self.tokens[said_count : said_count + CHUNK])
             tree = TokenTree(ctx.tokens[-1]).chain(tokens[:-1])
             reply: Reply = yield Ask(tree, branch=ctx.branch)
-            kept: Kept = yield Commit(tokens, reply.logits, ctx.branch, ["target"] * len(tokens))
-            said += len(kept.tokens)
-            if kept.reason:
+            committed: Kept = yield Commit(
+                tokens, reply.logits, ctx.branch, ["target"] * len(tokens)
+            )
+            said_count += len(committed.tokens)
+            if committed.reason:
                 return
 
 
-def scoring(prompts: Sequence[Sequence[int]], best: int, **terms: Any) -> dict[str, Any]:
-    """What to call `LM.generate` or `agenerate` with, so that the `logprobs` of the outputs are
-    those of each prompt from its second token on. `terms`: tenant, priority, timeout.
+def scoring_call(
+    prompts: Sequence[Sequence[int]], best_count: int, **request_terms: Any
+) -> dict[str, Any]:
+    """Arguments of `LM.generate` or `agenerate` by which the `logprobs` of the outputs are those of
+    each prompt from its second token on. `request_terms`: tenant, priority, timeout.
     """
     return {
         "prompt": [[ids[0]] for ids in prompts],
         "method": [Given(tuple(ids[1:])) for ids in prompts],
         "max_new_tokens": [len(ids) - 1 for ids in prompts],
         "ignore_eos": True,
-        "logprobs": best,
-        **terms,
+        "logprobs": best_count,
+        **request_terms,
     }
 
 
-def places(text: str, tokens: Sequence[tuple[bytes, bool]]) -> list[int]:
-    """Where each token of a text begins in it, in characters. Of a token its bytes, and whether it
-    is special: then it may not stand in the text.
+def token_offsets(text: str, tokens: Sequence[tuple[bytes, bool]]) -> list[int]:
+    """Finds where each token of a text begins in it, in characters.
 
-    A token that begins within a character begins where that does.
+    `tokens`: the bytes of each, and whether it is special: then it may not stand in the text. A
+    token that begins within a character begins where that does.
     """
-    data = text.encode("utf-8", "surrogatepass")
-    characters: list[int] = []  # of each byte
-    for number, character in enumerate(text):
-        characters += [number] * len(character.encode("utf-8", "surrogatepass"))
-    characters.append(len(text))
-    found = []
-    place = 0
-    for piece, special in tokens:
-        found.append(characters[place])
-        place = _behind(data, place, piece, special)
-    return found
+    text_bytes = text.encode("utf-8", "surrogatepass")
+    character_indices: list[int] = []  # of each byte
+    for character_index, character in enumerate(text):
+        character_indices += [character_index] * len(character.encode("utf-8", "surrogatepass"))
+    character_indices.append(len(text))
+    token_starts = []
+    byte_position = 0
+    for piece, is_special in tokens:
+        token_starts.append(character_indices[byte_position])
+        byte_position = _find_token_end(text_bytes, byte_position, piece, is_special)
+    return token_starts
 
 
-def _behind(data: bytes, place: int, piece: bytes, special: bool) -> int:
-    """Where a token ends that begins at `place`. A tokenizer may write a space where there is none,
-    or leave some out, and change letters.
+def _find_token_end(text_bytes: bytes, start_position: int, piece: bytes, is_special: bool) -> int:
+    """Finds where a token ends that begins at `start_position`. A tokenizer may write a space where
+    there is none, or leave some out, and change letters.
     """
-    near = data[place : place + len(piece) + NEAR]
-    spaces = len(near) - len(near.lstrip())
-    for start, form in ((0, piece), (0, piece.lstrip(b" ")), (spaces, piece.lstrip(b" "))):
-        if form and near.startswith(form, start):
-            return place + start + len(form)
-    if special or not piece.strip():
-        return place
-    said = _folded(piece)
-    ends = (end for end in range(1, len(near) + 1) if _folded(near[:end]) == said)
-    return min(len(data), place + next(ends, len(piece)))
+    nearby_bytes = text_bytes[start_position : start_position + len(piece) + NEAR]
+    space_count = len(nearby_bytes) - len(nearby_bytes.lstrip())
+    for start, token_form in (
+        (0, piece),
+        (0, piece.lstrip(b" ")),
+        (space_count, piece.lstrip(b" ")),
+    ):
+        if token_form and nearby_bytes.startswith(token_form, start):
+            return start_position + start + len(token_form)
+    if is_special or not piece.strip():
+        return start_position
+    folded_piece = _fold_case(piece)
+    matching_ends = (
+        end
+        for end in range(1, len(nearby_bytes) + 1)
+        if _fold_case(nearby_bytes[:end]) == folded_piece
+    )
+    return min(len(text_bytes), start_position + next(matching_ends, len(piece)))
 
 
-def _folded(data: bytes) -> str:
-    """A text as normalizers may leave it: composed, in small letters."""
+def _fold_case(data: bytes) -> str:
+    """Returns a text as normalizers may leave it: composed, in small letters."""
     text = data.decode("utf-8", "replace").strip()
     return unicodedata.normalize("NFKC", text).casefold()

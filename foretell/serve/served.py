@@ -1,4 +1,4 @@
-"""What is served: one LM under a name, with what answers say about it."""
+"""The model that is served: one LM under a name, with what answers say about it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 from foretell import registry
-from foretell.cards import card, guarantee
-from foretell.core.tokenizer_bytes import bytes_of
+from foretell.cards import card, weakest_guarantee
+from foretell.core.tokenizer_bytes import piece_bytes
 from foretell.models.gguf.vocabulary import Vocabulary
-from foretell.spec import pieces
+from foretell.spec import split_methods
 from foretell.speculation.strategy import Speculative, Strategy
 
 if TYPE_CHECKING:
@@ -29,21 +29,21 @@ class Served:
 
     @property
     def computed_by(self) -> str:
-        """Who computes the target's forwards."""
+        """The name of what computes the target's forwards."""
         return self.lm.models["target"].usual_executor
 
-    def about(
-        self, method: str, reward: Any = None, beside: Mapping[str, str | None] | None = None
+    def describe_method(
+        self, method: str, reward: Any = None, part_specs: Mapping[str, str | None] | None = None
     ) -> tuple[str, str]:
-        """The name of a method, `auto` resolved, and what it guarantees with what goes `beside` it:
-        of each kind (kv, rows, warp, constraint) a spec. `reward`: what it chooses by, which some
-        methods cannot be made without.
+        """Returns the name of a method, `auto` resolved, and what it guarantees with `part_specs`
+        beside it: of each kind (kv, rows, warp, constraint) a spec. `reward`: what it chooses by,
+        which some methods cannot be made without.
         """
         name, strategy = self.lm.resolve(method, reward)
         claim = strategy_guarantee(name, strategy)
-        for kind, spec in (beside or {}).items():
-            for part in pieces(spec, kind) if spec else ():
-                claim = weaker(claim, card(part.partition(":")[0], kind).guarantee)
+        for kind, spec in (part_specs or {}).items():
+            for method_part in split_methods(spec, kind) if spec else ():
+                claim = weaker_guarantee(claim, card(method_part.partition(":")[0], kind).guarantee)
         return name, claim
 
     @cached_property
@@ -51,12 +51,17 @@ class Served:
         """The methods that a request may name, each with what it guarantees: those that fill
         canvases, or those that write from left to right.
         """
-        fills = "canvas" in self.lm.models["target"].caps
-        denoisers = registry.names("diffusion")
-        names = [name for name in registry.methods() if (name in denoisers) == fills]
-        cards = [card(name) for name in names]
+        fills_canvas = "canvas" in self.lm.models["target"].caps
+        denoisers = registry.method_names("diffusion")
+        method_names = [name for name in registry.methods() if (name in denoisers) == fills_canvas]
+        method_cards = [card(name) for name in method_names]
         return [
-            {"name": one.name, "guarantee": one.guarantee, "summary": one.summary} for one in cards
+            {
+                "name": method_card.name,
+                "guarantee": method_card.guarantee,
+                "summary": method_card.summary,
+            }
+            for method_card in method_cards
         ]
 
     # --- tokens as texts
@@ -66,11 +71,11 @@ class Served:
         return self._token_bytes(token)
 
     def token_text(self, token: int) -> str:
-        """The same as a text."""
+        """The text of a token; bytes that are no UTF-8 are replaced."""
         return self._token_bytes(token).decode("utf-8", errors="replace")
 
     def is_special(self, token: int) -> bool:
-        """Whether it stands for something else than letters, such as the beginning of a turn."""
+        """Whether a token stands for something else than letters, such as a turn's beginning."""
         tokenizer: Any = self.lm.tokenizer
         if isinstance(tokenizer, Vocabulary):
             return tokenizer.is_special(token)
@@ -87,7 +92,7 @@ class Served:
             return b""
         if token in tokenizer.added_tokens_decoder:
             return str(piece).encode()
-        return bytes_of(str(piece), self._byte_level)
+        return piece_bytes(str(piece), self._byte_level)
 
     @cached_property
     def _byte_level(self) -> bool:
@@ -97,21 +102,26 @@ class Served:
 
 
 def strategy_guarantee(name: str, strategy: Strategy) -> str:
-    """What holds of the tokens of a method, its rule included."""
+    """The guarantee of a method's tokens, its rule included."""
     rule = strategy.rule if isinstance(strategy, Speculative) else None
-    return _claim(name, None if rule is None else type(rule).__module__.rpartition(".")[2])
+    return _method_guarantee(
+        name, None if rule is None else type(rule).__module__.rpartition(".")[2]
+    )
 
 
 @cache
-def _claim(name: str, rule: str | None) -> str:
+def _method_guarantee(name: str, rule: str | None) -> str:
     """The weaker one of a method's guarantee and its rule's. Cards are files, slow to read."""
-    claim = guarantee(name)
+    claim = weakest_guarantee(name)
     if rule is None:
         return claim
-    return weaker(claim, card(rule.replace("_", "-"), "rule").guarantee)
+    return weaker_guarantee(claim, card(rule.replace("_", "-"), "rule").guarantee)
 
 
-def weaker(first: str, second: str) -> str:
-    """The one of two guarantees that promises less, of equal ones the first."""
+def weaker_guarantee(first_guarantee: str, second_guarantee: str) -> str:
+    """Returns the one of two guarantees that promises less, of equal ones the first."""
     order = ("exact", "greedy", "bounded", "lossy")
-    return max((first, second), key=lambda one: order.index(one.split(":")[0]))
+    return max(
+        (first_guarantee, second_guarantee),
+        key=lambda guarantee: order.index(guarantee.split(":")[0]),
+    )

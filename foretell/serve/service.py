@@ -1,4 +1,4 @@
-"""From a request that was read to its answer: who may ask, the call, the numbers."""
+"""The service that answers parsed requests: who may ask, the call, the numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from foretell.errors import DeadlineExceeded, ForetellError
-from foretell.ops.memory import spare
+from foretell.ops.memory import spare_bytes
 from foretell.serve.bodies import VALUES
 from foretell.serve.errors import ApiError, of_ours
 from foretell.serve.keys import Key
@@ -23,11 +23,11 @@ from foretell.serve.lifecycle import Health
 from foretell.serve.limits import Gate
 from foretell.serve.metrics import Metrics
 from foretell.serve.responses import Answer, Scores, answer_for
-from foretell.serve.schemas import CompletionRequest, Request, document, parse
-from foretell.serve.scoring import scoring
+from foretell.serve.schemas import CompletionRequest, Request, parse_json, parse_request
+from foretell.serve.scoring import scoring_call
 from foretell.serve.served import Served
 from foretell.serve.settings import MEGABYTE, Settings
-from foretell.serve.translate import MOST_CHOICES, translate
+from foretell.serve.translate import MOST_CHOICES, translate_request
 from foretell.serve.turns import Errand, Turns
 from foretell.serve.wire import Gone
 
@@ -48,14 +48,14 @@ GRACE = 0.5  # seconds that a request may be late to end itself: it can between 
 
 @dataclass(frozen=True)
 class Asker:
-    """Who asks, and since when by the event loop's time. `client`: a name of the key or the address
-    it asks from, which takes turns with others.
+    """The client of a request, and since when it asks by the event loop's time. `client`: a name of
+    the key or the address it asks from, which takes turns with others.
     """
 
     key: Key | None
     client: str
     arrived: float
-    large: bool = False  # whether its body is
+    is_large: bool = False  # whether its body is
 
 
 def rows_memory(lm: LM, settings: Settings) -> int | None:
@@ -66,10 +66,10 @@ def rows_memory(lm: LM, settings: Settings) -> int | None:
     """
     if settings.memory is not None or settings.budget is not None:
         return settings.memory
-    left = spare(lm.models["target"].device)
-    if left is None:
+    free_bytes = spare_bytes(lm.models["target"].device)
+    if free_bytes is None:
         return None
-    return max(LEAST_ROWS, int(ROWS_SHARE * left) - settings.prefixes)
+    return max(LEAST_ROWS, int(ROWS_SHARE * free_bytes) - settings.prefixes)
 
 
 class Service:
@@ -96,58 +96,62 @@ class Service:
         sound = lambda: self.health.sound  # noqa: E731
         self.metrics = Metrics(served.name, self.lm.engine.status, self.gate, sound)
 
-    async def read(self, kind: type[R], body: bytes, asker: Asker) -> R:
-        """The request that a body holds. Raises ApiError."""
-        if not asker.large:
-            return parse(kind, document(body))
-        return await self.turns.run(asker.client, lambda _: parse(kind, document(body)))
+    async def read_request(self, kind: type[R], body: bytes, asker: Asker) -> R:
+        """Parses the request that a body holds. Raises ApiError."""
+        if not asker.is_large:
+            return parse_request(kind, parse_json(body))
+        return await self.turns.run_errand(
+            asker.client, lambda _: parse_request(kind, parse_json(body))
+        )
 
-    async def whole(self, request: Request, asker: Asker) -> dict[str, Any]:
-        """A whole answer. Raises ApiError."""
-        key = asker.key
-        with self.gate.request(key):
-            answer = await self._answer(request, asker)
-            count = len(answer.call.prompts)
-            with self.gate.admitted(key, answer.call.texts, self._prompt_tokens(answer)):
+    async def answer_whole(self, request: Request, asker: Asker) -> dict[str, Any]:
+        """Answers a request with one document. Raises ApiError."""
+        api_key = asker.key
+        with self.gate.enter_request(api_key):
+            answer = await self._prepare_answer(request, asker)
+            choice_count = len(answer.call.prompts)
+            with self.gate.admit_answers(api_key, answer.call.texts, self._prompt_tokens(answer)):
                 try:
                     outputs, scores = await asyncio.gather(
-                        self._outputs(answer, asker), self._scores(answer, asker)
+                        self._generate_outputs(answer, asker), self._score_prompts(answer, asker)
                     )
                 except asyncio.CancelledError:
-                    self._aborted(count)
+                    self._note_aborts(choice_count)
                     raise
                 for index, output in enumerate(outputs):
-                    self._ended(answer, key, index, output)
-            return await asyncio.to_thread(answer.whole, outputs, scores)
+                    self._note_end(answer, api_key, index, output)
+            return await asyncio.to_thread(answer.full_answer, outputs, scores)
 
-    async def stream(self, request: Request, asker: Asker) -> AsyncGenerator[dict[str, Any], None]:
-        """The documents of a stream. Raises ApiError, before the first or between any two."""
-        key = asker.key
-        with self.gate.request(key):
-            answer = await self._answer(request, asker)
-            with self.gate.admitted(key, answer.call.texts, self._prompt_tokens(answer)):
-                scores = await self._scores(answer, asker)
-                opened = False
-                async with aclosing(self._pieces(answer, asker)) as pieces:
+    async def answer_stream(
+        self, request: Request, asker: Asker
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """Yields a stream's documents. Raises ApiError, before the first or between any two."""
+        api_key = asker.key
+        with self.gate.enter_request(api_key):
+            answer = await self._prepare_answer(request, asker)
+            with self.gate.admit_answers(api_key, answer.call.texts, self._prompt_tokens(answer)):
+                scores = await self._score_prompts(answer, asker)
+                is_open = False
+                async with aclosing(self._stream_pieces(answer, asker)) as pieces:
                     async for piece in pieces:
-                        chunk = answer.chunk(piece)
-                        if not opened:
-                            for document in answer.opening(scores):
+                        chunk = answer.make_chunk(piece)
+                        if not is_open:
+                            for document in answer.opening_chunks(scores):
                                 yield document
-                            opened = True
+                            is_open = True
                         if chunk is not None:
                             yield chunk
-                for document in answer.closing():
+                for document in answer.closing_chunks():
                     yield document
 
     # --- the parts
 
-    async def _answer(self, request: Request, asker: Asker) -> Answer:
-        """The call of a request, with who will write its answer."""
-        name = self.served.name
-        if request.model is not None and request.model != name:
+    async def _prepare_answer(self, request: Request, asker: Asker) -> Answer:
+        """Translates a request; returns its call with who will write its answer."""
+        model_name = self.served.name
+        if request.model is not None and request.model != model_name:
             raise ApiError(
-                f"the model {request.model!r} is not served here, but {name!r} is",
+                f"the model {request.model!r} is not served here, but {model_name!r} is",
                 "model",
                 "model_not_found",
                 HTTPStatus.NOT_FOUND,
@@ -155,86 +159,98 @@ class Service:
         tenant = ""
         if asker.key is not None and not self.settings.share_between_keys:
             tenant = asker.key.name
-        end = self._end(request, asker)
-        left = math.inf if end is None else end - GRACE - asyncio.get_running_loop().time()
-        work = partial(self._translated, request, tenant, time.perf_counter() + left)
-        formed = request.response_format is not None or request.structured_outputs is not None
+        end_time = self._end_time(request, asker)
+        remaining_seconds = (
+            math.inf if end_time is None else end_time - GRACE - asyncio.get_running_loop().time()
+        )
+        translate_work = partial(
+            self._translate_request, request, tenant, time.perf_counter() + remaining_seconds
+        )
+        has_form = request.response_format is not None or request.structured_outputs is not None
         try:
-            async with asyncio.timeout_at(self._end(request, asker)):
-                if asker.large or formed:
-                    answer = await self.turns.run(asker.client, work)
+            async with asyncio.timeout_at(self._end_time(request, asker)):
+                if asker.is_large or has_form:
+                    answer = await self.turns.run_errand(asker.client, translate_work)
                 else:
-                    answer = await asyncio.to_thread(work, Errand())
+                    answer = await asyncio.to_thread(translate_work, Errand())
         except TimeoutError:
-            raise of_ours(_late()) from None
+            raise of_ours(_late_error()) from None
         if self.settings.log_prompts:
             log.info("%s: %s", answer.id, request.model_dump_json(exclude_none=True))
         return answer
 
-    def _translated(self, request: Request, tenant: str, until: float, errand: Errand) -> Answer:
+    def _translate_request(
+        self, request: Request, tenant: str, until: float, errand: Errand
+    ) -> Answer:
         def go_on() -> None:
             if errand.over:
                 raise Gone
 
-        call = translate(request, self.lm, tenant, bounds=self.settings.bounds, go_on=go_on)
+        call = translate_request(request, self.lm, tenant, bounds=self.settings.bounds, go_on=go_on)
         try:
             answer = answer_for(self.served, request, call)
         except ForetellError as error:  # the method is resolved there
             raise ApiError(f"method: {error}", "method", "invalid_value") from error
         go_on()
-        form = {name: call.arguments[name] for name in FORMS if name in call.arguments}
-        if form:  # now, in its turn, and not when it is taken in
+        answer_form = {name: call.arguments[name] for name in FORMS if name in call.arguments}
+        if answer_form:  # now, in its turn, and not when it is taken in
             try:
-                self.lm.compile(form, tenant, until)
+                self.lm.compile(answer_form, tenant, until)
             except ForetellError as error:
-                raise self._refusal(error, answer) from error
+                raise self._make_refusal(error, answer) from error
         return answer
 
     def _prompt_tokens(self, answer: Answer) -> int:
         call = answer.call
-        tokens = sum(map(len, call.prompts[:: call.n]))
-        self.metrics.prompt(tokens)
-        return tokens
+        token_count = sum(map(len, call.prompts[:: call.n]))
+        self.metrics.note_prompt(token_count)
+        return token_count
 
-    def _end(self, request: Request, asker: Asker) -> float | None:
-        """When the request has an answer in any case. Its time began when its head had come."""
-        seconds = self.settings.bounds.seconds(request)
+    def _end_time(self, request: Request, asker: Asker) -> float | None:
+        """The time by which the request has an answer in any case. Its time began when its head had
+        come.
+        """
+        seconds = self.settings.bounds.max_seconds(request)
         return None if seconds is None else asker.arrived + seconds + GRACE
 
-    def _left(self, answer: Answer, asker: Asker) -> dict[str, Any]:
-        """The arguments of its call, with the seconds that are left of its time."""
-        end = self._end(answer.request, asker)
-        if end is None:
+    def _timed_arguments(self, answer: Answer, asker: Asker) -> dict[str, Any]:
+        """The arguments of a call, with the seconds that are left of its time."""
+        end_time = self._end_time(answer.request, asker)
+        if end_time is None:
             return answer.call.arguments
-        left = end - GRACE - asyncio.get_running_loop().time()
-        return answer.call.arguments | {"timeout": max(left, LEAST)}
+        remaining_seconds = end_time - GRACE - asyncio.get_running_loop().time()
+        return answer.call.arguments | {"timeout": max(remaining_seconds, LEAST)}
 
-    async def _outputs(self, answer: Answer, asker: Asker) -> list[Output]:
+    async def _generate_outputs(self, answer: Answer, asker: Asker) -> list[Output]:
         call = answer.call
         try:
-            async with asyncio.timeout_at(self._end(answer.request, asker)):
+            async with asyncio.timeout_at(self._end_time(answer.request, asker)):
                 outputs: list[Output] = await self.lm.agenerate(
-                    call.prompts, call.method, **self._left(answer, asker)
+                    call.prompts, call.method, **self._timed_arguments(answer, asker)
                 )
                 return outputs
         except TimeoutError:
-            self._aborted(len(call.prompts))
-            raise of_ours(_late()) from None
+            self._note_aborts(len(call.prompts))
+            raise of_ours(_late_error()) from None
         except ForetellError as error:
-            raise self._refusal(error, answer) from error
+            raise self._make_refusal(error, answer) from error
 
-    async def _scores(self, answer: Answer, asker: Asker) -> Scores | None:
-        """Of the prompts, where they are to be echoed with their log-probabilities."""
+    async def _score_prompts(self, answer: Answer, asker: Asker) -> Scores | None:
+        """Log-probabilities of the prompts, where they are to be echoed with them."""
         request, call = answer.request, answer.call
         if not isinstance(request, CompletionRequest):
             return None
         if not request.echo or request.logprobs is None:
             return None
-        left = self._left(answer, asker)
-        terms = {name: left[name] for name in ("tenant", "priority", "timeout") if name in left}
-        asked = scoring(call.prompts[:: call.n], request.logprobs, **terms)
+        timed_arguments = self._timed_arguments(answer, asker)
+        request_terms = {
+            name: timed_arguments[name]
+            for name in ("tenant", "priority", "timeout")
+            if name in timed_arguments
+        }
+        scoring_arguments = scoring_call(call.prompts[:: call.n], request.logprobs, **request_terms)
         try:
-            outputs = await self.lm.agenerate(**asked)
+            outputs = await self.lm.agenerate(**scoring_arguments)
         except ForetellError as error:
             raise of_ours(error) from error
         for output in outputs:
@@ -242,54 +258,56 @@ class Service:
                 raise of_ours(output.error)
         return [output.logprobs for output in outputs]
 
-    async def _pieces(self, answer: Answer, asker: Asker) -> AsyncGenerator[Piece, None]:
-        """The pieces of all choices, counted."""
+    async def _stream_pieces(self, answer: Answer, asker: Asker) -> AsyncGenerator[Piece, None]:
+        """Yields the pieces of all choices, counted."""
         call = answer.call
         unfinished = len(call.prompts)
-        end = self._end(answer.request, asker)
-        arguments = self._left(answer, asker)
+        end_time = self._end_time(answer.request, asker)
+        arguments = self._timed_arguments(answer, asker)
         try:
             async with aclosing(self.lm.astream(call.prompts, call.method, **arguments)) as pieces:
                 while unfinished:
-                    async with asyncio.timeout_at(end):
+                    async with asyncio.timeout_at(end_time):
                         piece = await anext(pieces)
                     if piece.finish_reason is not None:
                         unfinished -= 1
-                        self._ended(answer, asker.key, piece.prompt, piece)
+                        self._note_end(answer, asker.key, piece.prompt, piece)
                     yield piece
         except TimeoutError:
-            self._aborted(unfinished)
-            raise of_ours(_late()) from None
+            self._note_aborts(unfinished)
+            raise of_ours(_late_error()) from None
         except ForetellError as error:
-            raise self._refusal(error, answer) from error
+            raise self._make_refusal(error, answer) from error
         except (asyncio.CancelledError, GeneratorExit):
-            self._aborted(unfinished)
+            self._note_aborts(unfinished)
             raise
 
-    def _ended(self, answer: Answer, key: Key | None, index: int, last: Output | Piece) -> None:
-        """Notes the end of the choice of this number; `last`: of it, or its last piece."""
-        limit = answer.call.arguments["max_new_tokens"][index]
-        self.metrics.answer(last.stats, str(last.finish_reason), limit)
-        self.gate.answered(key, 1, last.stats.tokens if last.stats else 0)
-        self._log_failure(last.error, answer)
+    def _note_end(
+        self, answer: Answer, key: Key | None, index: int, last_output: Output | Piece
+    ) -> None:
+        """Notes the end of a choice by its number; `last_output`: its output, or its last piece."""
+        token_limit = answer.call.arguments["max_new_tokens"][index]
+        self.metrics.note_answer(last_output.stats, str(last_output.finish_reason), token_limit)
+        self.gate.note_answers(key, 1, last_output.stats.tokens if last_output.stats else 0)
+        self._log_failure(last_output.error, answer)
 
-    def _refusal(self, error: ForetellError, answer: Answer) -> ApiError:
-        """What the client is told; of a form the field in which it was given."""
+    def _make_refusal(self, error: ForetellError, answer: Answer) -> ApiError:
+        """The refusal that the client is told; for a form, with the field in which it was given."""
         self._log_failure(error, answer)
         refusal = of_ours(error)
         if refusal.param == "response_format" and answer.request.structured_outputs is not None:
             refusal.param = "structured_outputs"
         return refusal
 
-    def _aborted(self, answers: int) -> None:
+    def _note_aborts(self, answers: int) -> None:
         for _ in range(answers):
-            self.metrics.answer(None, "abort")
+            self.metrics.note_answer(None, "abort")
 
     def _log_failure(self, error: ForetellError | None, answer: Answer) -> None:
-        """Of a request that broke, its cause: clients are not told."""
+        """Logs the cause of a request that broke: clients are not told."""
         if error is not None and of_ours(error).status >= HTTPStatus.INTERNAL_SERVER_ERROR:
             log.error("%s failed: %s", answer.id, error, exc_info=error)
 
 
-def _late() -> DeadlineExceeded:
+def _late_error() -> DeadlineExceeded:
     return DeadlineExceeded("the request was not done in the time it was given")

@@ -1,4 +1,4 @@
-"""What a server allows, and for how long."""
+"""Settings of a server: what it allows, and for how long."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MEGABYTE = 2**20
 
 @dataclass(frozen=True)
 class Settings:
-    """Times are in seconds."""
+    """The settings of a server. Times are in seconds."""
 
     keys: Keys = field(default_factory=Keys)
     bounds: Bounds = field(default_factory=lambda: Bounds(timeout=600.0))  # of each request

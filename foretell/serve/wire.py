@@ -22,66 +22,68 @@ DONE = "data: [DONE]\n\n"
 
 
 class Gone(Exception):
-    """The client has left, or reads no more."""
+    """Raised where the client has left, or reads no more."""
 
 
-def encoded(document: Any) -> bytes:
-    """JSON, which has no numbers that are infinite: such log-probabilities are the lowest."""
+def encode_json(document: Any) -> bytes:
+    """Encodes a document as JSON, which has no infinite numbers: such log-probabilities are the
+    lowest.
+    """
     try:
         # In ASCII: some clients take other letters of Unicode for ends of lines (U+2028, say).
         return json.dumps(document, allow_nan=False, separators=(",", ":")).encode("ascii")
     except ValueError:
-        return json.dumps(finite(document), allow_nan=False).encode("ascii")
+        return json.dumps(finite_numbers(document), allow_nan=False).encode("ascii")
 
 
-def finite(value: Any) -> Any:
-    """The same with numbers that JSON has."""
+def finite_numbers(value: Any) -> Any:
+    """Replaces the numbers that JSON does not have by finite ones."""
     if isinstance(value, float):
         return value if abs(value) < 1e300 else -9999.0
     if isinstance(value, dict):
-        return {key: finite(inner) for key, inner in value.items()}
+        return {key: finite_numbers(inner_value) for key, inner_value in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(inner) for inner in value]
+        return [finite_numbers(inner_value) for inner_value in value]
     return value
 
 
 def json_response(document: Any, status: int = 200, headers: Any = None) -> Response:
-    return Response(encoded(document), status, headers, "application/json")
+    return Response(encode_json(document), status, headers, "application/json")
 
 
 def error_response(error: ApiError) -> Response:
-    return json_response(error.body(), error.status, error.headers)
+    return json_response(error.json_body(), error.status, error.headers)
 
 
-def unexpected(error: Exception) -> ApiError:
+def unexpected_error(error: Exception) -> ApiError:
     """Logs an error that nobody expected. What a client learns of it is a name to ask for."""
-    name = secrets.token_hex(8)
-    log.error("a request failed, id %s", name, exc_info=error)
+    error_id = secrets.token_hex(8)
+    log.error("a request failed, id %s", error_id, exc_info=error)
     return ApiError(
-        f"the server failed; its log says why under {name}",
-        code=name,
+        f"the server failed; its log says why under {error_id}",
+        code=error_id,
         status=HTTPStatus.INTERNAL_SERVER_ERROR,
     )
 
 
 async def while_there(request: Request, work: Awaitable[T]) -> T:
-    """What `work` returns; it is cancelled, and Gone raised, once the client leaves."""
+    """Returns what `work` returns; it is cancelled, and Gone raised, once the client leaves."""
     task = asyncio.ensure_future(work)
-    watcher = asyncio.ensure_future(_left(request.receive))
+    watcher = asyncio.ensure_future(_wait_for_leave(request.receive))
     try:
         await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
         raise Gone
     finally:
-        for each in (task, watcher):
-            each.cancel()
-        for each in (task, watcher):
+        for pending_task in (task, watcher):
+            pending_task.cancel()
+        for pending_task in (task, watcher):
             with contextlib.suppress(asyncio.CancelledError, Exception):
-                await each
+                await pending_task
 
 
-async def _left(receive: Any) -> None:
+async def _wait_for_leave(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -108,27 +110,27 @@ class EventStream(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = Request(scope, receive)
         try:
-            await while_there(request, self._pump(scope, receive, send))
+            await while_there(request, self._send_documents(scope, receive, send))
         except Gone:
             pass
         finally:
             await self.documents.aclose()
 
-    async def _pump(self, scope: Any, receive: Any, send: Any) -> None:
+    async def _send_documents(self, scope: Any, receive: Any, send: Any) -> None:
         try:
             async for document in self.documents:
-                await self._send(send, b"data: " + encoded(document) + b"\n\n")
+                await self._send_body(send, b"data: " + encode_json(document) + b"\n\n")
         except Gone:
             raise
         except Exception as error:
-            refusal = error if isinstance(error, ApiError) else unexpected(error)
+            refusal = error if isinstance(error, ApiError) else unexpected_error(error)
             if not self.started:
                 await error_response(refusal)(scope, receive, send)
                 return
-            await self._send(send, b"data: " + encoded(refusal.body()) + b"\n\n")
-        await self._send(send, DONE.encode(), more=False)
+            await self._send_body(send, b"data: " + encode_json(refusal.json_body()) + b"\n\n")
+        await self._send_body(send, DONE.encode(), has_more=False)
 
-    async def _send(self, send: Any, body: bytes, more: bool = True) -> None:
+    async def _send_body(self, send: Any, body: bytes, has_more: bool = True) -> None:
         try:
             async with asyncio.timeout(self.patience):
                 if not self.started:
@@ -140,6 +142,6 @@ class EventStream(Response):
                             "headers": self.raw_headers,
                         }
                     )
-                await send({"type": "http.response.body", "body": body, "more_body": more})
+                await send({"type": "http.response.body", "body": body, "more_body": has_more})
         except TimeoutError:
             raise Gone from None

@@ -16,21 +16,25 @@ if TYPE_CHECKING:
 FORCED = 16  # tokens without a choice that are drafted at once, at most
 
 
-def fitting(ctx: Context, tree: TokenTree, whole: bool, free: bool) -> TokenTree:
+def fit_constraint(
+    ctx: Context, tree: TokenTree, never_cut: bool, takes_any_tree: bool
+) -> TokenTree:
     """The proposed tree as the constraint of ctx.branch would have it.
 
-    `whole`: it is verified as it comes, and not cut. `free`: its rule takes any tree.
+    `never_cut`: it is verified as it comes, and not cut. `takes_any_tree`: its rule takes any tree.
     """
     guide = ctx.sampler.guide
     if guide is None:
         return tree
-    if not (tree.drawn or whole):  # drawn tokens come from laws that have the constraint
-        kept = [0]
+    if not (tree.has_draws or never_cut):  # drawn tokens come from laws that have the constraint
+        fitting_nodes = [0]
         for node in range(1, len(tree)):
-            if tree.parents[node] in kept and guide.drafts([*ctx.output, *tree.tokens_to(node)]):
-                kept.append(node)
-        tree = tree.keep(kept[1:])
-    if free and (len(tree) == 1 or "tree" in ctx.models["target"].caps):
+            if tree.parents[node] in fitting_nodes and guide.drafts(
+                [*ctx.output, *tree.tokens_to(node)]
+            ):
+                fitting_nodes.append(node)
+        tree = tree.keep(fitting_nodes[1:])
+    if takes_any_tree and (len(tree) == 1 or "tree" in ctx.models["target"].caps):
         node = 0
         for token in guide.forced(ctx.output)[: min(FORCED, ctx.depth)]:
             node = tree.add(node, token, value=1.0, source="constraint")

@@ -26,30 +26,30 @@ class Stopwatch:
     def __exit__(self, *error: object) -> None:
         self.seconds += time.perf_counter() - self.begun
 
-    def over(self, steps: Generator[Message, Any, R]) -> Generator[Message, Any, R]:
-        """The same messages and the same result, with the time taken."""
+    def time_messages(self, steps: Generator[Message, Any, R]) -> Generator[Message, Any, R]:
+        """Passes on the generator's messages and its result, and takes its time."""
         answer: Any = None
-        error: Exception | None = None
+        pending_error: Exception | None = None
         try:
             while True:
-                start = time.perf_counter()
+                step_start = time.perf_counter()
                 try:
-                    message = steps.throw(error) if error else steps.send(answer)
+                    message = steps.throw(pending_error) if pending_error else steps.send(answer)
                 except StopIteration as end:
                     result: R = end.value
                     return result
                 finally:
-                    self.seconds += time.perf_counter() - start
-                answer = error = None
+                    self.seconds += time.perf_counter() - step_start
+                answer = pending_error = None
                 try:
                     answer = yield message
                 except Exception as raised:  # of a call, say: the generator may go on
-                    error = raised
-                self.seconds += sum(reply.seconds for reply in _replies(answer))
+                    pending_error = raised
+                self.seconds += sum(reply.seconds for reply in _list_replies(answer))
         finally:
             steps.close()
 
 
-def _replies(answer: Any) -> Sequence[Reply]:
+def _list_replies(answer: Any) -> Sequence[Reply]:
     answers = answer if isinstance(answer, list) else [answer]
     return [reply for reply in answers if isinstance(reply, Reply)]

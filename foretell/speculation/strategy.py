@@ -15,16 +15,17 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.distribution import Target
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.request import Method
+from foretell.core.settings import Settings
 from foretell.core.source import source_of
 from foretell.core.tracing import trace_step
 from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Kept, Message, Outcome, Reply, Steps
 from foretell.errors import BadConfig
-from foretell.registry import load
+from foretell.registry import load_method
 from foretell.speculation.draft_size import sizes_for
-from foretell.speculation.fitting import fitting
+from foretell.speculation.fitting import fit_constraint
 from foretell.speculation.stopwatch import Stopwatch
-from foretell.verification.acceptance import Rule, default, walk
+from foretell.verification.acceptance import Rule, verify_by_default, walk_tree
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 MOST = 1024  # nodes that may be asked for
 
 
-class Strategy(Method):
+class Strategy(Settings, Method):
     """The base: a frozen dataclass with `run`."""
 
     kind = "strategy"
@@ -65,10 +66,10 @@ class Speculative(Strategy):
 
     def __post_init__(self) -> None:
         if not 0 <= self.nodes <= MOST:
-            allowed = f"between 0 (the policy decides) and {MOST}"
-            raise BadConfig.field("nodes", self.nodes, allowed)
+            allowed_range = f"between 0 (the policy decides) and {MOST}"
+            raise BadConfig.field("nodes", self.nodes, allowed_range)
         if self.rule is None and self.drafter.rule:
-            object.__setattr__(self, "rule", load(self.drafter.rule, "rule")())
+            object.__setattr__(self, "rule", load_method(self.drafter.rule, "rule")())
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -84,66 +85,68 @@ class Speculative(Strategy):
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for a rule of drawn tokens where none are."""
         rule = self.rule
-        walks = ctx.sampler.greedy and rule is not None and rule.greedy
-        if rule is not None and rule.drawn and not (self.drafter.draws or walks):
-            what = f"rule {type(rule).__name__.lower()!r} cannot verify these trees"
-            raise BadConfig(f"{what}: it needs {rule.needs}, and these are not drawn")
+        takes_walk = ctx.sampler.greedy and rule is not None and rule.greedy
+        if rule is not None and rule.drawn and not (self.drafter.draws or takes_walk):
+            complaint = f"rule {type(rule).__name__.lower()!r} cannot verify these trees"
+            raise BadConfig(f"{complaint}: it needs {rule.needs}, and these are not drawn")
         return self.steps(ctx)
 
     def steps(self, ctx: Context) -> Steps:
         """The messages of `run`."""
-        ctx = ctx.scoped(self.drafter)
+        ctx = ctx.scope_to(self.drafter)
         # Where another draft would mean other samples, measured time decides nothing: a seed gives
         # its tokens again. A request without one promises none.
-        settled = ctx.sampler.greedy and (self.rule is None or self.rule.greedy)
-        same = settled or not (self.drafter.draws or self.rule)
-        ctx.timed = not self.nodes and (same or not ctx.repeats)
+        decided_greedily = ctx.sampler.greedy and (self.rule is None or self.rule.greedy)
+        same_tokens = decided_greedily or not (self.drafter.draws or self.rule)
+        ctx.timed = not self.nodes and (same_tokens or not ctx.repeats)
         source = source_of(ctx.request)
         target_state = yield from source.start(ctx)
-        state = self.drafter.start(ctx)
+        drafter_state = self.drafter.start(ctx)
         sizes = sizes_for(ctx, self.nodes, self.drafter)
-        rule = self.rule.begin(ctx) if self.rule else default
-        layers = len(ctx.models["target"].layout)
-        named = (*self.drafter.taps, *(self.rule.taps if self.rule else ()))
-        wanted = {tap if tap >= 0 else layers + 1 + tap for tap in named}
-        taps = tuple(sorted(tap for tap in wanted if tap <= layers))
-        beside = type(self.drafter).target_rows is not Drafter.target_rows
+        rule = self.rule.begin(ctx) if self.rule else verify_by_default
+        layer_count = len(ctx.models["target"].layout)
+        named_taps = (*self.drafter.taps, *(self.rule.taps if self.rule else ()))
+        requested_taps = {tap if tap >= 0 else layer_count + 1 + tap for tap in named_taps}
+        taps = tuple(sorted(tap for tap in requested_taps if tap <= layer_count))
+        has_own_rows = type(self.drafter).target_rows is not Drafter.target_rows
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            budget = sizes.budget()
-            watch = Stopwatch()
+            budget = sizes.node_budget()
+            stopwatch = Stopwatch()
             if budget > 1:
-                tree = yield from watch.over(self.drafter.steps(ctx, state, budget))
-                with watch:
-                    tree = fitting(ctx, tree, self.drafter.whole, self.rule is None)
-                    tree = sizes.fit(tree, watch.seconds)
-            if beside:
-                rows_of = partial(source.read, ctx, target_state)
-                reply = yield from self.drafter.target_rows(ctx, state, tree, taps, rows_of)
+                tree = yield from stopwatch.time_messages(
+                    self.drafter.steps(ctx, drafter_state, budget)
+                )
+                with stopwatch:
+                    tree = fit_constraint(ctx, tree, self.drafter.whole, self.rule is None)
+                    tree = sizes.fit_tree(tree, stopwatch.seconds)
+            if has_own_rows:
+                rows_of = partial(source.read_rows, ctx, target_state)
+                reply = yield from self.drafter.target_rows(ctx, drafter_state, tree, taps, rows_of)
             else:
-                reply = yield from source.read(ctx, target_state, tree, taps)
-            outcome, kept = yield from settle(ctx, tree, reply, rule)
+                reply = yield from source.read_rows(ctx, target_state, tree, taps)
+            outcome, committed = yield from verify_and_commit(ctx, tree, reply, rule)
             sizes.observe(outcome)
-            step = Feedback(tree, reply, outcome, kept.tokens, watch.seconds)
-            self.drafter.observe(ctx, state, step)
-            if kept.reason:
+            step = Feedback(tree, reply, outcome, committed.tokens, stopwatch.seconds)
+            self.drafter.observe(ctx, drafter_state, step)
+            if committed.reason:
                 return
 
 
-def one_by_one(ctx: Context) -> Steps:
+def decode_one_by_one(ctx: Context) -> Steps:
     """Plain decoding: one forward, one token, until the branch is done."""
     source = source_of(ctx.request)
-    state = yield from source.start(ctx)
+    source_state = yield from source.start(ctx)
     while True:
         tree = TokenTree(ctx.tokens[-1])
-        reply = yield from source.read(ctx, state, tree, ())
-        _, kept = yield from settle(ctx, tree, reply)
-        if kept.reason:
+        reply = yield from source.read_rows(ctx, source_state, tree, ())
+        _, committed = yield from verify_and_commit(ctx, tree, reply)
+        if committed.reason:
             return
 
 
-def settle(
-    ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk, source: str = "target"
+def verify_and_commit(
+    ctx: Context, tree: TokenTree, reply: Reply, rule: Any = walk_tree, source: str = "target"
 ) -> Generator[Message, Any, tuple[Outcome, Kept]]:
     """Verifies `tree` by the rows of all its nodes, which are `source`'s; commits what it kept.
 
@@ -152,20 +155,22 @@ def settle(
     target = Target(reply.logits, ctx.sampler, ctx.output, tree)
     target.reply = reply
     outcome: Outcome = rule(tree, target, ctx.rng, len(ctx.output))
-    tokens = [tree.tokens[node] for node in outcome.path]
-    sources = [tree.sources[node] for node in outcome.path]
+    new_tokens = [tree.tokens[node] for node in outcome.path]
+    token_sources = [tree.sources[node] for node in outcome.path]
     if outcome.token is not None:
-        tokens.append(outcome.token)
-        sources.append(source)
-    tested = [(tree.depths[node], accepted) for node, accepted in outcome.tested]
-    drafted = sum(one != "target" for one in tree.sources[1:])
-    drafted += outcome.token is not None and source != "target"
+        new_tokens.append(outcome.token)
+        token_sources.append(source)
+    tested_depths = [(tree.depths[node], accepted) for node, accepted in outcome.tested]
+    drafted_count = sum(node_source != "target" for node_source in tree.sources[1:])
+    drafted_count += outcome.token is not None and source != "target"
     rows = reply.logits
     if ctx.sampler.sampling.logprobs is not None:
-        rows = rows[[0, *outcome.path][: len(tokens)]]
-    kept: Kept = yield Commit(tokens, rows, ctx.branch, sources, drafted, tested)
+        rows = rows[[0, *outcome.path][: len(new_tokens)]]
+    committed: Kept = yield Commit(
+        new_tokens, rows, ctx.branch, token_sources, drafted_count, tested_depths
+    )
     if ctx.request.trace is not None:
-        position = len(ctx.tokens) - len(kept.tokens)
-        step = trace_step(position, tree, reply, outcome, kept.tokens, sources)
+        position = len(ctx.tokens) - len(committed.tokens)
+        step = trace_step(position, tree, reply, outcome, committed.tokens, token_sources)
         ctx.request.trace(step)
-    return outcome, kept
+    return outcome, committed

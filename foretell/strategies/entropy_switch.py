@@ -36,7 +36,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Steps
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig
-from foretell.speculation.strategy import Strategy, settle
+from foretell.speculation.strategy import Strategy, verify_and_commit
 
 
 @dataclass(frozen=True)
@@ -52,38 +52,40 @@ class EntropySwitch(Strategy):
     def __post_init__(self) -> None:
         if math.isnan(self.tau):
             raise BadConfig.field("entropy-switch:tau", self.tau, "a number of bits, inf or -inf")
-        for name in ("window", "dwell"):
-            value = getattr(self, name)
-            if not 1 <= value <= 100_000:
-                raise BadConfig.field(f"entropy-switch:{name}", value, "between 1 and 100000")
+        for field_name in ("window", "dwell"):
+            field_value = getattr(self, field_name)
+            if not 1 <= field_value <= 100_000:
+                raise BadConfig.field(
+                    f"entropy-switch:{field_name}", field_value, "between 1 and 100000"
+                )
 
     def run(self, ctx: Context) -> Steps:
         source = source_of(ctx.request)
         state = yield from source.start(ctx)
         reader = DraftReader(ctx)
         entropies: deque[float] = deque(maxlen=self.window)
-        small = self.tau > 0
+        small_writes = self.tau > 0
         since_change = 0
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            if small and not can_write(reader, ctx):
-                small = False
+            if small_writes and not can_write(reader, ctx):
+                small_writes = False
                 since_change = 0
-            if small:
+            if small_writes:
                 reply: Reply = yield Ask(tree, "draft", ctx.branch)
-                entropies.append(entropy(reply.logits[0]))
-                reply = replace(reply, logits=torch.stack(reader.rows(reply)))
+                entropies.append(row_entropy(reply.logits[0]))
+                reply = replace(reply, logits=torch.stack(reader.resized_rows(reply)))
             else:
-                reply = yield from source.read(ctx, state, tree, ())
-                entropies.append(entropy(reply.logits[0]))
-            writer = "draft" if small else "target"
-            _, kept = yield from settle(ctx, tree, reply, source=writer)
-            if kept.reason:
+                reply = yield from source.read_rows(ctx, state, tree, ())
+                entropies.append(row_entropy(reply.logits[0]))
+            writer = "draft" if small_writes else "target"
+            _, commit_result = yield from verify_and_commit(ctx, tree, reply, source=writer)
+            if commit_result.reason:
                 return
             since_change += 1
-            easy = sum(entropies) / len(entropies) < self.tau
-            if easy != small and since_change >= self.dwell:
-                small = easy
+            is_easy = sum(entropies) / len(entropies) < self.tau
+            if is_easy != small_writes and since_change >= self.dwell:
+                small_writes = is_easy
                 since_change = 0
 
 
@@ -92,6 +94,6 @@ def can_write(reader: DraftReader, ctx: Context) -> bool:
     return len(ctx.tokens) <= reader.model.context and reader.can_read(ctx.tokens)
 
 
-def entropy(row: torch.Tensor) -> float:
-    """Of a row of logits (V,), in bits."""
+def row_entropy(row: torch.Tensor) -> float:
+    """Entropy of a row of logits (V,), in bits."""
     return float(torch.special.entr(row.softmax(-1)).sum()) / math.log(2)

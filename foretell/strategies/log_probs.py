@@ -1,4 +1,4 @@
-"""The law after a text in logarithms, for searches that compare paths."""
+"""Log-probabilities after a text, for searches that compare paths."""
 
 from __future__ import annotations
 

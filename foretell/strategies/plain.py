@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from foretell.core.context import Context
 from foretell.core.types import Steps
-from foretell.speculation.strategy import Strategy, one_by_one
+from foretell.speculation.strategy import Strategy, decode_one_by_one
 
 
 @dataclass(frozen=True)
@@ -26,4 +26,4 @@ class Plain(Strategy):
     one_text = True
 
     def run(self, ctx: Context) -> Steps:
-        return one_by_one(ctx)
+        return decode_one_by_one(ctx)

@@ -16,7 +16,7 @@ import torch
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Kept, Message, Reply
-from foretell.ops.logits import resized
+from foretell.ops.logits import resize_row
 from foretell.strategies.log_probs import log_probs
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Path:
-    """A candidate with what follows it."""
+    """A candidate token with the tokens that follow it."""
 
     tokens: list[int]
     total: float  # log-probability
@@ -42,106 +42,113 @@ class Path:
 
 # The row (V,) behind a path -> its next token, and the log-probability that it counts with. May
 # also end the path with it.
-Next = Callable[[Path, torch.Tensor], tuple[int, float]]
-Rows = Generator[Message, Any, Reply]
+NextToken = Callable[[Path, torch.Tensor], tuple[int, float]]
+RowsReply = Generator[Message, Any, Reply]
 # What is added to the log-probabilities of the paths' first tokens.
-Value = Callable[[Sequence[Path]], Generator[Message, Any, list[float]]]
+PathValues = Callable[[Sequence[Path]], Generator[Message, Any, list[float]]]
 
 
-def begun(ctx: Context, tree: TokenTree, firsts: Sequence[tuple[int, float]]) -> list[Path]:
+def begin_paths(
+    ctx: Context, tree: TokenTree, first_tokens: Sequence[tuple[int, float]]
+) -> list[Path]:
     """A path for each first token, which has this log-probability."""
     paths = []
-    for number, (token, value) in enumerate(firsts):
+    for path_number, (token, log_prob) in enumerate(first_tokens):
         node = tree.add(0, token)
-        paths.append(Path([token], value, node, number, ended=ctx.ends(tree, node)))
+        paths.append(Path([token], log_prob, node, path_number, ended=ctx.ends(tree, node)))
     return paths
 
 
-def likeliest(ctx: Context, row: torch.Tensor, count: int) -> list[tuple[int, float]]:
+def likeliest_tokens(ctx: Context, row: torch.Tensor, count: int) -> list[tuple[int, float]]:
     """The best tokens of a row (V,) behind the text, those that are possible."""
     logs = log_probs(ctx, row, ctx.output)
-    values, tokens = logs.topk(min(count, len(logs)))
-    pairs = zip(tokens.tolist(), values.tolist(), strict=True)
-    return [(token, value) for token, value in pairs if value > -math.inf]
+    best_log_probs, tokens = logs.topk(min(count, len(logs)))
+    pairs = zip(tokens.tolist(), best_log_probs.tolist(), strict=True)
+    return [(token, log_prob) for token, log_prob in pairs if log_prob > -math.inf]
 
 
-def greedily(ctx: Context) -> Next:
+def continue_greedily(ctx: Context) -> NextToken:
     """The best token of each row."""
 
-    def best(path: Path, row: torch.Tensor) -> tuple[int, float]:
+    def choose_best(path: Path, row: torch.Tensor) -> tuple[int, float]:
         logs = log_probs(ctx, row, [*ctx.output, *path.tokens])
         token = int(logs.argmax())
         return token, float(logs[token])
 
-    return best
+    return choose_best
 
 
-def grow(
+def grow_paths(
     ctx: Context,
     tree: TokenTree,
     paths: Sequence[Path],
-    levels: int,
-    following: Next,
-    rows_of: Callable[[TokenTree, Sequence[int]], Rows],
+    max_levels: int,
+    choose_next: NextToken,
+    rows_of: Callable[[TokenTree, Sequence[int]], RowsReply],
 ) -> Generator[Message, Any, None]:
-    """Lengthens paths that have not ended, by at most `levels` tokens and as far as there is room.
+    """Lengthens paths that have not ended, by at most `max_levels` tokens and as far as there is room.
 
     `rows_of`: the rows of these nodes, ascending, and maybe of more.
     """
-    for _ in range(min(levels, ctx.depth)):
-        growing = [path for path in paths if not path.ended]
-        if not growing:
+    for _ in range(min(max_levels, ctx.depth)):
+        growing_paths = [path for path in paths if not path.ended]
+        if not growing_paths:
             return
-        nodes = sorted({path.node for path in growing})
+        nodes = sorted({path.node for path in growing_paths})
         reply = yield from rows_of(tree, nodes)
         rows = dict(zip(reply.nodes, reply.logits, strict=True))
-        for path in growing:
+        for path in growing_paths:
             row = rows[path.node]
             path.rows.append(row)
-            token, value = following(path, row)
+            token, log_prob = choose_next(path, row)
             path.tokens.append(token)
-            path.total += value
+            path.total += log_prob
             path.node = tree.add(path.node, token)
             path.ended |= ctx.ends(tree, path.node)
 
 
-def one_by_one(
-    ctx: Context, width: int, ahead: int, value: Value, model: str = "target"
+def write_by_value(
+    ctx: Context, width: int, lookahead_tokens: int, value_paths: PathValues, model: str = "target"
 ) -> Generator[Message, Any, None]:
     """Writes the text: of the `width` best tokens the one of the best log-probability and value.
 
-    Each is first continued greedily by `ahead` tokens of `model`'s; what is looked ahead at is not
+    Each is first continued greedily by `lookahead_tokens` tokens of `model`'s; what is looked ahead at is not
     committed. Above temperature 0 the token is drawn from these sums, divided by it.
     """
     source = source_of(ctx.request)
     state = yield from source.start(ctx)
-    own = by_target(ctx, source, state)
-    rows_of = own if model == "target" else by_model(ctx, model)
+    target_rows = rows_by_target(ctx, source, state)
+    rows_of = target_rows if model == "target" else rows_by_model(ctx, model)
     row: torch.Tensor | None = None
     while True:
         tree = TokenTree(ctx.tokens[-1])
         if row is None:
-            reply = yield from own(tree, [0])
+            reply = yield from target_rows(tree, [0])
             row = reply.logits[0]
-        firsts = likeliest(ctx, row, width)
-        paths = begun(ctx, tree, firsts)
+        first_tokens = likeliest_tokens(ctx, row, width)
+        paths = begin_paths(ctx, tree, first_tokens)
         if len(paths) > 1:
-            yield from grow(ctx, tree, paths, ahead, greedily(ctx), rows_of)
-            values = yield from value(paths)
+            yield from grow_paths(
+                ctx, tree, paths, lookahead_tokens, continue_greedily(ctx), rows_of
+            )
+            path_values = yield from value_paths(paths)
         else:
-            values = [0.0] * len(paths)
+            path_values = [0.0] * len(paths)
         scores = torch.tensor(
-            [first + added for (_, first), added in zip(firsts, values, strict=True)],
+            [
+                first_log_prob + added_value
+                for (_, first_log_prob), added_value in zip(first_tokens, path_values, strict=True)
+            ],
             dtype=torch.float64,
         )
-        path = paths[decided(ctx, scores)]
-        kept: Kept = yield Commit(path.tokens[:1], row[None], ctx.branch, ["target"])
-        if kept.reason:
+        path = paths[choose_path(ctx, scores)]
+        commit_result: Kept = yield Commit(path.tokens[:1], row[None], ctx.branch, ["target"])
+        if commit_result.reason:
             return
         row = path.rows[0] if path.rows and model == "target" else None
 
 
-def decided(ctx: Context, scores: torch.Tensor) -> int:
+def choose_path(ctx: Context, scores: torch.Tensor) -> int:
     """The place of the best of scores (n,), or one drawn; where all are -inf, the first."""
     temperature = ctx.request.sampling.temperature
     if not temperature or not bool(scores.max() > -math.inf):
@@ -149,20 +156,20 @@ def decided(ctx: Context, scores: torch.Tensor) -> int:
     return ctx.rng.sample((scores / temperature).softmax(0), "target", len(ctx.output))
 
 
-def by_target(
+def rows_by_target(
     ctx: Context, source: RowSource, state: Any
-) -> Callable[[TokenTree, Sequence[int]], Rows]:
-    """Rows of the request's source."""
-    return lambda tree, nodes: source.read(ctx, state, tree, (), nodes)
+) -> Callable[[TokenTree, Sequence[int]], RowsReply]:
+    """Returns a function that reads rows of the request's source."""
+    return lambda tree, nodes: source.read_rows(ctx, state, tree, (), nodes)
 
 
-def by_model(ctx: Context, name: str) -> Callable[[TokenTree, Sequence[int]], Rows]:
-    """Rows of another model that reads the branch, of the target's tokens."""
-    vocab = ctx.models["target"].vocab
+def rows_by_model(ctx: Context, name: str) -> Callable[[TokenTree, Sequence[int]], RowsReply]:
+    """Returns a function that reads rows of another model, on the branch and the target's tokens."""
+    vocab_size = ctx.models["target"].vocab
 
-    def ask(tree: TokenTree, nodes: Sequence[int]) -> Rows:
+    def ask(tree: TokenTree, nodes: Sequence[int]) -> RowsReply:
         reply: Reply = yield Ask(tree, name, ctx.branch, rows=nodes)
-        rows = [resized(row, vocab) for row in reply.logits]
+        rows = [resize_row(row, vocab_size) for row in reply.logits]
         return replace(reply, logits=torch.stack(rows))
 
     return ask

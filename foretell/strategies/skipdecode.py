@@ -31,7 +31,7 @@ from foretell.core.refusals import refuse_source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Steps
 from foretell.errors import BadConfig
-from foretell.speculation.strategy import Strategy, settle
+from foretell.speculation.strategy import Strategy, verify_and_commit
 
 
 @dataclass(frozen=True)
@@ -49,41 +49,45 @@ class Skipdecode(Strategy):
         if not 0 < self.most <= 1:
             raise BadConfig.field("skipdecode:most", self.most, "above 0 and at most 1")
         if not 0 < self.least <= self.most:
-            allowed = f"above 0 and at most most, {self.most}"
-            raise BadConfig.field("skipdecode:least", self.least, allowed)
+            allowed_range = f"above 0 and at most most, {self.most}"
+            raise BadConfig.field("skipdecode:least", self.least, allowed_range)
         if not 0 <= self.warm <= 4096:
             raise BadConfig.field("skipdecode:warm", self.warm, "between 0 and 4096")
         if not 0 <= self.horizon <= 1 << 30:
             raise BadConfig.field("skipdecode:horizon", self.horizon, f"between 0 and {1 << 30}")
 
-    def depth(self, place: int, horizon: int, layers: int) -> int:
+    def layers_at(self, position: int, horizon: int, layer_count: int) -> int:
         """How many of the layers the token written at this place (0 first) goes through."""
-        most = max(1, round(self.most * layers))
-        least = max(1, round(self.least * layers))
-        passed = min(place / max(1, horizon - 1), 1.0)
-        return round(most - (most - least) * passed)
+        most_layers = max(1, round(self.most * layer_count))
+        fewest_layers = max(1, round(self.least * layer_count))
+        progress = min(position / max(1, horizon - 1), 1.0)
+        return round(most_layers - (most_layers - fewest_layers) * progress)
 
-    def active(self, depth: int, layers: int) -> tuple[int, ...] | None:
+    def pick_layers(self, active_count: int, layer_count: int) -> tuple[int, ...] | None:
         """Which layers these are, ascending; None: all."""
-        if depth == layers:
+        if active_count == layer_count:
             return None
-        warm = min(self.warm, depth)
-        return *range(warm), *range(layers - (depth - warm), layers)
+        first_layers = min(self.warm, active_count)
+        return *range(first_layers), *range(
+            layer_count - (active_count - first_layers), layer_count
+        )
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for a request with rows from elsewhere."""
         refuse_source("skipdecode", ctx.request)
-        return self._steps(ctx)
+        return self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
-        layers = len(ctx.models["target"].layout)
+    def _run_steps(self, ctx: Context) -> Steps:
+        layer_count = len(ctx.models["target"].layout)
         horizon = self.horizon or ctx.limit - len(ctx.tokens)
-        active: tuple[int, ...] | None = None  # all: the prompt
+        active_layers: tuple[int, ...] | None = None  # all: the prompt
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            lasting = active is not None
-            reply: Reply = yield Ask(tree, branch=ctx.branch, layers=active, lasting=lasting)
-            _, kept = yield from settle(ctx, tree, reply)
-            if kept.reason:
+            lasting = active_layers is not None
+            reply: Reply = yield Ask(tree, branch=ctx.branch, layers=active_layers, lasting=lasting)
+            _, commit_result = yield from verify_and_commit(ctx, tree, reply)
+            if commit_result.reason:
                 return
-            active = self.active(self.depth(len(ctx.output) - 1, horizon, layers), layers)
+            active_layers = self.pick_layers(
+                self.layers_at(len(ctx.output) - 1, horizon, layer_count), layer_count
+            )

@@ -40,11 +40,11 @@ class StateReader(Model):
         self.calls += 1
         self.width = sum(len(job.tokens) for job in jobs)
         for job in jobs:
-            beside: Any = job.cache.beside
-            states = beside.states.read(self.feeds, 0, job.positions[-1])
+            extra_states: Any = job.cache.beside
+            states = extra_states.states.read_states(self.feeds, 0, job.positions[-1])
             job.cache.finish()
-            none = torch.empty(0, self.vocab)
-            replies.append(Reply(none, {self.feeds[0]: states}, [], list(range(len(states)))))
+            no_logits = torch.empty(0, self.vocab)
+            replies.append(Reply(no_logits, {self.feeds[0]: states}, [], list(range(len(states)))))
         return replies
 
 
@@ -53,38 +53,40 @@ def last_tap(model: Model) -> int:
     return len(model.layout)
 
 
-def normed(model: Model, states: torch.Tensor) -> torch.Tensor:
+def apply_norm(model: Model, states: torch.Tensor) -> torch.Tensor:
     """States (n, E) of the last tap behind the last norm, where the model has one that is known:
     what its head reads, and transformers calls the last hidden states.
     """
-    norm: Any = getattr(getattr(model, "loop", None), "norm", None)
-    if norm is None:
+    last_norm: Any = getattr(getattr(model, "loop", None), "norm", None)
+    if last_norm is None:
         return states
     with torch.inference_mode():
-        found: torch.Tensor = norm(states)
-    return found
+        normed_states: torch.Tensor = last_norm(states)
+    return normed_states
 
 
 class Directions:
     """The directions of states (n, E), to which others are compared. They grow by doubling."""
 
     def __init__(self, states: torch.Tensor):
-        self.units = units(states)
+        self.units = unit_vectors(states)
         self.count = len(states)
 
     def add(self, states: torch.Tensor) -> None:
-        end = self.count + len(states)
-        if end > len(self.units):
-            room = self.units.new_zeros(max(64, 2 * end) - len(self.units), self.units.shape[1])
-            self.units = torch.cat([self.units, room])
-        self.units[self.count : end] = units(states)
-        self.count = end
+        new_count = self.count + len(states)
+        if new_count > len(self.units):
+            spare_rows = self.units.new_zeros(
+                max(64, 2 * new_count) - len(self.units), self.units.shape[1]
+            )
+            self.units = torch.cat([self.units, spare_rows])
+        self.units[self.count : new_count] = unit_vectors(states)
+        self.count = new_count
 
     def nearest(self, states: torch.Tensor) -> torch.Tensor:
         """The largest cosine (n,) of each of these states with any of the others."""
-        return (units(states) @ self.units[: self.count].T).amax(-1)
+        return (unit_vectors(states) @ self.units[: self.count].T).amax(-1)
 
 
-def units(states: torch.Tensor) -> torch.Tensor:
+def unit_vectors(states: torch.Tensor) -> torch.Tensor:
     """States (n, E) of length 1, in float32 or wider."""
     return F.normalize(states if states.dtype == torch.float64 else states.float(), dim=-1)

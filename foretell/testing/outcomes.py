@@ -20,7 +20,8 @@ class NotEnumerable(AssertionError):
 
 
 class Enumerator:
-    """One run of a function. `for weight, value in Enumerator.walk(function)` makes all of them.
+    """A run of a function. `for weight, value in Enumerator.walk_outcomes(function)` makes all of
+    them.
 
     Raises AssertionError where one key is used for two draws, which would then be dependent.
     """
@@ -33,10 +34,10 @@ class Enumerator:
         self.branch = 0
 
     def at(self, branch: int) -> Enumerator:
-        """The same door, for the draws of another branch."""
+        """The door for the draws of another branch."""
         return BranchDoor(self, branch)
 
-    def choose(self, branches: list[tuple[int, float]], key: Key) -> int:
+    def choose_branch(self, branches: list[tuple[int, float]], key: Key) -> int:
         """Takes one of the branches (value, probability)."""
         if key in self.used:
             raise AssertionError(f"the draw {key} was used twice: draws would be dependent")
@@ -50,24 +51,24 @@ class Enumerator:
         return value
 
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
-        total = float(p.sum())
+        total_mass = float(p.sum())
         branches = []
         for token, share in enumerate(p.tolist()):
             if share > 0:
-                branches.append((token, float(share) / total))
-        return self.choose(branches, (self.branch, purpose, position, index))
+                branches.append((token, float(share) / total_mass))
+        return self.choose_branch(branches, (self.branch, purpose, position, index))
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
         if chance <= 0 or chance >= 1:
             return chance >= 1
         branches = [(1, chance), (0, 1 - chance)]
-        return bool(self.choose(branches, (self.branch, purpose, position, index)))
+        return bool(self.choose_branch(branches, (self.branch, purpose, position, index)))
 
     def gumbel(self, size: int, position: int, index: int = 0) -> torch.Tensor:
         raise NotEnumerable("Gumbel noise has no finite list of outcomes; test by counts instead")
 
     @staticmethod
-    def walk(function: Callable[[Enumerator], T]) -> Iterator[tuple[float, T]]:
+    def walk_outcomes(function: Callable[[Enumerator], T]) -> Iterator[tuple[float, T]]:
         """Yields (probability, result) of every outcome, depth first; probabilities sum to 1."""
         script: list[int] = []
         while True:
@@ -92,5 +93,5 @@ class BranchDoor(Enumerator):
     def at(self, branch: int) -> Enumerator:
         return self.door.at(branch)
 
-    def choose(self, branches: list[tuple[int, float]], key: Key) -> int:
-        return self.door.choose(branches, key)
+    def choose_branch(self, branches: list[tuple[int, float]], key: Key) -> int:
+        return self.door.choose_branch(branches, key)

@@ -41,44 +41,49 @@ class Recording(Model):
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        if len(rows) > len(self.rows):
-            self.rows = np.zeros((len(rows), self.vocab), np.float32)
+        if len(row_indices) > len(self.rows):
+            self.rows = np.zeros((len(row_indices), self.vocab), np.float32)
             self.ones = []
-        for place in self.ones:
-            self.rows[place] = 0
+        for buffer_cell in self.ones:
+            self.rows[buffer_cell] = 0
         self.ones = []
         row = 0
         for job in STEP.get():
-            recorded = self._recorded(job)
+            recorded = self._recorded_tokens(job)
             for node in job.rows:
                 if recorded[node] != NOTHING:
                     self.ones.append((row, recorded[node]))
                 row += 1
-        for place in self.ones:
-            self.rows[place] = 1
+        for buffer_cell in self.ones:
+            self.rows[buffer_cell] = 1
         return torch.from_numpy(self.rows[:row]), {}
 
-    def _recorded(self, job: Job) -> list[int]:
+    def _recorded_tokens(self, job: Job) -> list[int]:
         """The token recorded after each new node; NOTHING off the recorded text and at its end."""
         tokens = [*job.cache.tokens, *job.tokens]
-        last = len(self.text) - 1
-        wrong = [
-            i
-            for i, (token, position) in enumerate(zip(tokens, job.scratch_positions, strict=True))
-            if position > last or self.text[position] != token
+        last_position = len(self.text) - 1
+        wrong_nodes = [
+            index
+            for index, (token, position) in enumerate(
+                zip(tokens, job.scratch_positions, strict=True)
+            )
+            if position > last_position or self.text[position] != token
         ]
         if job.seen is None:
-            known = len(tokens) - len(job.tokens)
-            on_text = [not wrong or known + i < wrong[0] for i in range(len(job.tokens))]
+            scratch_count = len(tokens) - len(job.tokens)
+            on_text = [
+                not wrong_nodes or scratch_count + index < wrong_nodes[0]
+                for index in range(len(job.tokens))
+            ]
         else:
-            on_text = (~job.seen[:, wrong].any(1)).tolist()
+            on_text = (~job.seen[:, wrong_nodes].any(1)).tolist()
         return [
-            self.text[position + 1] if right and position < last else NOTHING
-            for right, position in zip(on_text, job.positions, strict=True)
+            self.text[position + 1] if is_right and position < last_position else NOTHING
+            for is_right, position in zip(on_text, job.positions, strict=True)
         ]

@@ -24,9 +24,9 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.cache.states import NO_STATES
 from foretell.core.model import STEP, Computed, Model
-from foretell.core.tokenizer_bytes import letters
+from foretell.core.tokenizer_bytes import letter_words
 from foretell.core.types import Ask, Reply
-from foretell.drafters.heads.networks.folder import kinds
+from foretell.drafters.heads.networks.folder import head_kinds
 from foretell.errors import Unsupported
 from foretell.kv.select.base import Selecting as Selection
 from foretell.models.decoder.parallel import distrust_drafts
@@ -41,9 +41,9 @@ from foretell.testing.toy_hashes import (
     hidden_state,
     kept_spread,
     logits_of,
-    mix,
+    mix_bits,
     path_key,
-    spread,
+    spread_numbers,
 )
 from foretell.verification.judge_model import LinearJudge
 
@@ -54,12 +54,12 @@ TAP = 7919  # what each tap adds to it
 ROUGH = 2.0**20  # what a rough node's position in the cache is moved by
 
 
-def stacked(rows: Sequence[np.ndarray], width: int) -> torch.Tensor:
-    """(R, width) of R rows, also of none."""
+def stack_rows(rows: Sequence[np.ndarray], width: int) -> torch.Tensor:
+    """Stacks R rows to (R, width), also none."""
     return torch.from_numpy(np.stack(rows) if rows else np.zeros((0, width)))
 
 
-def _selected(
+def _selection_mask(
     job: Job,
     layer: int,
     q: torch.Tensor,
@@ -70,11 +70,15 @@ def _selected(
     """The mask (n, rows) of nodes that see what a policy selects for them alone, in this layer."""
     policy = job.cache.policy
     assert isinstance(policy, Selection), "toys attend to nothing"
-    read = policy.reads(job, Attention(layer, q, keys, values, mask, 1.0))
-    read = read.read(keys.shape[1]) if isinstance(read, Listed) else read
-    seen = q.new_ones(q.shape[1], keys.shape[1], dtype=torch.bool) if read is None else read[0]
-    hidden = torch.where(seen, 0.0, -torch.inf).double()
-    return hidden if mask is None else hidden + mask
+    selection = policy.select_rows(job, Attention(layer, q, keys, values, mask, 1.0))
+    selection = selection.mask_rows(keys.shape[1]) if isinstance(selection, Listed) else selection
+    is_seen = (
+        q.new_ones(q.shape[1], keys.shape[1], dtype=torch.bool)
+        if selection is None
+        else selection[0]
+    )
+    additive_mask = torch.where(is_seen, 0.0, -torch.inf).double()
+    return additive_mask if mask is None else additive_mask + mask
 
 
 class Toy(Model):
@@ -102,7 +106,7 @@ class Toy(Model):
     ):
         self.name = name
         self.vocab = vocab
-        self.tokenizer = letters(vocab)
+        self.tokenizer = letter_words(vocab)
         self.context = context
         self.seed = seed
         self.noise = noise
@@ -120,7 +124,7 @@ class Toy(Model):
 
     @property
     def recipe(self) -> Mapping[str, Any] | None:  # type: ignore[override]
-        """Of the classes of this file: what others need is not known here."""
+        """The recipe of a class of this file: what others need is not known here."""
         if type(self).__module__ != __name__:
             return None
         fields = inspect.signature(type(self).__init__).parameters
@@ -128,7 +132,7 @@ class Toy(Model):
         return {"make": f"{__name__}:{type(self).__name__}", "arguments": arguments}
 
     @property
-    def stored(self) -> list[int]:
+    def row_layers(self) -> list[int]:
         """The layers that keep rows."""
         return [layer for layer, shape in enumerate(self.layout) if shape is not None]
 
@@ -136,51 +140,53 @@ class Toy(Model):
         """Logits (V,) of a node that sees these tokens at these positions, the newest last in
         position.
         """
-        seen = (np.float64(tokens).tobytes(), np.float64(positions).tobytes())
-        made = (self.vocab, self.seed, self.sharpness, self.copy, self.noise)
-        return logits_of(*seen, *made).copy()
+        seen_bytes = (np.float64(tokens).tobytes(), np.float64(positions).tobytes())
+        hash_settings = (self.vocab, self.seed, self.sharpness, self.copy, self.noise)
+        return logits_of(*seen_bytes, *hash_settings).copy()
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        wanted = rows.tolist()
-        computed = set(wanted)
+        row_numbers = row_indices.tolist()
+        wanted_nodes = set(row_numbers)
         logits: dict[int, np.ndarray] = {}
         states: dict[int, list[np.ndarray]] = {tap: [] for tap in taps}
-        low = 0
+        first_node = 0
         for job in STEP.get():
-            high = low + len(job.tokens)
-            keys = ids[:, low:high, None].double()
-            values = self._values(job, positions[:, low:high, None].double())
-            for layer in self.stored:
+            end_node = first_node + len(job.tokens)
+            keys = token_ids[:, first_node:end_node, None].double()
+            values = self._node_values(job, positions[:, first_node:end_node, None].double())
+            for layer in self.row_layers:
                 all_keys, all_values = job.write(layer, keys, values)
             mask = job.mask(self.window, torch.float64)
             if job.cache.segments:
                 all_keys, all_values, mask = self._with_prefix(
-                    job, all_keys, all_values, mask, self.stored[-1]
+                    job, all_keys, all_values, mask, self.row_layers[-1]
                 )
             if job.watched:
-                mask = _selected(job, self.stored[-1], keys, all_keys, all_values, mask)
+                mask = _selection_mask(job, self.row_layers[-1], keys, all_keys, all_values, mask)
             every_token, every_value = all_keys[0, :, 0].numpy(), all_values[0].numpy()
             visible = None if mask is None else (mask == 0).numpy()
             for node in range(len(job.tokens)):
-                if low + node not in computed and not taps:
+                if first_node + node not in wanted_nodes and not taps:
                     continue
-                seen = slice(None) if visible is None else visible[node]
-                seen_tokens, seen_values = every_token[seen], every_value[seen]
-                if low + node in computed:
-                    logits[low + node] = self._row(seen_tokens, seen_values)
+                visible_rows = slice(None) if visible is None else visible[node]
+                seen_tokens, seen_values = every_token[visible_rows], every_value[visible_rows]
+                if first_node + node in wanted_nodes:
+                    logits[first_node + node] = self._row_logits(seen_tokens, seen_values)
                 for tap in taps:
-                    key = self._key(seen_tokens, seen_values)
-                    states[tap].append(hidden_state(key, self.seed + TAP * (tap + 1)))
-            low = high
-        hidden = {tap: torch.from_numpy(np.stack(states[tap])) for tap in taps}
-        return stacked([logits[i] for i in wanted], self.vocab), hidden
+                    path_hash = self._path_hash(seen_tokens, seen_values)
+                    states[tap].append(hidden_state(path_hash, self.seed + TAP * (tap + 1)))
+            first_node = end_node
+        tapped_states = {tap: torch.from_numpy(np.stack(states[tap])) for tap in taps}
+        return stack_rows(
+            [logits[row_number] for row_number in row_numbers], self.vocab
+        ), tapped_states
 
     def _with_prefix(
         self,
@@ -194,23 +200,25 @@ class Toy(Model):
         if mask is None:
             mask = torch.zeros(len(job.tokens), keys.shape[1], dtype=torch.float64)
         for segment in reversed(job.cache.segments):
-            before = job.prefix_mask(segment.start, segment.end, self.window, torch.float64, None)
-            if before is None:
-                before = mask.new_zeros(len(mask), len(segment.tokens))
+            prefix_mask = job.prefix_mask(
+                segment.start, segment.end, self.window, torch.float64, None
+            )
+            if prefix_mask is None:
+                prefix_mask = mask.new_zeros(len(mask), len(segment.tokens))
             keys = torch.cat([segment.k[layer], keys], 1)
             values = torch.cat([segment.v[layer], values], 1)
-            mask = torch.cat([before, mask], 1)
+            mask = torch.cat([prefix_mask, mask], 1)
         return keys, values, mask
 
-    def layer_parallel(self, size: int) -> ToyParallel:
-        return ToyParallel(self, size)
+    def layer_parallel(self, group_size: int) -> ToyParallel:
+        return ToyParallel(self, group_size)
 
-    def retrieving(self, budget: int, chunk: int) -> ToyRetrieving:
-        return ToyRetrieving(self, budget, chunk)
+    def retrieving_model(self, max_rows: int, chunk_size: int) -> ToyRetrieving:
+        return ToyRetrieving(self, max_rows, chunk_size)
 
-    def headed(self, method: str, kind: str, folder: str, shape: Any) -> Model:
-        own = (self.vocab, self.seed, 0.3, self.sharpness, self.context, "head")
-        head = ToyHead(*own, kinds()[kind].laws, kind)
+    def build_head(self, method: str, kind: str, folder: str, shape: Any) -> Model:
+        head_settings = (self.vocab, self.seed, 0.3, self.sharpness, self.context, "head")
+        head = ToyHead(*head_settings, head_kinds()[kind].laws, kind)
         head.plain.copy = self.copy
         return head
 
@@ -219,15 +227,15 @@ class Toy(Model):
 
     # --- what a node's value is (ToyHead has more in it), and what is made of the values it sees
 
-    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
-        """(1, n, W) of the job's new nodes."""
+    def _node_values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+        """Values (1, n, W) of the job's new nodes."""
         return positions
 
-    def _key(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
+    def _path_hash(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
         """The hash of all that a node sees: tokens (n,), values (n, W)."""
         return path_key(tokens, values[:, 0])
 
-    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def _row_logits(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         return self.row(tokens, values[:, 0])
 
 
@@ -241,21 +249,23 @@ class ToyParallel(Toy):
     rough = 0.2  # noise of rows that see rough nodes
     recipe = None  # type: ignore[assignment]
 
-    def __init__(self, toy: Toy, size: int):
+    def __init__(self, toy: Toy, group_size: int):
         vars(self).update(vars(toy))
-        self.name = f"{toy.name}[groups of {size}]"
-        self.size = size
+        self.name = f"{toy.name}[groups of {group_size}]"
+        self.size = group_size
         self.caps = toy.caps - {"taps", "layers"}
 
-    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+    def _node_values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
         return positions + ROUGH if self.size > 1 and job.first > 0 else positions
 
-    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def _row_logits(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         row = self.row(tokens, values[:, 0] % ROUGH)
         if self.size == 1 or values.max() < ROUGH:
             return row
-        other = spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
-        return row + self.rough * self.sharpness * other
+        relative_logits = spread_numbers(
+            self._path_hash(tokens, values), self.seed + RELATIVE, self.vocab
+        )
+        return row + self.rough * self.sharpness * relative_logits
 
     def forward(self, jobs: Sequence[Job]) -> list[Reply]:
         replies = super().forward(jobs)
@@ -273,36 +283,36 @@ class ToyRetrieving(Toy):
     copies_rows = True
     recipe = None  # type: ignore[assignment]
 
-    def __init__(self, toy: Toy, budget: int, chunk: int):
+    def __init__(self, toy: Toy, max_rows: int, chunk_size: int):
         vars(self).update(vars(toy))
         self.base = toy
-        self.name = f"{toy.name}[{budget} retrieved rows]"
-        self.budget, self.chunk = budget, chunk
+        self.name = f"{toy.name}[{max_rows} retrieved rows]"
+        self.budget, self.chunk = max_rows, chunk_size
         self.caps = toy.caps - {"taps", "layers", "parts"}
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = RetrievedCache(self.layout, self.dtype, self.device, self.budget, self.chunk)
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         for job in jobs:
             if isinstance(job, Selecting):
-                for layer in self.stored:
-                    self._select(job, layer)
-        others = [job for job in jobs if not isinstance(job, Selecting)]
-        if others:
-            return super().compute(others, taps)
+                for layer in self.row_layers:
+                    self._select_chunks(job, layer)
+        other_jobs = [job for job in jobs if not isinstance(job, Selecting)]
+        if other_jobs:
+            return super().compute(other_jobs, taps)
         return Computed(torch.zeros(0, self.vocab, dtype=self.dtype), width=len(jobs))
 
-    def _select(self, job: Selecting, layer: int) -> None:
+    def _select_chunks(self, job: Selecting, layer: int) -> None:
         keys, _ = job.cache.rows_beside(layer)
         chunks = job.cache.chunks
-        size = chunks.size
+        chunk_size = chunks.size
         scores = []
-        for start in range(0, chunks.whole * size, size):
-            tokens = keys[0, start : start + size, 0].numpy()
-            key = path_key(np.append(tokens, job.tokens[-1]), np.arange(len(tokens) + 1.0))
-            scores.append(spread(key, self.seed + layer, 1)[0])
+        for first_row in range(0, chunks.whole * chunk_size, chunk_size):
+            tokens = keys[0, first_row : first_row + chunk_size, 0].numpy()
+            chunk_hash = path_key(np.append(tokens, job.tokens[-1]), np.arange(len(tokens) + 1.0))
+            scores.append(spread_numbers(chunk_hash, self.seed + layer, 1)[0])
         job.select(layer, torch.tensor([scores]))
 
 
@@ -335,14 +345,14 @@ class ToyHead(Toy):
         self.laws = laws
         self.layout = ((1, 1, 2),) * self.layers
         self.kind = kind
-        self.lag = kinds()[kind].lag
-        self.block = kinds()[kind].options.get("block", 1)
+        self.lag = head_kinds()[kind].lag
+        self.block = head_kinds()[kind].options.get("block", 1)
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
-        rows = kinds()[self.kind].cache(self.layout, self.dtype, self.device)
-        return self.prepared(rows, request, beside)
+        head_cache = head_kinds()[self.kind].cache(self.layout, self.dtype, self.device)
+        return self.prepare_cache(head_cache, request, beside)
 
-    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+    def _node_values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
         features: torch.Tensor | None = job.features  # type: ignore[attr-defined]
         if features is None:
             hashes = torch.zeros_like(positions)
@@ -350,20 +360,20 @@ class ToyHead(Toy):
             hashes = torch.from_numpy(feature_hash(features.double().numpy()))[None, :, None]
         return torch.cat([positions, hashes], -1)
 
-    def _key(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
+    def _path_hash(self, tokens: np.ndarray, values: np.ndarray) -> np.uint64:
         return fed_key(tokens, values, self.vocab)
 
-    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-        known = tokens >= 0  # others are masks in a block
-        logits = self.plain.row(tokens[known], values[known, 0])
-        own = self._key(tokens, values)
-        other = kept_spread(own, self.seed + RELATIVE, self.vocab)
-        first = logits + self.noise * self.sharpness * other
-        later = [
-            self.sharpness * kept_spread(own, self.seed + RELATIVE + law, self.vocab)
-            for law in range(1, self.laws)
+    def _row_logits(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        is_token = tokens >= 0  # others are masks in a block
+        logits = self.plain.row(tokens[is_token], values[is_token, 0])
+        path_hash = self._path_hash(tokens, values)
+        relative_logits = kept_spread(path_hash, self.seed + RELATIVE, self.vocab)
+        first_law = logits + self.noise * self.sharpness * relative_logits
+        later_laws = [
+            self.sharpness * kept_spread(path_hash, self.seed + RELATIVE + law_index, self.vocab)
+            for law_index in range(1, self.laws)
         ]
-        return np.concatenate([first, *later])
+        return np.concatenate([first_law, *later_laws])
 
 
 class RecurrentCache(Cache):
@@ -375,18 +385,18 @@ class RecurrentCache(Cache):
     again. `next_state` is what the running forward found, which `finish` makes `ahead`.
     """
 
-    def __init__(self, start: np.uint64):
+    def __init__(self, first_state: np.uint64):
         super().__init__((), torch.float64, torch.device("cpu"))
-        self.start = start
-        self.committed = start
-        self.ahead = start
-        self.next_state = start
+        self.start = first_state
+        self.committed = first_state
+        self.ahead = first_state
+        self.next_state = first_state
 
     def forget(self) -> None:
         super().forget()
         self.committed = self.start
 
-    def keep(self, nodes: Sequence[int]) -> int:
+    def keep_nodes(self, nodes: Sequence[int]) -> int:
         """Keeps the state after these scratch rows, a path; returns how many: all or none."""
         if not nodes or len(nodes) < len(self.tokens):
             return 0
@@ -395,15 +405,15 @@ class RecurrentCache(Cache):
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
         self.sync(tokens)
-        known = len(self.tokens)
-        job, done = super().prepare(ask, tokens, chunk)
-        if job.start - self.base not in (0, known):
+        scratch_count = len(self.tokens)
+        job, is_complete = super().prepare(ask, tokens, chunk)
+        if job.start - self.base not in (0, scratch_count):
             self.tokens = []
             self.parents = []
-            job, done = super().prepare(ask, tokens, chunk)
-        return job, done
+            job, is_complete = super().prepare(ask, tokens, chunk)
+        return job, is_complete
 
-    def entered(self, job: Job) -> np.uint64:
+    def entry_state(self, job: Job) -> np.uint64:
         """The state in front of the job's first new node."""
         return self.committed if job.start == self.base else self.ahead
 
@@ -432,7 +442,7 @@ class ToyRecurrent(Model):
     ):
         self.name = name
         self.vocab = vocab
-        self.tokenizer = letters(vocab)
+        self.tokenizer = letter_words(vocab)
         self.context = context
         self.seed = seed
         self.noise = noise
@@ -442,38 +452,40 @@ class ToyRecurrent(Model):
         self.device = torch.device("cpu")
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
-        return self.prepared(RecurrentCache(GOLDEN), request, beside)
+        return self.prepare_cache(RecurrentCache(GOLDEN), request, beside)
 
     @staticmethod
     def step(state: np.uint64, token: int) -> np.uint64:
         """The state after one more token."""
         with np.errstate(over="ignore"):
-            return np.uint64(mix(np.array(state * GOLDEN + np.uint64(token + 1))))
+            return np.uint64(mix_bits(np.array(state * GOLDEN + np.uint64(token + 1))))
 
     def row(self, state: np.uint64) -> np.ndarray:
         """Logits (V,) in this state."""
-        logits = self.sharpness * spread(state, self.seed, self.vocab)
-        other = spread(state, self.seed + RELATIVE, self.vocab)
-        return logits + self.noise * self.sharpness * other
+        logits = self.sharpness * spread_numbers(state, self.seed, self.vocab)
+        relative_logits = spread_numbers(state, self.seed + RELATIVE, self.vocab)
+        return logits + self.noise * self.sharpness * relative_logits
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        every = []
+        all_rows = []
         for job in STEP.get():
             if job.seen is not None:
-                raise Unsupported.missing(
+                raise Unsupported.missing_capability(
                     "a tree", self.name, "a cache that can go back", "use a chain of drafts"
                 )
             cache: RecurrentCache = job.cache  # type: ignore[assignment]
-            state = cache.entered(job)
+            state = cache.entry_state(job)
             for token in job.tokens:
                 state = self.step(state, token)
-                every.append(self.row(state))
+                all_rows.append(self.row(state))
             cache.next_state = state
-        return stacked([every[i] for i in rows.tolist()], self.vocab), {}
+        return stack_rows(
+            [all_rows[row_index] for row_index in row_indices.tolist()], self.vocab
+        ), {}

@@ -19,8 +19,8 @@ from foretell.core.masked_text import NOISE
 from foretell.core.model import STEP, Computed
 from foretell.models.diffusion.canvas import CanvasCache
 from foretell.models.diffusion.renoised import BehindText, TextCache
-from foretell.testing.toy import Toy, stacked
-from foretell.testing.toy_hashes import path_key, spread
+from foretell.testing.toy import Toy, stack_rows
+from foretell.testing.toy_hashes import path_key, spread_numbers
 
 if TYPE_CHECKING:
     from foretell.cache.cache import Cache
@@ -30,8 +30,8 @@ PLACE = 104729  # what the position that a row is of adds to the seed
 
 
 class ToyCanvas(Toy):
-    """The last id of its vocabulary is the mask. Rows of the cache hold tokens and positions, so a
-    row that was kept too long is seen as what it was.
+    """A toy that fills canvases; the last id of its vocabulary is the mask. Rows of the cache hold
+    tokens and positions, so a row that was kept too long is seen as what it was.
     """
 
     caps = frozenset({"canvas", "masks"})
@@ -44,70 +44,84 @@ class ToyCanvas(Toy):
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = CanvasCache(self.layout, self.dtype, self.device)
         cache.mask_id, cache.shift, cache.block = self.mask_id, self.shift, self.block
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        wanted = set(rows.tolist())
+        wanted_nodes = set(row_indices.tolist())
         logits: dict[int, np.ndarray] = {}
-        low = 0
+        first_node = 0
         for job in STEP.get():
-            high = low + len(job.tokens)
-            tokens = ids[:, low:high, None].double()
-            places = positions[:, low:high, None].double()
-            for layer in self.stored:
-                keys, values = job.write(layer, tokens, places)
-            for node in wanted & {*range(low, high)}:
-                place = job.positions[node - low]
-                seen = np.ones(keys.shape[1], dtype=bool)
+            end_node = first_node + len(job.tokens)
+            tokens = token_ids[:, first_node:end_node, None].double()
+            node_positions = positions[:, first_node:end_node, None].double()
+            for layer in self.row_layers:
+                keys, values = job.write(layer, tokens, node_positions)
+            for node in wanted_nodes & {*range(first_node, end_node)}:
+                position = job.positions[node - first_node]
+                is_seen = np.ones(keys.shape[1], dtype=bool)
                 if self.block:
-                    seen = values[0, :, 0].numpy() // self.block <= place // self.block
-                known = keys[0, :, 0].numpy()[seen], values[0, :, 0].numpy()[seen]
-                logits[node] = self.said(*known, place + self.shift)
-            low = high
-        return stacked([logits[node] for node in rows.tolist()], self.vocab), {}
+                    is_seen = values[0, :, 0].numpy() // self.block <= position // self.block
+                seen_rows = keys[0, :, 0].numpy()[is_seen], values[0, :, 0].numpy()[is_seen]
+                logits[node] = self.position_logits(*seen_rows, position + self.shift)
+            first_node = end_node
+        return stack_rows([logits[node] for node in row_indices.tolist()], self.vocab), {}
 
-    def said(self, tokens: np.ndarray, positions: np.ndarray, place: int) -> np.ndarray:
-        """Logits (V,) of the token at `place`, of who sees these tokens at these positions."""
-        return self.sharpness * spread(
-            path_key(tokens, positions), self.seed + PLACE * place, self.vocab
+    def position_logits(
+        self, tokens: np.ndarray, positions: np.ndarray, target_position: int
+    ) -> np.ndarray:
+        """Logits (V,) of the token at `target_position`, of who sees these tokens at these
+        positions.
+        """
+        return self.sharpness * spread_numbers(
+            path_key(tokens, positions), self.seed + PLACE * target_position, self.vocab
         )
 
 
 class Oracle(ToyCanvas):
-    """Behind a prompt of `first` tokens stands one of the `texts`, each with its chance."""
+    """A toy that knows all texts: behind a prompt of `first` tokens stands one of the `texts`, each
+    with its probability.
+    """
 
     def __init__(
-        self, texts: Mapping[tuple[int, ...], float], vocab: int, first: int = 1, **toy: Any
+        self, texts: Mapping[tuple[int, ...], float], vocab: int, prompt_length: int = 1, **toy: Any
     ):
         super().__init__(vocab, **toy)
-        self.first = first
+        self.first = prompt_length
         self.texts = np.array([*texts], dtype=np.int64)  # (texts, positions)
         self.chances = np.array([*texts.values()])
 
-    def said(self, tokens: np.ndarray, positions: np.ndarray, place: int) -> np.ndarray:
-        fits = np.ones(len(self.texts), dtype=bool)
+    def position_logits(
+        self, tokens: np.ndarray, positions: np.ndarray, target_position: int
+    ) -> np.ndarray:
+        is_possible = np.ones(len(self.texts), dtype=bool)
         for token, position in zip(tokens, positions, strict=True):
-            behind = int(position) - self.first
-            if token != self.mask_id and behind >= 0:
-                fits &= self.texts[:, behind] == token
-        chances = np.zeros(self.vocab)
-        if 0 <= place - self.first < self.texts.shape[1]:
-            np.add.at(chances, self.texts[fits, place - self.first], self.chances[fits])
-        if not chances.sum():  # a text that cannot be: any token will do
-            chances[: self.mask_id] = 1
+            offset = int(position) - self.first
+            if token != self.mask_id and offset >= 0:
+                is_possible &= self.texts[:, offset] == token
+        probabilities = np.zeros(self.vocab)
+        if 0 <= target_position - self.first < self.texts.shape[1]:
+            np.add.at(
+                probabilities,
+                self.texts[is_possible, target_position - self.first],
+                self.chances[is_possible],
+            )
+        if not probabilities.sum():  # a text that cannot be: any token will do
+            probabilities[: self.mask_id] = 1
         with np.errstate(divide="ignore"):
-            return np.log(chances / chances.sum())
+            return np.log(probabilities / probabilities.sum())
 
 
 class ToyNoise(Toy):
-    """Its text's rows hold tokens and positions; what it said before counts by its best tokens."""
+    """A toy that fills uniform noise: its text's rows hold tokens and positions; what it said
+    before counts by its best tokens.
+    """
 
     caps = frozenset({"canvas", NOISE})
     reads_segments = False
@@ -117,35 +131,45 @@ class ToyNoise(Toy):
         self.canvas_length = canvas_length
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
-        return self.prepared(TextCache(self.layout, self.dtype, self.device), request, beside)
+        return self.prepare_cache(TextCache(self.layout, self.dtype, self.device), request, beside)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         logits: list[np.ndarray] = []
         for job in jobs:
-            own = [torch.tensor(x)[None, :, None].double() for x in (job.tokens, job.positions)]
+            job_rows = [
+                torch.tensor(values)[None, :, None].double()
+                for values in (job.tokens, job.positions)
+            ]
             if not isinstance(job, BehindText):
-                for layer in self.stored:
-                    job.write(layer, *own)
+                for layer in self.row_layers:
+                    job.write(layer, *job_rows)
                 continue
-            pairs = zip(job.read(0), own, strict=True)
-            seen = [torch.cat(pair, 1)[0, :, 0] for pair in pairs]
-            best = torch.full((len(job.rows),), -1) if job.said is None else job.said.argmax(-1)
-            tokens = torch.cat([seen[0], best.double()]).numpy()
-            places = torch.cat([seen[1], torch.zeros(len(best)).double()]).numpy()
+            pairs = zip(job.text_rows(0), job_rows, strict=True)
+            seen_rows = [torch.cat(pair, 1)[0, :, 0] for pair in pairs]
+            best_tokens = (
+                torch.full((len(job.rows),), -1) if job.said is None else job.said.argmax(-1)
+            )
+            tokens = torch.cat([seen_rows[0], best_tokens.double()]).numpy()
+            seen_positions = torch.cat(
+                [seen_rows[1], torch.zeros(len(best_tokens)).double()]
+            ).numpy()
             for row in job.rows:
                 salt = self.seed + PLACE * job.positions[row]
-                logits.append(self.sharpness * spread(path_key(tokens, places), salt, self.vocab))
+                logits.append(
+                    self.sharpness
+                    * spread_numbers(path_key(tokens, seen_positions), salt, self.vocab)
+                )
         width = sum(len(job.tokens) for job in jobs)
-        return Computed(stacked(logits, self.vocab), {}, "torch", width)
+        return Computed(stack_rows(logits, self.vocab), {}, "torch", width)
 
 
-def shuffles(items: Sequence[int]) -> dict[tuple[int, ...], float]:
+def all_orders(items: Sequence[int]) -> dict[tuple[int, ...], float]:
     """All orders of these items, each as likely."""
     orders = list(itertools.permutations(items))
     return {order: 1 / len(orders) for order in orders}
 
 
-def replacements(items: Sequence[int], new: int) -> dict[tuple[int, ...], float]:
-    """These items with any one of them replaced, each as likely."""
-    texts = [(*items[:i], new, *items[i + 1 :]) for i in range(len(items))]
+def all_replacements(items: Sequence[int], new_item: int) -> dict[tuple[int, ...], float]:
+    """All texts of these items with any one of them replaced, each as likely."""
+    texts = [(*items[:index], new_item, *items[index + 1 :]) for index in range(len(items))]
     return {text: 1 / len(texts) for text in texts}

@@ -18,28 +18,28 @@ SHIFTS = (np.uint64(30), np.uint64(27), np.uint64(31))
 FACTORS = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64, elementwise on uint64."""
+def mix_bits(x: np.ndarray) -> np.ndarray:
+    """Hashes numbers by splitmix64, elementwise on uint64."""
     x = (x ^ (x >> SHIFTS[0])) * FACTORS[0]
     x = (x ^ (x >> SHIFTS[1])) * FACTORS[1]
     return x ^ (x >> SHIFTS[2])
 
 
-def spread(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
+def spread_numbers(key: np.uint64 | np.ndarray, seed: int, count: int) -> np.ndarray:
     """`count` numbers from -0.5 to 0.5, which look random and are a function of key and seed.
 
     Of keys (n, 1) as many rows (n, count).
     """
     with np.errstate(over="ignore"):
         steps = np.arange(1, count + 1, dtype=np.uint64) * GOLDEN
-        hashes = mix(mix(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
+        hashes = mix_bits(mix_bits(np.array(key) + np.uint64(seed) * GOLDEN) + steps)
     return (hashes >> np.uint64(11)).astype(np.float64) * 2.0**-53 - 0.5
 
 
 @lru_cache(maxsize=KEPT)
 def kept_spread(key: np.uint64, seed: int, count: int) -> np.ndarray:
-    """The same of one key (count,), which nobody may change."""
-    numbers = spread(key, seed, count)
+    """Numbers (count,) of `spread_numbers` of one key, which nobody may change."""
+    numbers = spread_numbers(key, seed, count)
     numbers.flags.writeable = False
     return numbers
 
@@ -55,7 +55,7 @@ def path_key(tokens: np.ndarray, positions: np.ndarray) -> np.uint64:
 def _path_key(tokens: np.ndarray, positions: np.ndarray) -> np.uint64:
     with np.errstate(over="ignore"):
         pairs = tokens.astype(np.uint64) * np.uint64(1_000_003) + positions.astype(np.uint64)
-        return np.uint64(mix(pairs * GOLDEN + GOLDEN).sum(dtype=np.uint64))
+        return np.uint64(mix_bits(pairs * GOLDEN + GOLDEN).sum(dtype=np.uint64))
 
 
 @lru_cache(maxsize=KEPT)
@@ -76,10 +76,10 @@ def fed_key(tokens: np.ndarray, values: np.ndarray, vocab: int) -> np.uint64:
 def _fed_key(tokens: np.ndarray, values: np.ndarray, vocab: int) -> np.uint64:
     with np.errstate(over="ignore"):
         tokens = np.where(tokens < 0, vocab, tokens)
-        features = mix(values[:, 1].astype(np.uint64))
+        features = mix_bits(values[:, 1].astype(np.uint64))
         pairs = tokens.astype(np.uint64) * np.uint64(1_000_003)
-        places = mix((pairs + values[:, 0].astype(np.uint64)) * GOLDEN)
-        return np.uint64(mix(places + features).sum(dtype=np.uint64))
+        pair_hashes = mix_bits((pairs + values[:, 0].astype(np.uint64)) * GOLDEN)
+        return np.uint64(mix_bits(pair_hashes + features).sum(dtype=np.uint64))
 
 
 @lru_cache(maxsize=KEPT)
@@ -89,27 +89,35 @@ def _kept_fed_key(tokens: bytes, values: bytes, vocab: int) -> np.uint64:
 
 @lru_cache(maxsize=KEPT)
 def hidden_state(key: np.uint64, seed: int) -> np.ndarray:
-    """(2,), numbers from -1 to 1 that are a function of key and seed. They fit into float32."""
-    return np.round(spread(key, seed, FEATURES) * 2**21) / 2**20
+    """State (2,) of numbers from -1 to 1 that are a function of key and seed. They fit into
+    float32.
+    """
+    return np.round(spread_numbers(key, seed, FEATURES) * 2**21) / 2**20
 
 
 @lru_cache(maxsize=KEPT)
 def logits_of(
-    seen: bytes, places: bytes, vocab: int, seed: int, sharpness: float, copy: float, noise: float
+    token_bytes: bytes,
+    position_bytes: bytes,
+    vocab: int,
+    seed: int,
+    sharpness: float,
+    copy: float,
+    noise: float,
 ) -> np.ndarray:
     """Logits (V,) of a Toy's node that sees these tokens at these positions, each float64.
 
     They are kept: enumeration of a law asks for the same few again and again.
     """
-    tokens, positions = np.frombuffer(seen), np.frombuffer(places)
+    tokens, positions = np.frombuffer(token_bytes), np.frombuffer(position_bytes)
     key = path_key(tokens, positions)
-    logits = sharpness * spread(key, seed, vocab)
+    logits = sharpness * spread_numbers(key, seed, vocab)
     if copy:
         text = tokens[np.argsort(positions)]
-        for earlier in np.flatnonzero(text[:-1] == text[-1]):
-            logits[int(text[earlier + 1])] += copy
+        for earlier_index in np.flatnonzero(text[:-1] == text[-1]):
+            logits[int(text[earlier_index + 1])] += copy
     if noise:
-        logits = logits + noise * sharpness * spread(key, seed + RELATIVE, vocab)
+        logits = logits + noise * sharpness * spread_numbers(key, seed + RELATIVE, vocab)
     return logits
 
 
@@ -119,8 +127,8 @@ def whole_numbers(keys: np.ndarray) -> np.ndarray:
 
 
 def feature_hash(features: np.ndarray) -> np.ndarray:
-    """Of each row (n, 2) float64 a whole number from 1 to 2**52 as float64."""
+    """Hash of each row (n, 2) float64: a whole number from 1 to 2**52 as float64."""
     bits = np.ascontiguousarray(features + 0.0).view(np.uint64)  # + 0.0: -0.0 is 0.0
     with np.errstate(over="ignore"):
-        hashes = mix(mix(bits[:, 0] + GOLDEN) + bits[:, 1])
+        hashes = mix_bits(mix_bits(bits[:, 0] + GOLDEN) + bits[:, 1])
     return (hashes >> np.uint64(12)).astype(np.float64) + 1

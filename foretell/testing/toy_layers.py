@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from foretell.cache.job import Job, entering
+from foretell.cache.job import Job, join_entry_states
 from foretell.core.model import STEP, Model
 from foretell.drafters.heads.networks.anchored import Anchored
-from foretell.drafters.heads.networks.folder import kinds
+from foretell.drafters.heads.networks.folder import head_kinds
 from foretell.testing.toy import TAP, Toy, ToyHead
 from foretell.testing.toy_hashes import (
     GOLDEN,
     RELATIVE,
     kept_spread,
-    mix,
+    mix_bits,
     path_key,
-    spread,
+    spread_numbers,
     whole_numbers,
 )
 from foretell.verification.judge_model import LinearJudge
@@ -43,7 +43,7 @@ class ToyLayers(Toy):
     fading = 0.6  # each further layer's share, to that of the one before
 
     def embedded(self, tokens: np.ndarray) -> np.ndarray:
-        """What enters layer 0, (n, 1 + V)."""
+        """States (n, 1 + V) that enter layer 0."""
         states = np.zeros((len(tokens), 1 + self.vocab))
         states[:, 0] = tokens
         return states
@@ -51,13 +51,13 @@ class ToyLayers(Toy):
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return torch.from_numpy(self.embedded(np.array(tokens, dtype=np.float64)))
 
-    def read(self, h: torch.Tensor) -> torch.Tensor:
+    def head_rows(self, h: torch.Tensor) -> torch.Tensor:
         return h[:, 1:]
 
-    def headed(self, method: str, kind: str, folder: str, shape: Any) -> Model:
-        made = kinds()[kind]
-        if issubclass(made, Anchored):
-            return ToyRows(self, self.layers // 2 if "entry" in made.options else 0)
+    def build_head(self, method: str, kind: str, folder: str, shape: Any) -> Model:
+        head_class = head_kinds()[kind]
+        if issubclass(head_class, Anchored):
+            return ToyRows(self, self.layers // 2 if "entry" in head_class.options else 0)
         return ToyLayersHead(self, kind)
 
     def judge(self) -> LinearJudge:
@@ -68,57 +68,63 @@ class ToyLayers(Toy):
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         states = self.embedded(tokens)
         for layer in range(self.layers):
-            seen = []
-            for here in positions:
-                visible = positions <= here
+            seen_rows = []
+            for position in positions:
+                is_visible = positions <= position
                 if self.window is not None:
-                    visible &= here - positions < self.window
-                seen.append((states[visible, 0], positions[visible]))
-            states = self.thought(layer, self.attended(layer, states, seen))
+                    is_visible &= position - positions < self.window
+                seen_rows.append((states[is_visible, 0], positions[is_visible]))
+            states = self.after_mlp(layer, self.attended(layer, states, seen_rows))
         return states[np.argmax(positions), 1:]
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         jobs = STEP.get()
-        given = entering(jobs, self.embed)
-        if given is None:
-            states = self.embedded(ids[0].double().numpy())
+        given_states = join_entry_states(jobs, self.embed)
+        if given_states is None:
+            states = self.embedded(token_ids[0].double().numpy())
         else:
-            states = given.double().numpy().copy()
-        hidden: dict[int, torch.Tensor] = {}
-        for part in range(self.layers) if first.layers is None else first.layers:
+            states = given_states.double().numpy().copy()
+        tapped_states: dict[int, torch.Tensor] = {}
+        for layer_part in range(self.layers) if first_job.layers is None else first_job.layers:
             layer, halves = (
-                (part, ("attention", "mlp")) if isinstance(part, int) else (part[0], part)
+                (layer_part, ("attention", "mlp"))
+                if isinstance(layer_part, int)
+                else (layer_part[0], layer_part)
             )
             for tap in taps:
-                if tap <= layer and tap not in hidden:
-                    hidden[tap] = torch.from_numpy(states.copy())
+                if tap <= layer and tap not in tapped_states:
+                    tapped_states[tap] = torch.from_numpy(states.copy())
             if "attention" in halves:
-                seen = self._seen(layer, states, positions[0].double(), jobs)
-                states = self.attended(layer, states, seen)
+                seen_rows = self._seen_rows(layer, states, positions[0].double(), jobs)
+                states = self.attended(layer, states, seen_rows)
             if "mlp" in halves:
-                states = self.thought(layer, states)
-        last = torch.from_numpy(states)
+                states = self.after_mlp(layer, states)
+        last_states = torch.from_numpy(states)
         for tap in taps:
-            hidden.setdefault(tap, last)
-        return self.read(last[rows]), hidden
+            tapped_states.setdefault(tap, last_states)
+        return self.head_rows(last_states[row_indices]), tapped_states
 
-    def _seen(
+    def _seen_rows(
         self, layer: int, states: np.ndarray, positions: torch.Tensor, jobs: Sequence[Job]
     ) -> list[Seen]:
-        """Writes a layer's rows of states (T, 1 + V); what each node sees by its job's mask."""
-        seen: list[Seen] = []
-        low = 0
+        """Writes a layer's rows of states (T, 1 + V); returns what each node sees by its job's
+        mask.
+        """
+        seen_rows: list[Seen] = []
+        first_node = 0
         for job in jobs:
-            high = low + len(job.tokens)
-            keys = torch.from_numpy(states[low:high, 0].copy())[None, :, None]
-            all_keys, all_values = job.write(layer, keys, positions[None, low:high, None])
+            end_node = first_node + len(job.tokens)
+            keys = torch.from_numpy(states[first_node:end_node, 0].copy())[None, :, None]
+            all_keys, all_values = job.write(
+                layer, keys, positions[None, first_node:end_node, None]
+            )
             mask = job.mask(self.window, torch.float64)
             if job.cache.segments:
                 all_keys, all_values, mask = self._with_prefix(
@@ -127,32 +133,32 @@ class ToyLayers(Toy):
             rows = all_keys[0, :, 0].numpy(), all_values[0, :, 0].numpy()
             visible = None if mask is None else mask.numpy() == 0
             for node in range(len(job.tokens)):
-                which = slice(None) if visible is None else visible[node]
-                seen.append((rows[0][which], rows[1][which]))
-            low = high
-        return seen
+                selection = slice(None) if visible is None else visible[node]
+                seen_rows.append((rows[0][selection], rows[1][selection]))
+            first_node = end_node
+        return seen_rows
 
-    def attended(self, layer: int, states: np.ndarray, seen: Sequence[Seen]) -> np.ndarray:
+    def attended(self, layer: int, states: np.ndarray, seen_rows: Sequence[Seen]) -> np.ndarray:
         """States (n, 1 + V) behind the attention of a layer in which they see these rows."""
-        keys = np.array([path_key(*rows) for rows in seen])[:, None]
+        keys = np.array([path_key(*rows) for rows in seen_rows])[:, None]
         share = self.sharpness * self.shares[0] * self.fading**layer
-        logits = states[:, 1:] + share * spread(keys, self.seed + TAP * layer, self.vocab)
+        logits = states[:, 1:] + share * spread_numbers(keys, self.seed + TAP * layer, self.vocab)
         if layer == 0 and self.copy:
-            for row, (tokens, positions) in zip(logits, seen, strict=True):
+            for row, (tokens, positions) in zip(logits, seen_rows, strict=True):
                 text = tokens[np.argsort(positions)]
-                for earlier in np.flatnonzero(text[:-1] == text[-1]):
-                    row[int(text[earlier + 1])] += self.copy
+                for earlier_index in np.flatnonzero(text[:-1] == text[-1]):
+                    row[int(text[earlier_index + 1])] += self.copy
         if layer == 0 and self.noise:
-            other = spread(keys, self.seed + RELATIVE, self.vocab)
-            logits += self.noise * self.sharpness * other
+            relative_logits = spread_numbers(keys, self.seed + RELATIVE, self.vocab)
+            logits += self.noise * self.sharpness * relative_logits
         return np.concatenate([whole_numbers(keys), logits], 1)
 
-    def thought(self, layer: int, states: np.ndarray) -> np.ndarray:
-        """The same behind the MLP."""
+    def after_mlp(self, layer: int, states: np.ndarray) -> np.ndarray:
+        """States (n, 1 + V) behind the MLP of a layer."""
         with np.errstate(over="ignore"):
-            keys = mix(states[:, :1].astype(np.uint64) * GOLDEN + np.uint64(layer))
+            keys = mix_bits(states[:, :1].astype(np.uint64) * GOLDEN + np.uint64(layer))
         share = self.sharpness * self.shares[1] * self.fading**layer
-        logits = states[:, 1:] + share * spread(keys, self.seed + layer, self.vocab)
+        logits = states[:, 1:] + share * spread_numbers(keys, self.seed + layer, self.vocab)
         return np.concatenate([whole_numbers(keys), logits], 1)
 
 
@@ -163,9 +169,11 @@ class ToyLayersHead(ToyHead):
         super().__init__(target.vocab, target.seed, context=target.context, kind=kind)
         self.target = target
 
-    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-        other = kept_spread(self._key(tokens, values), self.seed + RELATIVE, self.vocab)
-        return self.target.row(tokens, values[:, 0]) + self.noise * self.sharpness * other
+    def _row_logits(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        relative_logits = kept_spread(
+            self._path_hash(tokens, values), self.seed + RELATIVE, self.vocab
+        )
+        return self.target.row(tokens, values[:, 0]) + self.noise * self.sharpness * relative_logits
 
 
 class ToyRows(Model):
@@ -185,19 +193,25 @@ class ToyRows(Model):
         self.dtype, self.device = target.dtype, target.device
 
     def entering(
-        self, places: Sequence[int], tokens: Sequence[int], states: torch.Tensor | None
+        self, row_positions: Sequence[int], tokens: Sequence[int], states: torch.Tensor | None
     ) -> torch.Tensor:
-        made = np.zeros((len(places), 1 + self.vocab)) if states is None else states.numpy().copy()
+        entry_states = (
+            np.zeros((len(row_positions), 1 + self.vocab))
+            if states is None
+            else states.numpy().copy()
+        )
         with np.errstate(over="ignore"):
-            keys = mix(made[:, 0].astype(np.uint64) * GOLDEN + np.array(places, np.uint64))
-        made[:, 0] = whole_numbers(keys)
-        return torch.from_numpy(made)
+            keys = mix_bits(
+                entry_states[:, 0].astype(np.uint64) * GOLDEN + np.array(row_positions, np.uint64)
+            )
+        entry_states[:, 0] = whole_numbers(keys)
+        return torch.from_numpy(entry_states)
 
-    def noised(self, noise: Sequence[float], temperature: float) -> torch.Tensor:
-        """The same of rows of noise: hashes of their places and of 16 bits of it."""
-        made = np.zeros((len(noise), 1 + self.vocab))
+    def noise_vectors(self, noise: Sequence[float], temperature: float) -> torch.Tensor:
+        """Makes rows of noise: hashes of their places and of 16 bits of it."""
+        entry_states = np.zeros((len(noise), 1 + self.vocab))
         numbers = (np.array(noise) * 65_536).astype(np.uint64)
         with np.errstate(over="ignore"):
-            keys = mix(numbers * GOLDEN + np.arange(len(noise), dtype=np.uint64))
-        made[:, 0] = whole_numbers(keys)
-        return torch.from_numpy(made)
+            keys = mix_bits(numbers * GOLDEN + np.arange(len(noise), dtype=np.uint64))
+        entry_states[:, 0] = whole_numbers(keys)
+        return torch.from_numpy(entry_states)

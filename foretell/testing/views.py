@@ -34,7 +34,9 @@ Head = Callable[[torch.Tensor], torch.Tensor]
 
 
 class View(Model):
-    """The base: the same model. Raises Unsupported where the decoder's loop is not ours."""
+    """The base of views: the decoder's own model. Raises Unsupported where the decoder's loop is
+    not ours.
+    """
 
     loop: Loop | None
     fused: bool
@@ -46,21 +48,21 @@ class View(Model):
     known_ids: int
     row_size: int
 
-    def __init__(self, base: Decoder | View, part: str):
+    def __init__(self, base: Decoder | View, part_name: str):
         reason = base.loop_refused if isinstance(base, Decoder) else "it is no torch model"
         if not isinstance(base, Decoder | View) or base.loop is None:
-            raise Unsupported.missing(
-                f"a view of {part}",
+            raise Unsupported.missing_capability(
+                f"a view of {part_name}",
                 base.name,
                 f"layers that can be run one by one ({reason})",
                 "use a model of another family, such as llama or qwen3, computed by torch",
             )
         self.base = base
-        self.name = f"{base.name}[{part}]"
+        self.name = f"{base.name}[{part_name}]"
         self.loop = base.loop
         self.fused = base.fused
         self.hf = base.hf
-        self.mark = f"{weight_count(self.hf)} {part}"  # of its own costs
+        self.mark = f"{weight_count(self.hf)} {part_name}"  # of its own costs
         self.narrow = base.narrow
         self.matrices = base.matrices
         self.exact_bits = base.exact_bits
@@ -76,7 +78,7 @@ class View(Model):
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = self.cache_type(self.layout, self.dtype, self.device)
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         with torch_threads(self.threads_wanted or torch.get_num_threads()):
@@ -84,34 +86,34 @@ class View(Model):
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        return run_layers(self, ids, positions, rows, first, taps)
+        return run_layers(self, token_ids, positions, row_indices, first_job, taps)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))
 
     # --- the parts of a forward; a view replaces one of them
 
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """What enters layer 0 for these ids, (..., E)."""
-        return self.base.embedded(ids)
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """States (..., E) that enter layer 0 for these ids."""
+        return self.base.embedded(token_ids)
 
-    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]:
+    def layers_to_run(self, layers: Sequence[Any] | None) -> Sequence[Any]:
         """The layers to run where a job names these; None: it wants them all."""
-        return self.base.chosen(layers)
+        return self.base.layers_to_run(layers)
 
-    def read(self, h: torch.Tensor) -> torch.Tensor:
-        """Rows (n, `row_size`) of what left the last layer, (n, E)."""
-        return self.base.read(h)
+    def head_rows(self, states: torch.Tensor) -> torch.Tensor:
+        """Rows (n, `row_size`) of states (n, E) that left the last layer."""
+        return self.base.head_rows(states)
 
 
 class Skipped(View):
-    """The same model with only these layers run, which drafts for the whole one.
+    """A view with only these layers run, which drafts for the whole model.
 
     Layers keep their numbers: taps and jobs name them as they do the decoder's, and a job that
     names layers gets those of them that the view has. Raises BadConfig for layers that are not
@@ -122,26 +124,28 @@ class Skipped(View):
     """
 
     def __init__(self, base: Decoder | View, layers: Sequence[int]):
-        super().__init__(base, f"layers {spans(layers)}")
-        present = base.chosen(None)
+        super().__init__(base, f"layers {join_spans(layers)}")
+        present = base.layers_to_run(None)
         if not layers or list(layers) != sorted({*layers} & {*present}):
-            allowed = f"some of {spans(present)}, each once and in ascending order"
-            raise BadConfig.field("layers", list(layers), allowed)
+            allowed_layers = f"some of {join_spans(present)}, each once and in ascending order"
+            raise BadConfig.field("layers", list(layers), allowed_layers)
         self.layers = tuple(layers)
         self.layout = tuple(
             shape if layer in self.layers else None for layer, shape in enumerate(self.layout)
         )
 
-    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]:
-        parts = self.base.chosen(layers)
+    def layers_to_run(self, layers: Sequence[Any] | None) -> Sequence[Any]:
+        layer_parts = self.base.layers_to_run(layers)
         return [
-            part for part in parts if (part if isinstance(part, int) else part[0]) in self.layers
+            layer_part
+            for layer_part in layer_parts
+            if (layer_part if isinstance(layer_part, int) else layer_part[0]) in self.layers
         ]
 
 
 class Extended(View):
-    """The n ids from `base.known_ids` on, `vocab` of a decoder, enter layer 0 as `embeddings`
-    (n, E). Rows keep the vocabulary.
+    """A view that knows more ids: the n ids from `base.known_ids` on, `vocab` of a decoder, enter
+    layer 0 as `embeddings` (n, E). Rows keep the vocabulary.
 
     `embeddings` are what `embed` gives for other ids, so any scale of the family is in them
     already. The tensor is not copied: who trains it sees the change. Raises BadConfig for one of
@@ -154,23 +158,29 @@ class Extended(View):
     def __init__(self, base: Decoder | View, embeddings: torch.Tensor):
         super().__init__(base, f"{len(embeddings)} more tokens")
         with torch.inference_mode():
-            like = base.embed([0])
-        fits = embeddings.ndim == 2 and embeddings.shape[1] == like.shape[1]
-        if not fits or embeddings.dtype != like.dtype or embeddings.device != like.device:
-            what = f"a {embeddings.dtype} tensor {tuple(embeddings.shape)} on {embeddings.device}"
-            wanted = f"(n, {like.shape[1]}) of {like.dtype} on {like.device}"
-            raise BadConfig(f"embeddings: must be {wanted}, not {what}")
+            example = base.embed([0])
+        is_fitting = embeddings.ndim == 2 and embeddings.shape[1] == example.shape[1]
+        if (
+            not is_fitting
+            or embeddings.dtype != example.dtype
+            or embeddings.device != example.device
+        ):
+            given_text = (
+                f"a {embeddings.dtype} tensor {tuple(embeddings.shape)} on {embeddings.device}"
+            )
+            expected_text = f"(n, {example.shape[1]}) of {example.dtype} on {example.device}"
+            raise BadConfig(f"embeddings: must be {expected_text}, not {given_text}")
         self.embeddings = embeddings
         self.known_ids = base.known_ids + len(embeddings)
 
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        first = self.base.known_ids
-        added = ids >= first
-        if not added.any():
-            return self.base.embedded(ids)
-        plain = self.base.embedded(ids.masked_fill(added, 0))
-        extra = self.embeddings[(ids - first).clamp_(min=0)]
-        return torch.where(added[..., None], extra, plain)
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        first_id = self.base.known_ids
+        is_added = token_ids >= first_id
+        if not is_added.any():
+            return self.base.embedded(token_ids)
+        plain_states = self.base.embedded(token_ids.masked_fill(is_added, 0))
+        added_states = self.embeddings[(token_ids - first_id).clamp_(min=0)]
+        return torch.where(is_added[..., None], added_states, plain_states)
 
 
 class Scored(View):
@@ -189,22 +199,25 @@ class Scored(View):
         if isinstance(head, nn.Module):
             head.eval()
         with torch.inference_mode():
-            example = self.read(base.embed([0]))
+            example = self.head_rows(base.embed([0]))
         if example.ndim != 2 or len(example) != 1:
             raise BadConfig(f"head: must give (n, k) scores, not {tuple(example.shape)} for n = 1")
         self.row_size = example.shape[1]
         self.caps = (base.caps - {"rows"}) | {"scores"}
 
-    def read(self, h: torch.Tensor) -> torch.Tensor:
-        return self.head(self.norm(h))
+    def head_rows(self, states: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(states))
 
 
-def spans(numbers: Sequence[int]) -> str:
-    """Numbers in ascending order, in words: 0-3,8."""
+def join_spans(numbers: Sequence[int]) -> str:
+    """Writes numbers in ascending order as spans: 0-3,8."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
-    return ",".join(f"{low}-{high}" if high > low else str(low) for low, high in ranges)
+    return ",".join(
+        f"{first_number}-{last_number}" if last_number > first_number else str(first_number)
+        for first_number, last_number in ranges
+    )

@@ -24,9 +24,9 @@ from foretell.bench.sets import prompt_ids
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
-from foretell.drafters.model.acceptance_head import AcceptanceHead, save
+from foretell.drafters.model.acceptance_head import AcceptanceHead, save_acceptance_head
 from foretell.errors import BadConfig, Unsupported
-from foretell.ops.logits import resized
+from foretell.ops.logits import resize_row
 from foretell.train import recipes
 
 LEAST = 8  # tokens that a text must have behind its beginning to be of use
@@ -66,7 +66,7 @@ class TrainHead:
             "batch": (1, 1 << 20),
             "rate": (1e-8, 1),
         }
-        recipes.check(self, ranges)
+        recipes.check_ranges(self, ranges)
 
 
 @dataclass
@@ -86,44 +86,53 @@ class Examples:
 # --- texts
 
 
-def answers(lm: LM, prompts: Sequence[Prompt], config: TrainHead, tell: Tell) -> Iterator[Text]:
-    """What the target answers to prompts, behind the prompt of each."""
-    for first in range(0, len(prompts), ANSWERS):
-        tell("answering", first, len(prompts))
-        group = [prompt_ids(lm, prompt) for prompt in prompts[first : first + ANSWERS]]
+def answer_prompts(
+    lm: LM, prompts: Sequence[Prompt], config: TrainHead, tell: Tell
+) -> Iterator[Text]:
+    """Yields the target's answers to prompts, each behind its prompt."""
+    for first_number in range(0, len(prompts), ANSWERS):
+        tell("answering", first_number, len(prompts))
+        prompt_group = [
+            prompt_ids(lm, prompt) for prompt in prompts[first_number : first_number + ANSWERS]
+        ]
         outputs = lm.generate(
-            group,
+            prompt_group,
             "plain",
             max_new_tokens=config.length,
             temperature=config.temperature,
-            seed=[config.seed + first + place for place in range(len(group))],
+            seed=[
+                config.seed + first_number + place_in_group
+                for place_in_group in range(len(prompt_group))
+            ],
         )
-        for beginning, output in zip(group, outputs, strict=True):
+        for prompt_tokens, output in zip(prompt_group, outputs, strict=True):
             if output.error is not None:
                 raise output.error
-            yield [*beginning, *output.tokens], len(beginning)
+            yield [*prompt_tokens, *output.tokens], len(prompt_tokens)
 
 
-def pieces(lm: LM, documents: Iterable[str], config: TrainHead) -> Iterator[Text]:
+def cut_documents(lm: LM, documents: Iterable[str], config: TrainHead) -> Iterator[Text]:
     """Texts as they are, in pieces of the same length."""
     for document in documents:
         tokens = lm.encode(document, special=False)
-        for first in range(0, len(tokens) - LEAST, config.length):
-            yield tokens[first : first + config.length], 1
+        for first_token in range(0, len(tokens) - LEAST, config.length):
+            yield tokens[first_token : first_token + config.length], 1
 
 
 # --- what to learn from
 
 
-def read(model: Model, tokens: Sequence[int], first: int, taps: tuple[int, ...] = ()) -> Reply:
-    """The rows of logits after the tokens from `first` on, and hidden states of all tokens."""
+def read_tokens(
+    model: Model, tokens: Sequence[int], first_token: int, taps: tuple[int, ...] = ()
+) -> Reply:
+    """Rows of logits after the tokens from `first_token` on, and hidden states of all tokens."""
     text = TokenTree(tokens[0]).chain(tokens[1:])
-    return answered(model, Ask(text, rows=range(first, len(tokens)), taps=taps))
+    return answer_ask(model, Ask(text, rows=range(first_token, len(tokens)), taps=taps))
 
 
 @torch.inference_mode()
-def answered(model: Model, ask: Ask) -> Reply:
-    """What a model answers to an ask whose tree is all of its text."""
+def answer_ask(model: Model, ask: Ask) -> Reply:
+    """Returns a model's reply to an ask whose tree is all of its text."""
     cache = model.cache()
     job, _ = cache.prepare(ask, ask.tree.tokens[:1], 1)
     reply = model.forward([job])[0]
@@ -131,71 +140,74 @@ def answered(model: Model, ask: Ask) -> Reply:
     return reply
 
 
-def laws(model: Model, text: Text, vocab: int, temperature: float) -> torch.Tensor:
+def answer_laws(model: Model, text: Text, vocab: int, temperature: float) -> torch.Tensor:
     """(n, vocab): the model's laws of the n tokens behind a text's beginning."""
-    tokens, beginning = text
-    rows = read(model, tokens[:-1], beginning - 1).logits.cpu()
-    rows = torch.stack([resized(row, vocab) for row in rows])
+    tokens, prompt_length = text
+    logit_rows = read_tokens(model, tokens[:-1], prompt_length - 1).logits.cpu()
+    logit_rows = torch.stack([resize_row(row, vocab) for row in logit_rows])
     if temperature:
-        return (rows / temperature).softmax(-1)
-    return torch.zeros_like(rows).scatter_(1, rows.argmax(-1, keepdim=True), 1)
+        return (logit_rows / temperature).softmax(-1)
+    return torch.zeros_like(logit_rows).scatter_(1, logit_rows.argmax(-1, keepdim=True), 1)
 
 
-def examples(
+def draw_examples(
     target: Model, draft: Model, text: Text, config: TrainHead, generator: torch.Generator
 ) -> Examples:
-    """One for every token behind the text's beginning that was replaced by a draw."""
-    tokens, beginning = text
-    q = laws(draft, text, target.vocab, config.temperature)
-    p = laws(target, text, target.vocab, config.temperature)
-    drawn = torch.multinomial(q, 1, generator=generator)
-    chances = (p.gather(1, drawn) / q.gather(1, drawn))[:, 0].clamp(max=1)
-    kept = torch.rand(len(drawn), generator=generator) < config.mixed
-    own = torch.tensor(tokens[beginning:])
-    mixed = torch.where(kept, own, drawn[:, 0]).tolist()
-    last = len(draft.layout)
-    states = read(draft, [*tokens[:beginning], *mixed], len(tokens) - 1, (last,)).hidden[last]
+    """Examples of a text, one for every token behind its beginning that a draw replaced."""
+    tokens, prompt_length = text
+    q = answer_laws(draft, text, target.vocab, config.temperature)
+    p = answer_laws(target, text, target.vocab, config.temperature)
+    drawn_tokens = torch.multinomial(q, 1, generator=generator)
+    accept_chances = (p.gather(1, drawn_tokens) / q.gather(1, drawn_tokens))[:, 0].clamp(max=1)
+    kept_tokens = torch.rand(len(drawn_tokens), generator=generator) < config.mixed
+    text_tokens = torch.tensor(tokens[prompt_length:])
+    mixed_tokens = torch.where(kept_tokens, text_tokens, drawn_tokens[:, 0]).tolist()
+    last_layer = len(draft.layout)
+    states = read_tokens(
+        draft, [*tokens[:prompt_length], *mixed_tokens], len(tokens) - 1, (last_layer,)
+    ).hidden[last_layer]
     # Copies: what is made in inference mode takes part in no training.
     return Examples(
-        states[beginning:].cpu()[~kept].float().clone(),
-        chances[~kept].float().clone(),
-        q.amax(-1)[~kept].float().clone(),
+        states[prompt_length:].cpu()[~kept_tokens].float().clone(),
+        accept_chances[~kept_tokens].float().clone(),
+        q.amax(-1)[~kept_tokens].float().clone(),
     )
 
 
-def collect(
+def collect_examples(
     target: Model, draft: Model, texts: Iterable[Text], config: TrainHead, tell: Tell
 ) -> tuple[Examples, Examples]:
-    """What to learn from, and what is held out: whole texts, so that neither knows the other's."""
+    """Examples to learn from and those held out, whose texts are not those of the others."""
     generator = torch.Generator().manual_seed(config.seed)
-    parts: tuple[list[Examples], list[Examples]] = ([], [])
+    divided_examples: tuple[list[Examples], list[Examples]] = ([], [])
     total = 0
-    longest = min(target.context, draft.context)
-    for number, (tokens, beginning) in enumerate(_usable(texts, draft.vocab, longest)):
-        found = examples(target, draft, (tokens, beginning), config, generator)
-        parts[number % HELD_OUT == 1].append(found)
-        total += len(found)
+    max_tokens = min(target.context, draft.context)
+    for number, (tokens, beginning) in enumerate(_usable_texts(texts, draft.vocab, max_tokens)):
+        text_examples = draw_examples(target, draft, (tokens, beginning), config, generator)
+        divided_examples[number % HELD_OUT == 1].append(text_examples)
+        total += len(text_examples)
         tell("reading", min(total, config.examples), config.examples)
         if total >= config.examples:
             break
-    if not all(any(map(len, part)) for part in parts):
+    if not all(any(map(len, part)) for part in divided_examples):
         raise BadConfig(
-            f"the texts give {sum(map(len, parts))} pieces that both models can read, and one to "
-            f"learn from and one to hold out are needed: give more, of {LEAST} tokens or longer"
+            f"the texts give {sum(map(len, divided_examples))} pieces that both models can read, "
+            "and one to learn from and one to hold out are needed: give more, of "
+            f"{LEAST} tokens or longer"
         )
-    learnt, held_out = (_joined(part) for part in parts)
-    return learnt, held_out
+    learnt_examples, held_out = (_join_examples(part) for part in divided_examples)
+    return learnt_examples, held_out
 
 
-def _usable(texts: Iterable[Text], vocab: int, longest: int) -> Iterator[Text]:
-    """Those that both models can read, cut to what they hold, and long enough."""
-    for tokens, beginning in texts:
-        short = tokens[:longest]
-        if len(short) - beginning >= LEAST and max(short) < vocab:
-            yield short, beginning
+def _usable_texts(texts: Iterable[Text], vocab: int, max_tokens: int) -> Iterator[Text]:
+    """Yields long enough texts that both models can read, cut to what these hold."""
+    for tokens, prompt_length in texts:
+        cut_tokens = tokens[:max_tokens]
+        if len(cut_tokens) - prompt_length >= LEAST and max(cut_tokens) < vocab:
+            yield cut_tokens, prompt_length
 
 
-def _joined(parts: Sequence[Examples]) -> Examples:
+def _join_examples(parts: Sequence[Examples]) -> Examples:
     return Examples(
         torch.cat([part.states for part in parts]),
         torch.cat([part.chances for part in parts]),
@@ -206,7 +218,7 @@ def _joined(parts: Sequence[Examples]) -> Examples:
 # --- learning
 
 
-def loss_of(logits: torch.Tensor, chances: torch.Tensor, rejected: float) -> torch.Tensor:
+def acceptance_loss(logits: torch.Tensor, chances: torch.Tensor, rejected: float) -> torch.Tensor:
     """The mean cross entropy of logits (n, 2) with the chances (n,) of acceptance, in which a
     rejection weighs `rejected` times as much.
     """
@@ -214,7 +226,7 @@ def loss_of(logits: torch.Tensor, chances: torch.Tensor, rejected: float) -> tor
     return -(rejected * (1 - chances) * logs[:, 0] + chances * logs[:, 1]).mean()
 
 
-def fit(learnt: Examples, config: TrainHead, tell: Tell) -> AcceptanceHead:
+def fit_head(learnt: Examples, config: TrainHead, tell: Tell) -> AcceptanceHead:
     """A head trained on these examples."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -222,22 +234,22 @@ def fit(learnt: Examples, config: TrainHead, tell: Tell) -> AcceptanceHead:
     generator = torch.Generator().manual_seed(config.seed)
     optimiser = torch.optim.AdamW(head.parameters(), lr=config.rate)
     steps = config.epochs * math.ceil(len(learnt) / config.batch)
-    done = 0
-    told = 0.0
+    steps_done = 0
+    last_report = 0.0
     for _ in range(config.epochs):
-        order = torch.randperm(len(learnt), generator=generator)
-        for chosen in order.split(config.batch):
+        row_order = torch.randperm(len(learnt), generator=generator)
+        for batch_rows in row_order.split(config.batch):
             for group in optimiser.param_groups:
-                group["lr"] = config.rate * (1 - done / steps)
-            logits = head(learnt.states[chosen])
-            loss = loss_of(logits, learnt.chances[chosen], config.rejected)
+                group["lr"] = config.rate * (1 - steps_done / steps)
+            logits = head(learnt.states[batch_rows])
+            loss = acceptance_loss(logits, learnt.chances[batch_rows], config.rejected)
             optimiser.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-            done += 1
-            if time.monotonic() - told > SECONDS:
-                told = time.monotonic()
-                tell("training", done, steps)
+            steps_done += 1
+            if time.monotonic() - last_report > SECONDS:
+                last_report = time.monotonic()
+                tell("training", steps_done, steps)
     return head.requires_grad_(False).eval()
 
 
@@ -247,17 +259,17 @@ def auc(scores: torch.Tensor, chances: torch.Tensor) -> float:
 
     scores, chances (n,): each token is accepted with its chance.
     """
-    values, places = scores.double().unique(return_inverse=True)
-    accepted = torch.zeros(len(values), dtype=torch.float64)
+    distinct_scores, score_numbers = scores.double().unique(return_inverse=True)
+    accepted = torch.zeros(len(distinct_scores), dtype=torch.float64)
     rejected = accepted.clone()
-    accepted.index_add_(0, places, chances.double())
-    rejected.index_add_(0, places, 1 - chances.double())
-    below = rejected.cumsum(0) - rejected / 2
-    pairs = float(accepted.sum() * rejected.sum())
-    return float((accepted * below).sum()) / pairs if pairs else math.nan
+    accepted.index_add_(0, score_numbers, chances.double())
+    rejected.index_add_(0, score_numbers, 1 - chances.double())
+    rejected_below = rejected.cumsum(0) - rejected / 2
+    pair_count = float(accepted.sum() * rejected.sum())
+    return float((accepted * rejected_below).sum()) / pair_count if pair_count else math.nan
 
 
-def train(
+def train_acceptance_head(
     lm: LM, texts: Iterable[Text], out: Path, config: TrainHead, tell: Tell
 ) -> dict[str, float]:
     """Trains a head for `lm`'s draft model and writes it to `out`; returns what came of it.
@@ -269,20 +281,24 @@ def train(
     draft = lm.models.get("draft")
     if draft is None:
         cure = "name one with --draft"
-        raise Unsupported.missing("train acceptance-head", target.name, "a 'draft' model", cure)
+        raise Unsupported.missing_capability(
+            "train acceptance-head", target.name, "a 'draft' model", cure
+        )
     if "taps" not in draft.caps:
         cure = "take another draft model"
-        raise Unsupported.missing("train acceptance-head", draft.name, "hidden states", cure)
-    learnt, held_out = collect(target, draft, texts, config, tell)
-    head = fit(learnt, config, tell)
-    save(head, out)
+        raise Unsupported.missing_capability(
+            "train acceptance-head", draft.name, "hidden states", cure
+        )
+    learnt, held_out = collect_examples(target, draft, texts, config, tell)
+    head = fit_head(learnt, config, tell)
+    save_acceptance_head(head, out)
     with torch.no_grad():
         logits = head(held_out.states)
     return {
         "examples": len(learnt),
         "held_out": len(held_out),
         "accepted": float(held_out.chances.mean()),
-        "loss": float(loss_of(logits, held_out.chances, config.rejected)),
+        "loss": float(acceptance_loss(logits, held_out.chances, config.rejected)),
         "auc": auc(logits.softmax(-1)[:, 1], held_out.chances),
         "confidence_auc": auc(held_out.confidence, held_out.chances),
     }

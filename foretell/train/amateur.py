@@ -27,8 +27,8 @@ from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.adapted import CONFIG, WEIGHTS, LoraLinear
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.learning import copied
-from foretell.ops.files import whole, write_text
+from foretell.models.decoder.learning import copy_modules
+from foretell.ops.files import replace_file, write_text
 
 HELD_OUT = 8  # every so many answers one is kept from training
 Example = tuple[list[int], int]  # tokens, and how many of them are the prompt
@@ -49,7 +49,7 @@ class TrainAmateur:
     seed: int = 0  # of weights and the order
 
     def __post_init__(self) -> None:
-        for name, low, high in (
+        for name, lower, upper in (
             ("rank", 1, 4096),
             ("alpha", 1e-3, 1e6),
             ("length", 2, 1 << 20),
@@ -57,8 +57,8 @@ class TrainAmateur:
             ("batch", 1, 1 << 16),
             ("rate", 1e-8, 1),
         ):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(name, getattr(self, name), f"between {low:g} and {high:g}")
+            if not lower <= getattr(self, name) <= upper:
+                raise BadConfig.field(name, getattr(self, name), f"between {lower:g} and {upper:g}")
         if not self.layers.split():
             raise BadConfig.field("layers", self.layers, "names such as 'q_proj v_proj'")
 
@@ -69,22 +69,22 @@ def read_examples(lm: LM, path: Path, length: int) -> list[Example]:
     """
     prompts = read_prompts(path)
     lines = [line for line in path.read_text("utf-8").split("\n") if line.strip()]
-    ends = lm.engine.eos[:1]
-    found = []
+    end_tokens = lm.engine.eos[:1]
+    examples = []
     for number, (prompt, line) in enumerate(zip(prompts, lines, strict=True), 1):
         answer = json.loads(line).get("answer")
         if not isinstance(answer, str) or not answer:
             raise BadConfig(f"{path}, row {number}: `answer` must be a text, and not empty")
-        asked = prompt_ids(lm, prompt)
-        tokens = [*asked, *lm.encode(answer, special=False), *ends]
+        prompt_tokens = prompt_ids(lm, prompt)
+        tokens = [*prompt_tokens, *lm.encode(answer, special=False), *end_tokens]
         if len(tokens) <= min(length, lm.models["target"].context):
-            found.append((tokens, len(asked)))
-    if len(found) < 2:
+            examples.append((tokens, len(prompt_tokens)))
+    if len(examples) < 2:
         raise BadConfig(
-            f"{path}: {len(found)} answers of at most {length} tokens with their prompts, and one "
-            "to learn from and one to hold out are needed; give more, or raise length"
+            f"{path}: {len(examples)} answers of at most {length} tokens with their prompts, and "
+            "one to learn from and one to hold out are needed; give more, or raise length"
         )
-    return found
+    return examples
 
 
 def with_lora(hf: Any, config: TrainAmateur) -> dict[str, LoraLinear]:
@@ -92,25 +92,27 @@ def with_lora(hf: Any, config: TrainAmateur) -> dict[str, LoraLinear]:
 
     Raises BadConfig where it has none.
     """
-    ends = tuple(config.layers.split())
+    layer_ends = tuple(config.layers.split())
     hf.requires_grad_(False)
-    found = {}
+    lora_layers = {}
     generator = torch.Generator().manual_seed(config.seed)
     for name, linear in list(hf.named_modules()):
-        if isinstance(linear, nn.Linear) and name.rpartition(".")[2] in ends:
-            bound = 1 / math.sqrt(linear.in_features)
+        if isinstance(linear, nn.Linear) and name.rpartition(".")[2] in layer_ends:
+            weight_bound = 1 / math.sqrt(linear.in_features)
             a = torch.rand(config.rank, linear.in_features, generator=generator)
             b = torch.zeros(linear.out_features, config.rank)
             device = linear.weight.device
             scale = config.alpha / config.rank
-            found[name] = LoraLinear(linear, ((2 * a - 1) * bound).to(device), b.to(device), scale)
-    if not found:
+            lora_layers[name] = LoraLinear(
+                linear, ((2 * a - 1) * weight_bound).to(device), b.to(device), scale
+            )
+    if not lora_layers:
         raise BadConfig.field("layers", config.layers, "ends of names of the model's linear layers")
-    for name, lora in found.items():
+    for name, lora in lora_layers.items():
         hf.set_submodule(name, lora)
         lora.a.requires_grad_(True)
         lora.b.requires_grad_(True)
-    return found
+    return lora_layers
 
 
 @torch.no_grad()
@@ -122,23 +124,27 @@ def merge_lora(hf: Any, layers: Mapping[str, LoraLinear]) -> None:
         hf.set_submodule(name, base)
 
 
-def loss_of(hf: Any, example: Example) -> tuple[torch.Tensor, int]:
+def summed_surprise(hf: Any, example: Example) -> tuple[torch.Tensor, int]:
     """The sum of the surprise of an answer's tokens, in nats, and how many they are."""
-    tokens, asked = example
+    tokens, prompt_length = example
     ids = torch.tensor([tokens], device=hf.device)
-    logits = hf(input_ids=ids, use_cache=False).logits[0, asked - 1 : -1]
-    loss = F.cross_entropy(logits.float(), ids[0, asked:], reduction="sum")
-    return loss, len(tokens) - asked
+    logits = hf(input_ids=ids, use_cache=False).logits[0, prompt_length - 1 : -1]
+    loss = F.cross_entropy(logits.float(), ids[0, prompt_length:], reduction="sum")
+    return loss, len(tokens) - prompt_length
 
 
 @torch.no_grad()
-def surprise(hf: Any, examples: Sequence[Example]) -> float:
+def mean_surprise(hf: Any, examples: Sequence[Example]) -> float:
     """Nats a token of the answers."""
-    pairs = [loss_of(hf, example) for example in examples]
-    return float(sum(float(loss) for loss, _ in pairs) / sum(count for _, count in pairs))
+    loss_counts = [summed_surprise(hf, example) for example in examples]
+    return float(
+        sum(float(loss) for loss, _ in loss_counts) / sum(count for _, count in loss_counts)
+    )
 
 
-def train(lm: LM, path: Path, out: Path, config: TrainAmateur, tell: Tell) -> dict[str, float]:
+def train_amateur(
+    lm: LM, path: Path, out: Path, config: TrainAmateur, tell: Tell
+) -> dict[str, float]:
     """Teaches the target of `lm` the answers of a file; writes the folder `out`, and returns what
     came of it.
 
@@ -147,54 +153,58 @@ def train(lm: LM, path: Path, out: Path, config: TrainAmateur, tell: Tell) -> di
     target: Any = lm.models["target"]
     if type(target) is not Decoder:
         need = "a plain decoder, whose linear layers torch can train"
-        raise Unsupported.missing("train amateur", target.name, need, "load one of transformers")
+        raise Unsupported.missing_capability(
+            "train amateur", target.name, need, "load one of transformers"
+        )
     examples = read_examples(lm, path, config.length)
     held_out = examples[1::HELD_OUT]
-    learnt = [one for place, one in enumerate(examples) if place % HELD_OUT != 1]
-    hf = copied(target)
+    learnt_examples = [pair for place, pair in enumerate(examples) if place % HELD_OUT != 1]
+    hf = copy_modules(target)
     layers = with_lora(hf, config)
-    before = surprise(hf, held_out)
-    weights = [weight for lora in layers.values() for weight in (lora.a, lora.b)]
-    optimiser = torch.optim.AdamW(weights, lr=config.rate)
+    surprise_before = mean_surprise(hf, held_out)
+    lora_weights = [weight for lora in layers.values() for weight in (lora.a, lora.b)]
+    optimiser = torch.optim.AdamW(lora_weights, lr=config.rate)
     generator = torch.Generator().manual_seed(config.seed)
-    steps = config.epochs * math.ceil(len(learnt) / config.batch)
-    done = 0
+    steps = config.epochs * math.ceil(len(learnt_examples) / config.batch)
+    steps_done = 0
     for _ in range(config.epochs):
-        for chosen in torch.randperm(len(learnt), generator=generator).split(config.batch):
+        for batch_numbers in torch.randperm(len(learnt_examples), generator=generator).split(
+            config.batch
+        ):
             for group in optimiser.param_groups:
-                group["lr"] = config.rate * (1 - done / steps)
-            batch = [learnt[place] for place in chosen.tolist()]
-            count = sum(len(tokens) - asked for tokens, asked in batch)
+                group["lr"] = config.rate * (1 - steps_done / steps)
+            step_examples = [learnt_examples[place] for place in batch_numbers.tolist()]
+            count = sum(len(tokens) - prompt_length for tokens, prompt_length in step_examples)
             optimiser.zero_grad()
-            for example in batch:
-                (loss_of(hf, example)[0] / count).backward()  # type: ignore[no-untyped-call]
+            for example in step_examples:
+                (summed_surprise(hf, example)[0] / count).backward()  # type: ignore[no-untyped-call]
             optimiser.step()
-            done += 1
-            tell("training", done, steps)
-    save(out, layers, config, target.name)
+            steps_done += 1
+            tell("training", steps_done, steps)
+    save_lora(out, layers, config, target.name)
     return {
-        "answers": len(learnt),
+        "answers": len(learnt_examples),
         "held_out": len(held_out),
-        "before": before,
-        "after": surprise(hf, held_out),
+        "before": surprise_before,
+        "after": mean_surprise(hf, held_out),
     }
 
 
-def save(
+def save_lora(
     out: Path,
     layers: Mapping[str, LoraLinear],
     config: TrainAmateur,
     base: str,
     dtype: torch.dtype = torch.float32,
-    more: Mapping[str, Any] | None = None,
+    more_settings: Mapping[str, Any] | None = None,
 ) -> None:
-    """A folder as PEFT saves it, with `more` settings. Raises BadFile."""
+    """A folder as PEFT saves it, with `more_settings` settings. Raises BadFile."""
     weights = {}
     for name, lora in layers.items():
-        for part, weight in (("A", lora.a), ("B", lora.b)):
-            own = weight.detach().cpu().to(dtype).contiguous()
-            weights[f"base_model.model.{name}.lora_{part}.weight"] = own
-    with whole(out / WEIGHTS) as path:
+        for matrix_name, weight in (("A", lora.a), ("B", lora.b)):
+            stored_weight = weight.detach().cpu().to(dtype).contiguous()
+            weights[f"base_model.model.{name}.lora_{matrix_name}.weight"] = stored_weight
+    with replace_file(out / WEIGHTS) as path:
         save_file(weights, path, {"format": "pt"})
     settings = {
         "peft_type": "LORA",
@@ -206,6 +216,6 @@ def save(
         "target_modules": config.layers.split(),
         "bias": "none",
         "inference_mode": True,
-        **(more or {}),
+        **(more_settings or {}),
     }
     write_text(out / CONFIG, json.dumps(settings, indent=2) + "\n")

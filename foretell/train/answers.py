@@ -26,8 +26,8 @@ from safetensors.numpy import load_file, save_file
 
 from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, BadFile, ForetellError, ForetellWarning
-from foretell.ops.files import whole
-from foretell.train.corpus import documents
+from foretell.ops.files import replace_file
+from foretell.train.corpus import read_documents
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -45,11 +45,11 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass
 class Text:
-    """One answer behind its prompt: tokens (n,), best and logprobs (n - prompt, K)."""
+    """Answer behind its prompt: tokens (n,), best and logprobs (n - prompt, K)."""
 
     tokens: np.ndarray
     prompt: int
-    best: np.ndarray
+    top_tokens: np.ndarray
     logprobs: np.ndarray
 
 
@@ -62,11 +62,11 @@ def write_answers(
     there are kept.
     """
     files = []
-    for first in range(0, len(prompts), A_FILE):
-        path = folder / f"{first // A_FILE:05}.safetensors"
+    for first_number in range(0, len(prompts), A_FILE):
+        path = folder / f"{first_number // A_FILE:05}.safetensors"
         files.append(path)
         if not path.exists():
-            part = list(enumerate(prompts))[first : first + A_FILE]
+            prompt_part = list(enumerate(prompts))[first_number : first_number + A_FILE]
             options = [
                 {
                     "seed": seed + number,
@@ -74,57 +74,56 @@ def write_answers(
                     "max_new_tokens": tokens,
                     "logprobs": BEST,
                 }
-                for number, _ in part
+                for number, _ in prompt_part
             ]
-            outputs = side_by_side(lm, [prompt for _, prompt in part], options)
+            outputs = side_by_side(lm, [prompt for _, prompt in prompt_part], options)
             texts = []
-            for (_, prompt), output in zip(part, outputs, strict=True):
+            for (_, prompt), output in zip(prompt_part, outputs, strict=True):
                 if output is not None and output.tokens:
                     texts.append(text_of(prompt_ids(lm, prompt), output))
-            if len(texts) < len(part):
+            if len(texts) < len(prompt_part):
                 warnings.warn(
-                    f"{len(part) - len(texts)} of the prompts from number {first} on got no answer "
-                    "(too long, or it ended at once) and are left out",
+                    f"{len(prompt_part) - len(texts)} of the prompts from number {first_number} "
+                    "on got no answer (too long, or it ended at once) and are left out",
                     ForetellWarning,
                     stacklevel=2,
                 )
-            save(path, texts)
+            save_texts(path, texts)
         if tell is not None:
-            tell("answers", min(first + A_FILE, len(prompts)), len(prompts))
+            tell("answers", min(first_number + A_FILE, len(prompts)), len(prompts))
     return files
 
 
 def write_all(
     lm: LM,
     prompts: Sequence[Any],
-    own: int,
+    question_count: int,
     folder: Path,
     tokens: int,
     seed: int,
     tell: Tell | None = None,
 ) -> list[Path]:
-    """Answers the prompts and `own` questions that the model asks itself; returns the files.
-
-    With neither, those that are there.
+    """Answers the prompts and `question_count` questions that the model asks itself; returns the
+    files. With neither, those that are there.
     """
-    if not prompts and own < 1:
-        return known(folder)
+    if not prompts and question_count < 1:
+        return answer_files(folder)
     files = write_answers(lm, prompts, folder / "prompts", tokens, seed, tell)
-    for first in range(0, own, A_FILE):
-        place = folder / "own" / f"{first // A_FILE:05}"
-        count = min(A_FILE, own - first)
-        path = place / "00000.safetensors"
+    for first_number in range(0, question_count, A_FILE):
+        question_folder = folder / "own" / f"{first_number // A_FILE:05}"
+        count = min(A_FILE, question_count - first_number)
+        path = question_folder / "00000.safetensors"
         if path.exists():
             files.append(path)
         else:
-            questions = own_questions(lm, count, tokens, seed + first)
-            files += write_answers(lm, questions, place, tokens, seed + first)
+            questions = own_questions(lm, count, tokens, seed + first_number)
+            files += write_answers(lm, questions, question_folder, tokens, seed + first_number)
         if tell is not None:
-            tell("questions of its own", first + count, own)
+            tell("questions of its own", first_number + count, question_count)
     return files
 
 
-def known(folder: Path) -> list[Path]:
+def answer_files(folder: Path) -> list[Path]:
     """The files of answers that a folder holds, those to prompts first."""
     return sorted((folder / "prompts").glob("*.safetensors")) + sorted(
         folder.glob("own/*/*.safetensors")
@@ -145,9 +144,9 @@ def own_questions(lm: LM, count: int, tokens: int, seed: int) -> list[list[dict[
     ]
     questions = []
     for output in side_by_side(lm, [opening] * count, options):
-        words = "" if output is None else output.text.split(ending)[0].strip()
-        if output is not None and output.finish_reason == "stop" and words:
-            questions.append([{"role": "user", "content": words}])
+        question_text = "" if output is None else output.text.split(ending)[0].strip()
+        if output is not None and output.finish_reason == "stop" and question_text:
+            questions.append([{"role": "user", "content": question_text}])
     return questions
 
 
@@ -156,18 +155,18 @@ def turn_of(lm: LM) -> tuple[list[int], str]:
     tokenizer: Any = lm.tokenizer
     if tokenizer is None or not tokenizer.chat_template:
         raise BadConfig("the model asks itself nothing without a chat template; give prompts")
-    mark = "0123456789"
-    whole_text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": mark}], tokenize=False, add_generation_prompt=True
+    placeholder = "0123456789"
+    full_text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": placeholder}], tokenize=False, add_generation_prompt=True
     )
-    before, _, behind = whole_text.partition(mark)
-    return lm.encode(before), behind.strip().splitlines()[0]
+    prefix, _, suffix = full_text.partition(placeholder)
+    return lm.encode(prefix), suffix.strip().splitlines()[0]
 
 
 def side_by_side(
     lm: LM, prompts: Sequence[Any], options: Sequence[dict[str, Any]]
 ) -> list[Output | None]:
-    """One answer a prompt by plain decoding, AT_ONCE at a time; None for one that failed."""
+    """Answers prompts by plain decoding, AT_ONCE at a time; None for one that failed."""
 
     async def answer(gate: asyncio.Semaphore, prompt: Any, option: dict[str, Any]) -> Any:
         async with gate:
@@ -187,37 +186,38 @@ def side_by_side(
 def text_of(prompt: Sequence[int], output: Output) -> Text:
     """The prompt's tokens and the answer's, with its laws."""
     assert output.logprobs is not None
-    rows = [
-        [(best["token"], best["logprob"]) for best in entry["top"]] for entry in output.logprobs
+    token_rows = [
+        [(candidate["token"], candidate["logprob"]) for candidate in entry["top"]]
+        for entry in output.logprobs
     ]
     return Text(
         np.array([*prompt, *output.tokens], np.int32),
         len(prompt),
-        np.array([[token for token, _ in row] for row in rows], np.int32),
-        np.array([[value for _, value in row] for row in rows], np.float16),
+        np.array([[token for token, _ in row] for row in token_rows], np.int32),
+        np.array([[value for _, value in row] for row in token_rows], np.float16),
     )
 
 
-def save(path: Path, texts: Sequence[Text]) -> None:
+def save_texts(path: Path, texts: Sequence[Text]) -> None:
     """Writes a file whole or not at all. Raises BadFile."""
     starts = np.cumsum([0, *(len(text.tokens) for text in texts)])
-    most = max((text.best.shape[1] for text in texts), default=BEST)
-    best = np.zeros((int(starts[-1]), most), np.int32)
-    logprobs = np.full(best.shape, -np.inf, np.float16)
+    max_width = max((text.top_tokens.shape[1] for text in texts), default=BEST)
+    top_tokens = np.zeros((int(starts[-1]), max_width), np.int32)
+    logprobs = np.full(top_tokens.shape, -np.inf, np.float16)
     for start, text in zip(starts, texts, strict=False):
-        answer = slice(int(start) + text.prompt, int(start) + len(text.tokens))
-        width = text.best.shape[1]
-        best[answer, :width] = text.best
-        logprobs[answer, :width] = text.logprobs
+        answer_rows = slice(int(start) + text.prompt, int(start) + len(text.tokens))
+        width = text.top_tokens.shape[1]
+        top_tokens[answer_rows, :width] = text.top_tokens
+        logprobs[answer_rows, :width] = text.logprobs
     arrays = {
         "tokens": np.concatenate([np.empty(0, np.int32), *(text.tokens for text in texts)]),
         "starts": starts.astype(np.int64),
         "prompts": np.array([text.prompt for text in texts], np.int32),
-        "best": best,
+        "best": top_tokens,
         "logprobs": logprobs,
     }
-    with whole(path) as part:
-        save_file(arrays, part)
+    with replace_file(path) as part_path:
+        save_file(arrays, part_path)
 
 
 def write_texts(
@@ -230,19 +230,19 @@ def write_texts(
         return sorted(folder.glob("*.safetensors"))
     pieces = []
     for source in sources:
-        for _, text in documents(source):
-            ids = encode(text)
-            pieces += [ids[start : start + PIECE] for start in range(0, len(ids), PIECE)]
+        for _, text in read_documents(source):
+            text_ids = encode(text)
+            pieces += [text_ids[start : start + PIECE] for start in range(0, len(text_ids), PIECE)]
     np.random.default_rng(seed).shuffle(pieces)  # type: ignore[arg-type]
     pieces = [piece for piece in pieces if len(piece) >= LEAST_PIECE][: -(-tokens // PIECE)]
     if not pieces:
         raise BadConfig(f"--text: nothing in it has {LEAST_PIECE} tokens; give longer texts")
-    part = folder.with_name(f"{folder.name}.part")  # all of them are there, or none
-    part.mkdir(parents=True, exist_ok=True)
-    for first in range(0, len(pieces), A_TEXT_FILE):
-        texts = [plain_text(piece) for piece in pieces[first : first + A_TEXT_FILE]]
-        save(part / f"{first // A_TEXT_FILE:05}.safetensors", texts)
-    part.rename(folder)
+    part_folder = folder.with_name(f"{folder.name}.part")  # all of them are there, or none
+    part_folder.mkdir(parents=True, exist_ok=True)
+    for first_piece in range(0, len(pieces), A_TEXT_FILE):
+        texts = [plain_text(piece) for piece in pieces[first_piece : first_piece + A_TEXT_FILE]]
+        save_texts(part_folder / f"{first_piece // A_TEXT_FILE:05}.safetensors", texts)
+    part_folder.rename(folder)
     return sorted(folder.glob("*.safetensors"))
 
 
@@ -252,24 +252,26 @@ def plain_text(tokens: Sequence[int]) -> Text:
     return Text(array, 1, array[1:, None], np.zeros((len(array) - 1, 1), np.float16))
 
 
-def read(path: Path) -> Iterator[Text]:
+def read_texts(path: Path) -> Iterator[Text]:
     """The texts of a file. Raises BadFile."""
     try:
         arrays = load_file(path)
         starts, prompts = arrays["starts"], arrays["prompts"]
-        tokens, best, logprobs = arrays["tokens"], arrays["best"], arrays["logprobs"]
+        tokens, top_tokens, logprobs = arrays["tokens"], arrays["best"], arrays["logprobs"]
         lengths = np.diff(starts)
-        fits = [
-            tokens.dtype.kind == best.dtype.kind == "i" and prompts.shape == lengths.shape,
+        fit_checks = [
+            tokens.dtype.kind == top_tokens.dtype.kind == "i" and prompts.shape == lengths.shape,
             len(starts) > 0 and starts[0] == 0 and starts[-1] == len(tokens),
             (lengths > 0).all() and (prompts > 0).all() and (prompts <= lengths).all(),
-            best.ndim == 2 and best.shape == logprobs.shape and len(best) == len(tokens),
-            (tokens >= 0).all() and (best >= 0).all(),
+            top_tokens.ndim == 2
+            and top_tokens.shape == logprobs.shape
+            and len(top_tokens) == len(tokens),
+            (tokens >= 0).all() and (top_tokens >= 0).all(),
         ]
-        if not all(fits):
+        if not all(fit_checks):
             raise ValueError("its parts do not belong together")
     except (OSError, KeyError, ValueError, TypeError, SafetensorError) as error:
         raise BadFile(f"{path}: no file of answers ({error}); write it again") from error
     for start, end, prompt in zip(starts[:-1], starts[1:], prompts, strict=True):
-        answer = slice(int(start) + int(prompt), int(end))
-        yield Text(tokens[start:end], int(prompt), best[answer], logprobs[answer])
+        answer_rows = slice(int(start) + int(prompt), int(end))
+        yield Text(tokens[start:end], int(prompt), top_tokens[answer_rows], logprobs[answer_rows])

@@ -25,9 +25,9 @@ from foretell.errors import BadConfig, PromptTooLong, Unsupported
 from foretell.ops.fingerprint import norm_mark
 from foretell.strategies.beam.conditions import Condition
 from foretell.train import recipes
-from foretell.train.acceptance import answered
-from foretell.train.judge import PARTS, chosen
-from foretell.verification.judge_model import LinearJudge, save
+from foretell.train.acceptance import answer_ask
+from foretell.train.judge import PARTS, choose_judge
+from foretell.verification.judge_model import LinearJudge, save_judge
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -40,7 +40,7 @@ Tell = Callable[[str, int, int], None]  # (what is being done, how much of it, o
 
 @dataclass(frozen=True)
 class TrainAttribute:
-    """What is asked of the texts, and which ones are written."""
+    """Condition that texts are to meet, and which texts are written."""
 
     least: int = 1  # tokens of a text before its end at least
     grams: int = 4  # size of an n-gram that does not stand twice in it; 0: may
@@ -52,11 +52,11 @@ class TrainAttribute:
 
     def __post_init__(self) -> None:
         ranges = {"beams": (0, 64), "samples": (0, 256), "answer_tokens": (1, 1 << 16)}
-        recipes.check(self, {**ranges, "seed": (0, 1 << 31)})
+        recipes.check_ranges(self, {**ranges, "seed": (0, 1 << 31)})
         self.condition.check("attribute")
         if not self.condition or not self.beams + self.samples:
-            what = "a condition (least, grams or pattern), and beams or samples"
-            raise BadConfig(f"there is nothing to learn: give {what}")
+            requirement = "a condition (least, grams or pattern), and beams or samples"
+            raise BadConfig(f"there is nothing to learn: give {requirement}")
 
     @property
     def condition(self) -> Condition:
@@ -65,40 +65,40 @@ class TrainAttribute:
 
 def answers_to(lm: LM, ids: Sequence[int], config: TrainAttribute) -> list[list[int]]:
     """The model's own texts behind a prompt, each once."""
-    found: list[list[int]] = []
+    texts: list[list[int]] = []
     if config.beams:
         method = f"beam:width={config.beams},penalty=0"
         output = lm.generate(list(ids), method, max_new_tokens=config.answer_tokens)
-        found += [one.tokens for one in output.samples]
+        texts += [sample.tokens for sample in output.samples]
     if config.samples:
         options = {"n": config.samples, "temperature": 1.0, "seed": config.seed}
         output = lm.generate(list(ids), "plain", max_new_tokens=config.answer_tokens, **options)
-        found += [one.tokens for one in output.samples]
-    return [list(text) for text in dict.fromkeys(map(tuple, found)) if text]
+        texts += [sample.tokens for sample in output.samples]
+    return [list(text) for text in dict.fromkeys(map(tuple, texts)) if text]
 
 
-def states_of(target: Model, ids: Sequence[int], text: Sequence[int]) -> torch.Tensor:
+def beginning_states(target: Model, ids: Sequence[int], text: Sequence[int]) -> torch.Tensor:
     """The target's states (n, E) at some tokens of an answer, in float32."""
     count = min(PLACES, len(text))
-    places = [len(ids) - 1 + round((i + 1) * len(text) / count) for i in range(count)]
-    last = len(target.layout)
+    token_places = [len(ids) - 1 + round((i + 1) * len(text) / count) for i in range(count)]
+    last_layer = len(target.layout)
     tree = TokenTree(ids[0]).chain([*ids[1:], *text])
-    reply = answered(target, Ask(tree, rows=[0], taps=(last,)))
-    return reply.hidden[last][places].cpu().float().clone()
+    reply = answer_ask(target, Ask(tree, rows=[0], taps=(last_layer,)))
+    return reply.hidden[last_layer][token_places].cpu().float().clone()
 
 
-def labelled(lm: LM, ids: Sequence[int], config: TrainAttribute) -> Labelled:
+def label_beginnings(lm: LM, ids: Sequence[int], config: TrainAttribute) -> Labelled:
     """The states of beginnings of the model's answers to a prompt, with the answers' labels."""
-    states, good = [], []
+    states, labels = [], []
     for text in answers_to(lm, ids, config):
         label = config.condition.label(tuple(text), lm.engine.eos, lm.decode)
-        found = lm.driver.run(partial(states_of, lm.models["target"], ids, text))
-        states.append(found)
-        good.append(torch.full((len(found),), float(label)))
-    return torch.cat(states), torch.cat(good)
+        text_states = lm.driver.run(partial(beginning_states, lm.models["target"], ids, text))
+        states.append(text_states)
+        labels.append(torch.full((len(text_states),), float(label)))
+    return torch.cat(states), torch.cat(labels)
 
 
-def train(
+def train_attribute(
     lm: LM, prompts: Sequence[Any], out: Path, config: TrainAttribute, tell: Tell
 ) -> dict[str, Any]:
     """Writes the classifier to a file; returns what came of it.
@@ -108,37 +108,47 @@ def train(
     target = lm.models["target"]
     if "taps" not in target.caps:
         cure = "use another model"
-        raise Unsupported.missing("train attribute", target.name, "hidden states", cure)
-    found: list[Labelled] = []
-    order = list(prompts)
-    random.Random(config.seed).shuffle(order)
-    for number, prompt in enumerate(order):
-        tell("answering", number, len(order))
+        raise Unsupported.missing_capability("train attribute", target.name, "hidden states", cure)
+    labelled_prompts: list[Labelled] = []
+    prompt_order = list(prompts)
+    random.Random(config.seed).shuffle(prompt_order)
+    for prompt_number, prompt in enumerate(prompt_order):
+        tell("answering", prompt_number, len(prompt_order))
         try:
-            found.append(labelled(lm, prompt_ids(lm, prompt), config))
+            labelled_prompts.append(label_beginnings(lm, prompt_ids(lm, prompt), config))
         except PromptTooLong:
             continue
-    held, choosing = found[::PARTS], found[1::PARTS]
-    learnt = [one for number, one in enumerate(found) if number % PARTS > 1]
-    parts = [joined(some) for some in (learnt, choosing, held) if some]
-    if len(parts) < 3 or not all(0 < float(good.mean()) < 1 for _, good in parts):
+    held_back, choosing = labelled_prompts[::PARTS], labelled_prompts[1::PARTS]
+    learnt = [
+        labelled
+        for prompt_number, labelled in enumerate(labelled_prompts)
+        if prompt_number % PARTS > 1
+    ]
+    parts = [
+        join_labelled(labelled_part)
+        for labelled_part in (learnt, choosing, held_back)
+        if labelled_part
+    ]
+    if len(parts) < 3 or not all(0 < float(labels.mean()) < 1 for _, labels in parts):
         raise BadConfig(
-            f"{len(found)} prompts gave texts, too few to learn from, to choose by and to hold "
-            "back with both kinds in each: give more prompts, or another condition"
+            f"{len(labelled_prompts)} prompts gave texts, too few to learn from, to choose by and "
+            "to hold back with both kinds in each: give more prompts, or another condition"
         )
     tell("fitting", 0, 1)
-    best = chosen(parts[0], parts[1])
-    mark = norm_mark(target)
-    save(LinearJudge(best.weight.float(), best.bias.float(), frozenset(), mark), out)
-    every = joined(found)[1]
+    judge = choose_judge(parts[0], parts[1])
+    target_mark = norm_mark(target)
+    save_judge(LinearJudge(judge.weight.float(), judge.bias.float(), frozenset(), target_mark), out)
+    all_labels = join_labelled(labelled_prompts)[1]
     return {
-        "prompts": len(found),
-        "beginnings": len(every),
-        "good": float(every.mean()),
-        "strength": best.strength,
-        "auc": best.rank(*parts[2]),
+        "prompts": len(labelled_prompts),
+        "beginnings": len(all_labels),
+        "good": float(all_labels.mean()),
+        "strength": judge.strength,
+        "auc": judge.rank(*parts[2]),
     }
 
 
-def joined(some: Sequence[Labelled]) -> Labelled:
-    return torch.cat([states for states, _ in some]), torch.cat([good for _, good in some])
+def join_labelled(labelled_parts: Sequence[Labelled]) -> Labelled:
+    return torch.cat([states for states, _ in labelled_parts]), torch.cat(
+        [labels for _, labels in labelled_parts]
+    )

@@ -26,11 +26,11 @@ import torch
 import torch.nn.functional as F
 
 from foretell.errors import BadConfig
-from foretell.models.decoder.blockffn import BlockFFNConfig, BlockFFNForCausalLM, routers
-from foretell.ops.expert_blocks import AdaptiveWeight, chunk_loss, locality_loss, sparsity
+from foretell.models.decoder.blockffn import BlockFFNConfig, BlockFFNForCausalLM, watch_routers
+from foretell.ops.expert_blocks import AdaptiveWeight, block_sparsity, chunk_loss, locality_loss
 from foretell.ops.files import write_text
-from foretell.train.corpus import prepare
-from foretell.train.lm import Run, check_heads, export, loss_of
+from foretell.train.corpus import prepare_corpus
+from foretell.train.lm import Run, check_heads, export_model, text_loss
 
 GROUPS = (1, 2, 4, 8, 16, 32, 64)  # successive tokens whose union is reported
 
@@ -88,7 +88,7 @@ class TrainBlockFFN:
         return self.context
 
 
-def build(config: TrainBlockFFN, end: int) -> BlockFFNForCausalLM:
+def build_blockffn(config: TrainBlockFFN, end: int) -> BlockFFNForCausalLM:
     """A random model with tied embeddings, float32."""
     torch.manual_seed(config.seed)
     return BlockFFNForCausalLM(
@@ -119,15 +119,15 @@ class BlocksRun(Run):
         super().__init__(folder, config, model, layers)
 
     def loss(self, model: Any, teacher: Any, ids: torch.Tensor) -> torch.Tensor:
-        """Of ids (B, context + 1): that of the text, and the means over layers of the others."""
+        """Loss of ids (B, context + 1): the text's, and the means over layers of the others."""
         c = self.config
-        with routers() as seen:
-            total = loss_of(model, teacher, ids)
+        with watch_routers() as router_logits:
+            total = text_loss(model, teacher, ids)
         if c.locality_weight:
-            parts = [locality_loss(logits, c.steepness) for logits in seen]
+            parts = [locality_loss(logits, c.steepness) for logits in router_logits]
             total = total + c.locality_weight * torch.stack(parts).mean()
         if c.chunk_weight:
-            chunk = torch.stack([chunk_loss(logits, c.chunk) for logits in seen]).mean()
+            chunk = torch.stack([chunk_loss(logits, c.chunk) for logits in router_logits]).mean()
             total = total + self.weight.value * chunk
             self.chunks.append(float(chunk.detach()))
         return total
@@ -135,10 +135,10 @@ class BlocksRun(Run):
     def update(self) -> None:
         super().update()
         if self.chunks:
-            self.weight.note(float(np.mean(self.chunks)))
+            self.weight.note_loss(float(np.mean(self.chunks)))
             self.chunks = []
 
-    def extra(self) -> dict[str, torch.Tensor]:
+    def extra_state(self) -> dict[str, torch.Tensor]:
         return {"chunk_weight": self.weight.state}
 
     def take_extra(self, extra: dict[str, torch.Tensor]) -> None:
@@ -146,27 +146,31 @@ class BlocksRun(Run):
 
 
 @torch.no_grad()
-def measured(model: Any, texts: torch.Tensor) -> dict[str, Any]:
-    """Of texts (n, length + 1): nats a token, perplexity, and the shares of blocks that a token,
-    or a group of successive ones, does not activate, on the mean of all layers.
+def measure_texts(model: Any, texts: torch.Tensor) -> dict[str, Any]:
+    """Measures texts (n, length + 1): nats a token, perplexity, and the shares of blocks that a
+    token, or a group of successive ones, does not activate, on the mean of all layers.
     """
-    nats: list[float] = []
+    text_nats: list[float] = []
     shares: dict[int, list[float]] = {size: [] for size in GROUPS if size < texts.shape[1]}
     for text in texts:
-        with routers() as seen:
+        with watch_routers() as router_logits:
             rows = model(input_ids=text[None, :-1]).logits[0]
-        nats.append(float(F.cross_entropy(rows.float(), text[1:])))
-        for size, found in shares.items():
-            found.append(float(np.mean([sparsity(logits[0] > 0, size) for logits in seen])))
-    mean = float(np.mean(nats))
+        text_nats.append(float(F.cross_entropy(rows.float(), text[1:])))
+        for size, size_shares in shares.items():
+            size_shares.append(
+                float(np.mean([block_sparsity(logits[0] > 0, size) for logits in router_logits]))
+            )
+    mean = float(np.mean(text_nats))
     return {
         "loss": round(mean, 5),
         "perplexity": round(math.exp(mean), 4),
-        "sparsity": {str(size): round(float(np.mean(found)), 4) for size, found in shares.items()},
+        "sparsity": {
+            str(size): round(float(np.mean(size_shares)), 4) for size, size_shares in shares.items()
+        },
     }
 
 
-def train(
+def train_blockffn(
     corpus: Path,
     out: Path,
     config: TrainBlockFFN,
@@ -177,29 +181,31 @@ def train(
     """Trains until `config.tokens` are seen, saving every `save_every` seconds; writes OUT/model
     and OUT/report.json, and returns the report. Raises BadConfig.
     """
-    info = prepare(corpus, sources, config.vocab_size)
-    held = np.fromfile(corpus / "heldout.bin", dtype=np.uint16).astype(np.int64)
-    size = config.context + 1
-    if len(held) < size:
+    corpus_record = prepare_corpus(corpus, sources, config.vocab_size)
+    heldout_tokens = np.fromfile(corpus / "heldout.bin", dtype=np.uint16).astype(np.int64)
+    window_size = config.context + 1
+    if len(heldout_tokens) < window_size:
         raise BadConfig(
-            f"the texts are too few: {len(held)} tokens are held out, and context="
+            f"the texts are too few: {len(heldout_tokens)} tokens are held out, and context="
             f"{config.context} needs one more than that; give more"
         )
     out.mkdir(parents=True, exist_ok=True)
-    data = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
-    model = build(config, end=0)
+    train_tokens = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
+    model = build_blockffn(config, end=0)
     run = BlocksRun(out, config, model, model.model.layers)
-    run.through(lambda: run.advance(data, None, run.loss), save_every, quiet)
+    run.run_steps(lambda: run.advance(train_tokens, None, run.loss), save_every, quiet)
     model.eval()
-    export(model, corpus, out / "model")
-    texts = torch.from_numpy(held[: len(held) // size * size]).view(-1, size)
-    places = np.linspace(0, len(texts) - 1, min(config.windows, len(texts))).astype(int)
+    export_model(model, corpus, out / "model")
+    texts = torch.from_numpy(
+        heldout_tokens[: len(heldout_tokens) // window_size * window_size]
+    ).view(-1, window_size)
+    window_numbers = np.linspace(0, len(texts) - 1, min(config.windows, len(texts))).astype(int)
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "tokens_seen": config.steps * config.batch,
-        "heldout": measured(model, texts[places]),
+        "heldout": measure_texts(model, texts[window_numbers]),
         "chunk_weight": round(run.weight.value, 6),
-        "corpus": info,
+        "corpus": corpus_record,
         "settings": asdict(config),
     }
     write_text(out / "report.json", json.dumps(report, indent=1))

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from foretell.errors import BadConfig, BadFile, first_line
-from foretell.ops.parsing import json_of
+from foretell.errors import BadConfig, BadFile, first_message_line
+from foretell.ops.parsing import parse_json
 
 END = "<|endoftext|>"
 PIECE = 1 << 24  # tokens that are looked through at a time
@@ -33,14 +33,14 @@ SUFFIXES = {".py", ".rst", ".md", ".txt"}
 SPLIT = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def documents(source: str) -> Iterator[tuple[str, str]]:
+def read_documents(source: str) -> Iterator[tuple[str, str]]:
     """Yields (name, text) of one source. Raises BadConfig when it does not exist."""
     if source in ("stdlib", "stdlib-tests"):
         root = Path(sysconfig.get_paths()["stdlib"])
         for path in sorted(root.rglob("*.py")):
-            parts = set(path.relative_to(root).parts)
-            tests = bool({"test", "tests", "idle_test"} & parts)
-            if not {"site-packages", "lib2to3", "pydoc_data"} & parts and tests == (
+            path_parts = set(path.relative_to(root).parts)
+            is_test = bool({"test", "tests", "idle_test"} & path_parts)
+            if not {"site-packages", "lib2to3", "pydoc_data"} & path_parts and is_test == (
                 source == "stdlib-tests"
             ):
                 yield (
@@ -57,7 +57,7 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
     if path.is_dir():
         for file in sorted(p for p in path.rglob("*") if p.is_file()):
             if file.suffix == ".jsonl":
-                yield from documents(str(file))
+                yield from read_documents(str(file))
             elif file.suffix in SUFFIXES:
                 yield (
                     f"{path.name}/{file.relative_to(path)}",
@@ -67,7 +67,7 @@ def documents(source: str) -> Iterator[tuple[str, str]]:
         with path.open("rb") as lines:
             for number, line in enumerate(lines):
                 try:
-                    row = json_of(line)
+                    row = parse_json(line)
                 except UnicodeDecodeError:
                     raise BadConfig(
                         f"--text {source}: line {number + 1} is not UTF-8; "
@@ -95,17 +95,17 @@ def held_out(name: str, share: float) -> bool:
     return int(hashlib.sha256(name.encode()).hexdigest()[:8], 16) < share * 2**32
 
 
-def without_boilerplate(text: str, seen: Counter[int], limit: int = 2) -> str:
+def without_boilerplate(text: str, seen_counts: Counter[int], limit: int = 2) -> str:
     """Drops long paragraphs that already stood in `limit` earlier documents (templates, licence
     headers).
     """
-    kept = []
+    kept_parts = []
     for part in text.split("\n\n"):
-        key = hash(part.strip())
-        seen[key] += len(part) > 80
-        if seen[key] <= limit:
-            kept.append(part)
-    return "\n\n".join(kept)
+        part_hash = hash(part.strip())
+        seen_counts[part_hash] += len(part) > 80
+        if seen_counts[part_hash] <= limit:
+            kept_parts.append(part)
+    return "\n\n".join(kept_parts)
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
@@ -129,7 +129,7 @@ def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
     return tokenizer
 
 
-def prepare(
+def prepare_corpus(
     out: Path,
     sources: list[str],
     vocab_size: int,
@@ -140,80 +140,83 @@ def prepare(
     returns the last.
     """
     out.mkdir(parents=True, exist_ok=True)
-    record = out / "corpus.json"
-    if record.exists():
-        done = _made(out, record)
-        if done["sources"] == sources and done["vocab_size"] == vocab_size:
-            return done
+    record_path = out / "corpus.json"
+    if record_path.exists():
+        earlier_record = _read_corpus(out, record_path)
+        if earlier_record["sources"] == sources and earlier_record["vocab_size"] == vocab_size:
+            return earlier_record
         raise BadConfig(
-            f"{out} holds a corpus made from {done['sources']}; choose another --out or delete it"
+            f"{out} holds a corpus made from {earlier_record['sources']}; "
+            "choose another --out or delete it"
         )
-    seen: Counter[int] = Counter()
-    train: list[tuple[str, int]] = []
-    kept: list[tuple[str, str]] = []
+    seen_counts: Counter[int] = Counter()
+    train_texts: list[tuple[str, int]] = []
+    heldout_texts: list[tuple[str, str]] = []
     for spec in sources:
         source, _, times = spec.partition("*")
-        for name, text in documents(source):
+        for name, text in read_documents(source):
             if held_out(name, share):
-                kept.append((name, text))
-            elif text := without_boilerplate(text, seen):
-                train.append((text, int(times or 1)))
+                heldout_texts.append((name, text))
+            elif text := without_boilerplate(text, seen_counts):
+                train_texts.append((text, int(times or 1)))
     if tokenizer is not None:  # of the model that is trained on, or taught from
-        coder = Tokenizer.from_file(str(tokenizer))
+        text_tokenizer = Tokenizer.from_file(str(tokenizer))
     else:
-        coder = train_tokenizer((text for text, _ in train), vocab_size)
-    end = coder.token_to_id(END)
+        text_tokenizer = train_tokenizer((text for text, _ in train_texts), vocab_size)
+    end_token = text_tokenizer.token_to_id(END)
     counts = {"train": 0, "heldout": 0}
     order = np.random.default_rng(0)
-    copies = [text for text, times in train for _ in range(times)]
+    copies = [text for text, times in train_texts for _ in range(times)]
     shuffled = [copies[i] for i in order.permutation(len(copies))]
-    for part, texts in (("train", shuffled), ("heldout", [text for _, text in kept])):
-        with (out / f"{part}.bin").open("wb") as file:
+    for part_name, texts in (("train", shuffled), ("heldout", [text for _, text in heldout_texts])):
+        with (out / f"{part_name}.bin").open("wb") as file:
             for start in range(0, len(texts), 256):
-                for code in coder.encode_batch(texts[start : start + 256]):
-                    ids = np.array([end, *code.ids], dtype=np.uint16)
-                    counts[part] += len(ids)
+                for code in text_tokenizer.encode_batch(texts[start : start + 256]):
+                    ids = np.array([end_token, *code.ids], dtype=np.uint16)
+                    counts[part_name] += len(ids)
                     file.write(ids.tobytes())
     with (out / "heldout.jsonl").open("w") as file:
-        for name, text in kept:
+        for name, text in heldout_texts:
             file.write(json.dumps({"name": name, "text": text}) + "\n")
-    coder.save(str(out / "tokenizer.json"))
+    text_tokenizer.save(str(out / "tokenizer.json"))
     info: dict[str, object] = {
         "sources": sources,
         "vocab_size": vocab_size,
         "train_documents": len(copies),
         "train_tokens": counts["train"],
-        "heldout_documents": len(kept),
+        "heldout_documents": len(heldout_texts),
         "heldout_tokens": counts["heldout"],
-        "heldout_bytes": sum(len(text.encode()) for _, text in kept),
+        "heldout_bytes": sum(len(text.encode()) for _, text in heldout_texts),
     }
-    record.write_text(json.dumps(info, indent=1))
+    record_path.write_text(json.dumps(info, indent=1))
     return info
 
 
-def _made(out: Path, record: Path) -> dict[str, object]:
-    """What is said of a corpus that was made before. Raises BadFile where its files are not it."""
+def _read_corpus(out: Path, record: Path) -> dict[str, object]:
+    """Returns the record of a corpus that is there. Raises BadFile where files do not fit it."""
     try:
-        done: dict[str, Any] = json_of(record.read_text("utf-8"))
+        corpus_record: dict[str, Any] = parse_json(record.read_text("utf-8"))
         vocab = Tokenizer.from_file(str(out / "tokenizer.json")).get_vocab_size()
-        for part in ("train", "heldout"):
-            path, count = out / f"{part}.bin", done[f"{part}_tokens"]
+        for part_name in ("train", "heldout"):
+            path, count = out / f"{part_name}.bin", corpus_record[f"{part_name}_tokens"]
             if path.stat().st_size != 2 * count:
                 raise ValueError(f"{path.name} has {path.stat().st_size} bytes, not {2 * count}")
             # By pieces: it may be larger than memory.
             ids = np.memmap(path, np.uint16, "r") if count else np.empty(0, np.uint16)
-            for first in range(0, count, PIECE):
-                if int(ids[first : first + PIECE].max()) >= vocab:
+            for first_token in range(0, count, PIECE):
+                if int(ids[first_token : first_token + PIECE].max()) >= vocab:
                     raise ValueError(f"{path.name} has tokens beyond its tokenizer's {vocab}")
         lines = (out / "heldout.jsonl").read_text("utf-8").splitlines()
-        rows = [json_of(line) for line in lines]
-        if len(rows) != done["heldout_documents"] or not all(
+        rows = [parse_json(line) for line in lines]
+        if len(rows) != corpus_record["heldout_documents"] or not all(
             isinstance(row[name], str) for row in rows for name in ("name", "text")
         ):
-            raise ValueError(f"heldout.jsonl has not its {done['heldout_documents']} texts")
-        if not {"sources", "vocab_size"} <= done.keys():
+            raise ValueError(
+                f"heldout.jsonl has not its {corpus_record['heldout_documents']} texts"
+            )
+        if not {"sources", "vocab_size"} <= corpus_record.keys():
             raise ValueError("it says not what it was made of")
     except Exception as error:  # tokenizers raises nothing more special
-        what = f"its files are damaged ({first_line(error)})"
-        raise BadFile(f"{record}: {what}; delete the folder, and it is made again") from error
-    return done
+        complaint = f"its files are damaged ({first_message_line(error)})"
+        raise BadFile(f"{record}: {complaint}; delete the folder, and it is made again") from error
+    return corpus_record

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Iterator
 from itertools import pairwise
 
-from foretell.train.corpus import documents, held_out
+from foretell.train.corpus import held_out, read_documents
 
 SHORTEST, LONGEST = 5, 40  # words of a sentence
 ENDS = re.compile(r"(?<=[.!?])\s+(?=[A-Z])")  # between two sentences
@@ -28,24 +28,24 @@ for keys in ROWS:
         NEIGHBOURS[right] = NEIGHBOURS.get(right, "") + left
 
 
-def sentences(sources: list[str], share: float) -> Iterator[tuple[str, bool]]:
+def read_sentences(sources: list[str], share: float) -> Iterator[tuple[str, bool]]:
     """(sentence, whether its document is held back), each sentence once. Raises BadConfig.
 
     `sources`: as of corpus.documents; `share`: of the documents that are held back.
     """
-    seen: set[str] = set()
+    seen_sentences: set[str] = set()
     for source in sources:
-        for name, text in documents(source):
-            back = held_out(name, share)
-            for sentence in split(prose(name, text)):
-                if sentence not in seen:
-                    seen.add(sentence)
-                    yield sentence, back
+        for name, text in read_documents(source):
+            is_held_back = held_out(name, share)
+            for sentence in split_sentences(prose_paragraphs(name, text)):
+                if sentence not in seen_sentences:
+                    seen_sentences.add(sentence)
+                    yield sentence, is_held_back
 
 
-def prose(name: str, text: str) -> list[str]:
+def prose_paragraphs(name: str, text: str) -> list[str]:
     """The paragraphs of a document; of a Python source those of its docstrings."""
-    parts = [text]
+    doc_texts = [text]
     if name.endswith(".py"):
         try:
             with warnings.catch_warnings():
@@ -53,14 +53,14 @@ def prose(name: str, text: str) -> list[str]:
                 tree = ast.parse(text)
         except (SyntaxError, ValueError):
             return []
-        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-        nodes = [node for node in ast.walk(tree) if isinstance(node, kinds)]
-        parts = [ast.get_docstring(node) or "" for node in nodes]
-    return [paragraph for part in parts for paragraph in part.split("\n\n")]
+        doc_kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        doc_nodes = [node for node in ast.walk(tree) if isinstance(node, doc_kinds)]
+        doc_texts = [ast.get_docstring(node) or "" for node in doc_nodes]
+    return [paragraph for part in doc_texts for paragraph in part.split("\n\n")]
 
 
-def split(paragraphs: list[str]) -> Iterator[str]:
-    """The sentences among them: plain words with their punctuation, neither short nor long."""
+def split_sentences(paragraphs: list[str]) -> Iterator[str]:
+    """Yields sentences of paragraphs: plain words with punctuation, neither short nor long."""
     for paragraph in paragraphs:
         for sentence in ENDS.split(" ".join(paragraph.split())):
             words = sentence.count(" ") + 1
@@ -68,34 +68,34 @@ def split(paragraphs: list[str]) -> Iterator[str]:
                 yield sentence
 
 
-def spoiled(sentence: str, rate: float, seed: int, round: int = 0) -> str:
+def spoil_sentence(sentence: str, rate: float, seed: int, round: int = 0) -> str:
     """The sentence with mistakes: each of its words has one with chance `rate`."""
-    draw = random.Random(f"{seed} {round} {sentence}")
+    generator = random.Random(f"{seed} {round} {sentence}")
     words = []
     for word in sentence.split(" "):
-        if draw.random() >= rate:
+        if generator.random() >= rate:
             words.append(word)
             continue
-        kind = draw.random()
-        if kind < 0.2:
+        chance = generator.random()
+        if chance < 0.2:
             continue  # left out
-        if kind < 0.3:
+        if chance < 0.3:
             words.append(word)
             words.append(word)
         else:
-            words.append(mistyped(word, draw))
+            words.append(mistype_word(word, generator))
     return " ".join(words) or sentence
 
 
-def mistyped(word: str, draw: random.Random) -> str:
+def mistype_word(word: str, generator: random.Random) -> str:
     """The word with one slip of a finger."""
-    at = draw.randrange(len(word))
-    before, letter, behind = word[:at], word[at], word[at + 1 :]
-    kind = draw.randrange(4)
-    if kind == 0 and behind:
-        return before + behind[0] + letter + behind[1:]
-    if kind == 1 and len(word) > 1:
-        return before + behind
-    if kind == 2 and letter in NEIGHBOURS:
-        return before + draw.choice(NEIGHBOURS[letter]) + behind
-    return before + letter + letter + behind
+    position = generator.randrange(len(word))
+    preceding, letter, following = word[:position], word[position], word[position + 1 :]
+    mistake_kind = generator.randrange(4)
+    if mistake_kind == 0 and following:
+        return preceding + following[0] + letter + following[1:]
+    if mistake_kind == 1 and len(word) > 1:
+        return preceding + following
+    if mistake_kind == 2 and letter in NEIGHBOURS:
+        return preceding + generator.choice(NEIGHBOURS[letter]) + following
+    return preceding + letter + letter + following

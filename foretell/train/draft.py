@@ -33,13 +33,13 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from foretell.drafters.model.exit_table import FIELD, checked
+from foretell.drafters.model.exit_table import FIELD, check_exits
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
 from foretell.train import recipes
-from foretell.train.answers import Text, read
+from foretell.train.answers import Text, read_texts
 from foretell.train.lm import Run, begin_with, check_heads, read_model
-from foretell.train.objectives import Objective, divergence, furthest_behind, objective
+from foretell.train.objectives import Objective, divergence, furthest_behind, objective_named
 from foretell.train.processes import Processes
 
 if TYPE_CHECKING:
@@ -79,8 +79,8 @@ class TrainDraft:
         sizes = ("hidden", "layers", "heads", "kv_heads", "intermediate", "context", "common")
         rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
         ranges = {**recipes.OF_RUNS, **dict.fromkeys(sizes, recipes.SIZE), **rates}
-        recipes.check(self, {**ranges, "sampled": (0, 1 << 40), "keep": (REST, 1)})
-        objective(self.objective)
+        recipes.check_ranges(self, {**ranges, "sampled": (0, 1 << 40), "keep": (REST, 1)})
+        objective_named(self.objective)
         check_heads(self.hidden, self.heads, self.kv_heads)
         self.exit_layers  # noqa: B018
         recipes.check_batches(self)
@@ -91,16 +91,18 @@ class TrainDraft:
 
     @property
     def exit_layers(self) -> tuple[int, ...]:
-        """Where it learns, the last layer included. Raises BadConfig."""
+        """Layers behind which the model learns, the last one included. Raises BadConfig."""
         try:
             exits = [int(part) for part in self.exits.split(",") if part.strip()]
         except ValueError:
-            allowed = f"numbers of layers below {self.layers} with commas between, as in 2,4"
-            raise BadConfig.field("exits", self.exits, allowed) from None
-        return checked("exits", exits, self.layers)
+            allowed_values = f"numbers of layers below {self.layers} with commas between, as in 2,4"
+            raise BadConfig.field("exits", self.exits, allowed_values) from None
+        return check_exits("exits", exits, self.layers)
 
 
-def build(config: TrainDraft, embeddings: torch.Tensor, ends: Sequence[int]) -> LlamaForCausalLM:
+def new_draft(
+    config: TrainDraft, embeddings: torch.Tensor, ends: Sequence[int]
+) -> LlamaForCausalLM:
     """A Llama with tied embeddings, float32, that begin as the target's (V, E) projected."""
     torch.manual_seed(config.seed)
     model = LlamaForCausalLM(
@@ -120,22 +122,22 @@ def build(config: TrainDraft, embeddings: torch.Tensor, ends: Sequence[int]) -> 
         )
     )
     with torch.no_grad():
-        model.get_input_embeddings().weight.copy_(projected(embeddings, config.hidden))
+        model.get_input_embeddings().weight.copy_(project_embeddings(embeddings, config.hidden))
     return model
 
 
-def projected(embeddings: torch.Tensor, width: int) -> torch.Tensor:
+def project_embeddings(embeddings: torch.Tensor, width: int) -> torch.Tensor:
     """(V, E) -> (V, width), along the directions in which they differ most, of a scale at which
     the products with normed states are about 1.
     """
-    wide = embeddings.float()
-    if width < wide.shape[1]:
-        wide = wide - wide.mean(0)
-        _, directions = torch.linalg.eigh(wide.T @ wide)
-        wide = wide @ directions[:, -width:]
-    elif width > wide.shape[1]:
-        raise BadConfig.field("hidden", width, f"at most the target's {wide.shape[1]}")
-    return wide / wide.norm(dim=1).mean()
+    centred = embeddings.float()
+    if width < centred.shape[1]:
+        centred = centred - centred.mean(0)
+        _, directions = torch.linalg.eigh(centred.T @ centred)
+        centred = centred @ directions[:, -width:]
+    elif width > centred.shape[1]:
+        raise BadConfig.field("hidden", width, f"at most the target's {centred.shape[1]}")
+    return centred / centred.norm(dim=1).mean()
 
 
 class Texts:
@@ -145,25 +147,26 @@ class Texts:
         self.train: list[Text] = []
         self.held_back: list[Text] = []
         for file in files:
-            for text in read(file):
+            for text in read_texts(file):
                 room = window - text.prompt
                 if room < 8:
                     continue
-                length = text.prompt + min(room, len(text.best))
-                short = Text(
-                    text.tokens[:length], text.prompt, text.best[:room], text.logprobs[:room]
+                length = text.prompt + min(room, len(text.top_tokens))
+                cut_text = Text(
+                    text.tokens[:length], text.prompt, text.top_tokens[:room], text.logprobs[:room]
                 )
-                seen = len(self.train) + len(self.held_back)
-                (self.held_back if seen % HELD_BACK == 0 else self.train).append(short)
+                text_count = len(self.train) + len(self.held_back)
+                (self.held_back if text_count % HELD_BACK == 0 else self.train).append(cut_text)
         if not self.train or not self.held_back:
             raise BadConfig("there are too few answers to train on; give more prompts")
 
     def commonest(self, count: int, vocab: int) -> torch.Tensor:
         """The tokens that have most of the target's probability, ascending."""
-        mass = np.zeros(vocab)
+        token_mass = np.zeros(vocab)
         for text in self.train:
-            np.add.at(mass, text.best.ravel(), np.exp(text.logprobs.astype(np.float32)).ravel())
-        return torch.from_numpy(np.sort(np.argsort(-mass, kind="stable")[:count]))
+            probs = np.exp(text.logprobs.astype(np.float32))
+            np.add.at(token_mass, text.top_tokens.ravel(), probs.ravel())
+        return torch.from_numpy(np.sort(np.argsort(-token_mass, kind="stable")[:count]))
 
 
 @dataclass
@@ -175,67 +178,67 @@ class Batch:
 
     ids: torch.Tensor
     places: torch.Tensor
-    best: torch.Tensor
+    top_tokens: torch.Tensor
     chances: torch.Tensor
     labels: torch.Tensor
 
     @property
     def laws(self) -> torch.Tensor:
         """(m, K + 1): the target's, of its best tokens and of all others together."""
-        return torch.cat([self.chances, rest(self.chances)[:, None]], 1)
+        return torch.cat([self.chances, remaining_mass(self.chances)[:, None]], 1)
 
     def to(self, device: torch.device) -> Batch:
-        parts = (self.ids, self.places, self.best, self.chances, self.labels)
+        parts = (self.ids, self.places, self.top_tokens, self.chances, self.labels)
         return Batch(*(part.to(device) for part in parts))
 
 
-def block(texts: Sequence[Text]) -> Batch:
-    length = -(-max(len(text.tokens) for text in texts) // ROUND) * ROUND
-    ids = np.zeros((len(texts), length), np.int64)
-    places = []
+def make_batch(texts: Sequence[Text]) -> Batch:
+    padded_length = -(-max(len(text.tokens) for text in texts) // ROUND) * ROUND
+    ids = np.zeros((len(texts), padded_length), np.int64)
+    place_rows = []
     for row, text in enumerate(texts):
         ids[row, : len(text.tokens)] = text.tokens
-        places.append(row * length + np.arange(text.prompt - 1, len(text.tokens) - 1))
-    best = np.concatenate([text.best for text in texts]).astype(np.int64)
+        place_rows.append(row * padded_length + np.arange(text.prompt - 1, len(text.tokens) - 1))
+    top_tokens = np.concatenate([text.top_tokens for text in texts]).astype(np.int64)
     chances = np.exp(np.concatenate([text.logprobs for text in texts]).astype(np.float32))
-    places_of = np.concatenate(places)
-    same = best == ids.ravel()[places_of + 1][:, None]
-    labels = np.where(same.any(1), same.argmax(1), -1)
-    return Batch(*map(torch.from_numpy, (ids, places_of, best, chances, labels)))
+    places_of = np.concatenate(place_rows)
+    is_label = top_tokens == ids.ravel()[places_of + 1][:, None]
+    labels = np.where(is_label.any(1), is_label.argmax(1), -1)
+    return Batch(*map(torch.from_numpy, (ids, places_of, top_tokens, chances, labels)))
 
 
-def rest(chances: torch.Tensor) -> torch.Tensor:
+def remaining_mass(chances: torch.Tensor) -> torch.Tensor:
     """(m, K) -> (m,): what is left for the other tokens."""
     return (1 - chances.sum(-1)).clamp_min(REST)
 
 
-def blocks(lengths: Sequence[int], size: int, seed: int) -> list[list[int]]:
-    """The numbers of texts of these lengths in groups of about `size` tokens, filled up, each of
-    texts of about the same length; groups in random order.
+def group_lengths(lengths: Sequence[int], max_tokens: int, seed: int) -> list[list[int]]:
+    """Numbers of texts of these lengths in groups of about `max_tokens` tokens, filled up, each
+    of texts of about the same length; groups in random order.
     """
-    draw = np.random.default_rng(seed)
-    order = sorted(range(len(lengths)), key=lambda i: lengths[i] + 64 * draw.random())
+    generator = np.random.default_rng(seed)
+    order = sorted(range(len(lengths)), key=lambda i: lengths[i] + 64 * generator.random())
     groups: list[list[int]] = [[]]
     for number in order:
-        width = -(-lengths[number] // ROUND) * ROUND
-        if groups[-1] and (len(groups[-1]) + 1) * width > size:
+        padded_width = -(-lengths[number] // ROUND) * ROUND
+        if groups[-1] and (len(groups[-1]) + 1) * padded_width > max_tokens:
             groups.append([])
         groups[-1].append(number)
-    draw.shuffle(groups)
+    generator.shuffle(groups)
     return groups
 
 
 def states_at(
     model: LlamaForCausalLM, ids: torch.Tensor, exits: Sequence[int]
 ) -> list[torch.Tensor]:
-    """Of each exit the normed states (n, L, E) that leave it; none: of the last layer alone."""
+    """Normed states (n, L, E) that leave each exit; without exits: the last layer."""
     layers = len(model.model.layers)
-    early = any(exit_layer < layers for exit_layer in exits)
-    out = model.model(input_ids=ids, output_hidden_states=early)
+    needs_hidden = any(exit_layer < layers for exit_layer in exits)
+    model_output = model.model(input_ids=ids, output_hidden_states=needs_hidden)
     return [
-        out.last_hidden_state
+        model_output.last_hidden_state
         if exit_layer == layers
-        else model.model.norm(out.hidden_states[exit_layer])
+        else model.model.norm(model_output.hidden_states[exit_layer])
         for exit_layer in exits or (layers,)
     ]
 
@@ -246,48 +249,49 @@ class Vocabulary:
     for so many that its logit counts `scale` more.
     """
 
-    known: torch.Tensor  # (k,), ascending
-    drawn: torch.Tensor  # (s,)
+    known_tokens: torch.Tensor  # (k,), ascending
+    sampled_tokens: torch.Tensor  # (s,)
     scale: float
 
 
-def vocabulary(
-    batch: Batch, common: torch.Tensor, sampled: int, seed: int, size: int
+def step_vocabulary(
+    batch: Batch, common_tokens: torch.Tensor, sampled: int, seed: int, size: int
 ) -> Vocabulary:
     """The commonest tokens, those of a batch's laws, and `sampled` of the others, by `seed`."""
-    needed = torch.zeros(size, dtype=torch.bool)
-    needed[common] = True
-    needed[batch.best.flatten()] = True
-    others = (~needed).nonzero()[:, 0]
-    draw = torch.Generator().manual_seed(seed)
-    chosen = others[torch.randperm(len(others), generator=draw)[:sampled]]
-    scale = float(np.log(len(others) / len(chosen))) if len(chosen) else 0.0
-    return Vocabulary(needed.nonzero()[:, 0], chosen, scale)
+    is_needed = torch.zeros(size, dtype=torch.bool)
+    is_needed[common_tokens] = True
+    is_needed[batch.top_tokens.flatten()] = True
+    other_tokens = (~is_needed).nonzero()[:, 0]
+    generator = torch.Generator().manual_seed(seed)
+    sampled_tokens = other_tokens[torch.randperm(len(other_tokens), generator=generator)[:sampled]]
+    scale = float(np.log(len(other_tokens) / len(sampled_tokens))) if len(sampled_tokens) else 0.0
+    return Vocabulary(is_needed.nonzero()[:, 0], sampled_tokens, scale)
 
 
-def logs_of(
+def exit_logs(
     model: LlamaForCausalLM, batch: Batch, tokens: Vocabulary, exits: Sequence[int] = ()
 ) -> list[torch.Tensor]:
-    """Of each exit the logarithms (m, K + 1) of its law, over what the target's `laws` are of."""
+    """Logarithms (m, K + 1) of each exit's law, over what the target's `laws` are of."""
     weight = model.get_input_embeddings().weight
-    known, drawn = tokens.known.to(weight.device), tokens.drawn.to(weight.device)
-    where = torch.searchsorted(known, batch.best)
-    found = []
+    known_ids = tokens.known_tokens.to(weight.device)
+    sampled_ids = tokens.sampled_tokens.to(weight.device)
+    token_columns = torch.searchsorted(known_ids, batch.top_tokens)
+    exit_rows = []
     with torch.autocast(weight.device.type, dtype=torch.bfloat16):
-        left = [states.flatten(0, 1)[batch.places] for states in states_at(model, batch.ids, exits)]
-        read, also_read = weight[known].T, weight[drawn].T
-        for states in left:
-            logits = (states @ read).float()
+        exit_states = [h.flatten(0, 1)[batch.places] for h in states_at(model, batch.ids, exits)]
+        known_matrix, sampled_matrix = weight[known_ids].T, weight[sampled_ids].T
+        for states in exit_states:
+            logits = (states @ known_matrix).float()
             total = logits.logsumexp(-1)
-            if len(drawn):
-                others = (states @ also_read).float()
-                total = torch.logaddexp(total, others.logsumexp(-1) + tokens.scale)
-            own = logits.gather(1, where) - total[:, None]
-            found.append(torch.cat([own, rest(own.exp()).log()[:, None]], 1))
-    return found
+            if len(sampled_ids):
+                sampled_logits = (states @ sampled_matrix).float()
+                total = torch.logaddexp(total, sampled_logits.logsumexp(-1) + tokens.scale)
+            logs = logits.gather(1, token_columns) - total[:, None]
+            exit_rows.append(torch.cat([logs, remaining_mass(logs.exp()).log()[:, None]], 1))
+    return exit_rows
 
 
-def loss_of(
+def exit_loss(
     model: LlamaForCausalLM,
     batch: Batch,
     tokens: Vocabulary,
@@ -304,44 +308,44 @@ def loss_of(
     """
     batch = batch.to(model.get_input_embeddings().weight.device)
     laws, labels = batch.laws, batch.labels
-    found = logs_of(model, batch, tokens, exits)
-    chosen: list[Any] = [slice(None)] * len(found)
+    exit_rows = exit_logs(model, batch, tokens, exits)
+    learnt_rows: list[Any] = [slice(None)] * len(exit_rows)
     if reference is not None:
         with torch.no_grad():
-            (theirs,) = logs_of(reference, batch, tokens)
-            known = divergence(theirs, laws, labels)
-            lags = [divergence(own.detach(), laws, labels) - known for own in found]
-        chosen = [furthest_behind(lag, keep) for lag in lags]
+            (reference_rows,) = exit_logs(reference, batch, tokens)
+            reference_lag = divergence(reference_rows, laws, labels)
+            lags = [divergence(row.detach(), laws, labels) - reference_lag for row in exit_rows]
+        learnt_rows = [furthest_behind(lag, keep) for lag in lags]
     parts = [
-        loss_by(own[rows], laws[rows], labels[rows]).mean()
-        for own, rows in zip(found, chosen, strict=True)
+        loss_by(row[rows], laws[rows], labels[rows]).mean()
+        for row, rows in zip(exit_rows, learnt_rows, strict=True)
     ]
     return torch.stack(parts).mean()
 
 
 @torch.inference_mode()
-def agreement(
+def exit_agreement(
     model: LlamaForCausalLM, texts: Sequence[Text], size: int, exits: Sequence[int] = ()
 ) -> list[dict[str, float]]:
-    """Of each exit, how many of its tokens the target would take on these texts: its best tokens
-    at temperature 0, and tokens drawn at temperature 1 (a lower bound, by the likeliest tokens).
+    """Share of each exit's tokens that the target would take on these texts: its best tokens at
+    temperature 0, and tokens drawn at temperature 1 (a lower bound, by the likeliest tokens).
     """
     model.eval()
-    places = len(exits) or 1
-    same, drawn, count = [0.0] * places, [0.0] * places, 0
-    for group in blocks([len(text.tokens) for text in texts], size, 0):
-        batch = block([texts[number] for number in group]).to(model.device)
+    exit_count = len(exits) or 1
+    greedy_sums, drawn_sums, count = [0.0] * exit_count, [0.0] * exit_count, 0
+    for group in group_lengths([len(text.tokens) for text in texts], size, 0):
+        batch = make_batch([texts[number] for number in group]).to(model.device)
         count += len(batch.places)
         with torch.autocast(model.device.type, dtype=torch.bfloat16):
             for place, states in enumerate(states_at(model, batch.ids, exits)):
-                rows = states.flatten(0, 1)[batch.places]
-                logits = (rows @ model.get_input_embeddings().weight.T).float()
-                q = logits.softmax(-1).gather(1, batch.best)
-                same[place] += float((logits.argmax(-1) == batch.best[:, 0]).sum())
-                drawn[place] += float(torch.minimum(q, batch.chances).sum())
+                state_rows = states.flatten(0, 1)[batch.places]
+                logits = (state_rows @ model.get_input_embeddings().weight.T).float()
+                q = logits.softmax(-1).gather(1, batch.top_tokens)
+                greedy_sums[place] += float((logits.argmax(-1) == batch.top_tokens[:, 0]).sum())
+                drawn_sums[place] += float(torch.minimum(q, batch.chances).sum())
     model.train()
-    shares = [[round(total / count, 4) for total in totals] for totals in (same, drawn)]
-    return [{"greedy": greedy, "drawn": other} for greedy, other in zip(*shares, strict=True)]
+    shares = [[round(total / count, 4) for total in totals] for totals in (greedy_sums, drawn_sums)]
+    return [{"greedy": greedy, "drawn": sampled} for greedy, sampled in zip(*shares, strict=True)]
 
 
 class TextRun(Run):
@@ -353,27 +357,25 @@ class TextRun(Run):
     def step_on(
         self, lengths: Sequence[int], loss_of: Callable[[list[int], int], torch.Tensor]
     ) -> float:
-        """One optimiser step on texts of these lengths; returns its mean loss.
+        """Takes an optimiser step on texts of these lengths; returns its mean loss.
 
         `loss_of`: the loss of a micro batch, by its texts' numbers and its own number in the run.
         """
-        parts = self.config.batch // self.config.micro
-        total = 0.0
-        for part in self.processes.share(parts):
-            number = self.step * parts + part
-            loss = loss_of(self._group(lengths, number), number) / parts
+        micro_count = self.config.batch // self.config.micro
+        loss_sum = 0.0
+        for micro_number in self.processes.share(micro_count):
+            number = self.step * micro_count + micro_number
+            loss = loss_of(self._group(lengths, number), number) / micro_count
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+            loss_sum += loss.item()
         self.update()
-        return self.processes.total(total)
+        return self.processes.total(loss_sum)
 
     def _group(self, lengths: Sequence[int], number: int) -> list[int]:
-        """The texts of the forward of this number; each round over all of them is in another
-        order.
-        """
+        """Texts of the forward of this number; each round over all is in another order."""
         while len(self.groups) <= number:
             seed = self.config.seed * 1_000 + self.rounds
-            self.groups = [*self.groups, *blocks(lengths, self.config.micro, seed)]
+            self.groups = [*self.groups, *group_lengths(lengths, self.config.micro, seed)]
             self.rounds += 1
         return self.groups[number]
 
@@ -392,22 +394,23 @@ class DraftRun(TextRun):
         super().__init__(folder, config, model, model.model.layers, processes)
         self.reference = reference
 
-    def advance_on(self, texts: Texts, common: torch.Tensor) -> float:
-        """One optimiser step; returns its mean loss."""
+    def advance_on(self, texts: Texts, common_tokens: torch.Tensor) -> float:
+        """Takes an optimiser step; returns its mean loss."""
         config: Any = self.config
-        loss_by = objective(config.objective)
+        loss_by = objective_named(config.objective)
 
         def loss(group: list[int], number: int) -> torch.Tensor:
             seed = config.seed * 1_000_003 + number
-            batch = block([texts.train[index] for index in group])
+            batch = make_batch([texts.train[index] for index in group])
             exits = config.exit_layers
-            tokens = vocabulary(batch, common, config.sampled, seed, self.model.config.vocab_size)
-            return loss_of(self.model, batch, tokens, exits, loss_by, self.reference, config.keep)
+            vocab = self.model.config.vocab_size
+            tokens = step_vocabulary(batch, common_tokens, config.sampled, seed, vocab)
+            return exit_loss(self.model, batch, tokens, exits, loss_by, self.reference, config.keep)
 
         return self.step_on([len(text.tokens) for text in texts.train], loss)
 
 
-def beginning(
+def starting_models(
     lm: LM, config: TrainDraft, init: str | None = None, reference: str | None = None
 ) -> tuple[LlamaForCausalLM, LlamaForCausalLM | None]:
     """The model that a run begins with, and the one beside which it learns, if any. `init`,
@@ -416,24 +419,25 @@ def beginning(
     target: Any = lm.models["target"]
     with torch.inference_mode():
         embeddings = target.embed(range(target.vocab)).float().cpu()
-    model = build(config, embeddings.clone(), lm.engine.eos)
+    model = new_draft(config, embeddings.clone(), lm.engine.eos)
     if init is not None:
         begin_with(model, init)
     if reference is None:
         return model, None
-    known = read_model(reference, "reference")
-    if not isinstance(known, LlamaForCausalLM) or known.config.vocab_size != target.vocab:
+    companion = read_model(reference, "reference")
+    if not isinstance(companion, LlamaForCausalLM) or companion.config.vocab_size != target.vocab:
         raise BadConfig(f"reference={reference}: is no draft model of this target's; train one")
-    ours, theirs = model.state_dict(), known.state_dict()
-    if ours.keys() == theirs.keys() and all(torch.equal(ours[k], theirs[k]) for k in ours):
+    start_weights, reference_weights = model.state_dict(), companion.state_dict()
+    same_names = start_weights.keys() == reference_weights.keys()
+    if same_names and all(torch.equal(p, reference_weights[k]) for k, p in start_weights.items()):
         raise BadConfig(
             f"reference={reference}: is the model that training begins with; give one that is "
             "trained already"
         )
-    return model, known.requires_grad_(False).eval()
+    return model, companion.requires_grad_(False).eval()
 
 
-def train(
+def train_draft(
     lm: LM,
     files: Sequence[Path],
     out: Path,
@@ -456,41 +460,41 @@ def train(
     processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     texts = Texts(files, config.window)
-    common = texts.commonest(config.common, target.vocab)
-    model, known = beginning(lm, config, init, reference)
-    if known is not None:
-        known.to(processes.device)
-    run = DraftRun(out, config, model.to(processes.device), processes, known)
-    run.keep(recipe)
-    run.through(lambda: run.advance_on(texts, common), save_every, quiet)
+    common_tokens = texts.commonest(config.common, target.vocab)
+    model, reference_model = starting_models(lm, config, init, reference)
+    if reference_model is not None:
+        reference_model.to(processes.device)
+    run = DraftRun(out, config, model.to(processes.device), processes, reference_model)
+    run.keep_recipe(recipe)
+    run.run_steps(lambda: run.advance_on(texts, common_tokens), save_every, quiet)
     exits = config.exit_layers
     if config.exits:
         setattr(run.model.config, FIELD, {"layers": list(exits)})
-    if processes.first:
-        export(lm, run.model, out / "model")
-    shares = agreement(run.model, texts.held_back, config.micro, exits)
+    if processes.is_first:
+        export_draft(lm, run.model, out / "model")
+    exit_shares = exit_agreement(run.model, texts.held_back, config.micro, exits)
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "tokens_seen": config.steps * config.batch,
         "answers": len(texts.train),
-        "held_back": shares[-1],
-        "exits": dict(zip(map(str, exits), shares, strict=True)) if config.exits else {},
+        "held_back": exit_shares[-1],
+        "exits": dict(zip(map(str, exits), exit_shares, strict=True)) if config.exits else {},
         "settings": asdict(config),
         "recipe": recipe,
     }
-    if processes.first:
+    if processes.is_first:
         write_text(out / "report.json", json.dumps(report, indent=1))
     processes.wait()
     return report
 
 
-def export(lm: LM, model: LlamaForCausalLM, folder: Path) -> None:
+def export_draft(lm: LM, model: LlamaForCausalLM, folder: Path) -> None:
     """Writes a folder that `foretell.load` and transformers open: bfloat16 safetensors, config,
     tokenizer.
     """
-    keep = {name: p.detach().clone() for name, p in model.state_dict().items()}
+    float_weights = {name: p.detach().clone() for name, p in model.state_dict().items()}
     model.to(torch.bfloat16).save_pretrained(folder, safe_serialization=True)
-    model.to(torch.float32).load_state_dict(keep)
+    model.to(torch.float32).load_state_dict(float_weights)
     tokenizer: Any = lm.tokenizer
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)

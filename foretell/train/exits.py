@@ -24,11 +24,11 @@ import torch
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.drafters.model.exit_table import keep, trained
+from foretell.drafters.model.exit_table import trained_exits, write_exit_table
 from foretell.drafters.model.lazy_layers import LazyLayers
 from foretell.errors import BadConfig
-from foretell.ops.logits import resized
-from foretell.train.answers import Text, read
+from foretell.ops.logits import resize_row
+from foretell.train.answers import Text, read_texts
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -50,7 +50,7 @@ class Seen:
 
     chances: np.ndarray
     greedy: np.ndarray
-    drawn: np.ndarray
+    sampled: np.ndarray
     starts: list[int]
 
 
@@ -66,154 +66,163 @@ class Seconds:
 
 def held_back(files: Sequence[Path], window: int) -> Iterator[Text]:
     """The answers of these files that `foretell train draft` does not learn from."""
-    texts = (text for file in files for text in read(file) if window - text.prompt >= 8)
+    texts = (text for file in files for text in read_texts(file) if window - text.prompt >= 8)
     return itertools.islice(texts, 0, None, HELD_BACK)
 
 
 @torch.inference_mode()
-def rows_of(model: Model, text: Sequence[int], prompt: int) -> list[torch.Tensor]:
-    """Of each exit, of a model without any the last one, the rows (n, V) of the answer behind so
-    many tokens of prompt.
+def exit_rows(model: Model, text: Sequence[int], prompt: int) -> list[torch.Tensor]:
+    """Rows (n, V) of the answer behind `prompt` tokens, of each exit; of a model without exits
+    those of its last layer.
     """
-    tree = TokenTree(int(text[prompt - 1])).chain(int(token) for token in text[prompt:-1])
-    before = [int(token) for token in text[:prompt]]
+    answer_tree = TokenTree(int(text[prompt - 1])).chain(int(token) for token in text[prompt:-1])
+    prompt_tokens = [int(token) for token in text[:prompt]]
     exits = model.exits if isinstance(model, LazyLayers) else (len(model.layout),)
     cache = model.cache()
-    found = []
+    rows_by_exit = []
     for exit_layer in exits:
         layers = tuple(range(exit_layer)) if isinstance(model, LazyLayers) else None
-        job, _ = cache.prepare(Ask(tree, layers=layers), before, len(text))
-        found.append(model.forward([job])[0].logits)
-    return found
+        job, _ = cache.prepare(Ask(answer_tree, layers=layers), prompt_tokens, len(text))
+        rows_by_exit.append(model.forward([job])[0].logits)
+    return rows_by_exit
 
 
-def look(target: Model, draft: LazyLayers, texts: Iterable[Text], window: int) -> Seen:
-    """What the exits and the target say at the answers' tokens."""
-    parts: list[tuple[np.ndarray, ...]] = []
-    starts, size = [], 0
+def look_at_answers(target: Model, draft: LazyLayers, texts: Iterable[Text], window: int) -> Seen:
+    """Measures what the exits and the target say at the answers' tokens."""
+    answer_parts: list[tuple[np.ndarray, ...]] = []
+    starts, token_count = [], 0
     for text in texts:
         tokens = text.tokens[:window].tolist()
         if len(tokens) <= text.prompt or max(tokens) >= draft.vocab:
             continue
-        (said,) = rows_of(target, tokens, text.prompt)
-        p, best = said.softmax(-1), said.argmax(-1)
+        (target_rows,) = exit_rows(target, tokens, text.prompt)
+        p, best_tokens = target_rows.softmax(-1), target_rows.argmax(-1)
         exits = []
-        for rows in rows_of(draft, tokens, text.prompt):
-            q = torch.stack([resized(row, target.vocab) for row in rows]).softmax(-1)
+        for rows in exit_rows(draft, tokens, text.prompt):
+            q = torch.stack([resize_row(row, target.vocab) for row in rows]).softmax(-1)
             chance, token = q.max(-1)
-            exits.append(torch.stack([chance, token == best, torch.minimum(p, q).sum(-1)]))
-        parts.append(tuple(torch.stack(exits, 1).double().cpu().numpy()))
-        starts.append(size)
-        size += len(p)
-    if not parts:
+            exits.append(torch.stack([chance, token == best_tokens, torch.minimum(p, q).sum(-1)]))
+        answer_parts.append(tuple(torch.stack(exits, 1).double().cpu().numpy()))
+        starts.append(token_count)
+        token_count += len(p)
+    if not answer_parts:
         raise BadConfig("there are no answers to measure on; give a folder with some more")
-    chances, greedy, drawn = (np.concatenate(arrays, 1) for arrays in zip(*parts, strict=True))
-    return Seen(chances, greedy, drawn, starts)
+    chances, greedy, sampled = (
+        np.concatenate(arrays, 1) for arrays in zip(*answer_parts, strict=True)
+    )
+    return Seen(chances, greedy, sampled, starts)
 
 
-def promise(
-    seen: Seen, seconds: Seconds, thresholds: Sequence[float], length: int
+def promised_speed(
+    measured: Seen, seconds: Seconds, thresholds: Sequence[float], length: int
 ) -> tuple[float, float, float, list[float]]:
     """(tokens a second, tokens a step at temperature 0, at 1, share of tokens by exit) of drafts of
     `length` tokens.
 
     `thresholds`: of the exits but the last; above 1: it is left out.
     """
-    last = len(seen.chances) - 1
-    used = [*(place for place in range(last) if thresholds[place] <= 1), last]
-    chosen = np.full(seen.chances.shape[1], last)
-    for place in reversed(used[:-1]):
-        chosen = np.where(seen.chances[place] >= thresholds[place], place, chosen)
-    spent = np.cumsum(seconds.draft[tuple(used)])
-    taken = dict(zip(used, spent, strict=True))
-    drafting = length * float(np.mean([taken[place] for place in chosen]))
-    here = np.arange(len(chosen))
-    greedy = 1 + accepted(seen.greedy[chosen, here], seen.starts, length)
-    drawn = 1 + accepted(seen.drawn[chosen, here], seen.starts, length)
-    shares = [float(np.mean(chosen == place)) for place in range(last + 1)]
-    return (greedy + drawn) / 2 / (drafting + seconds.target), greedy, drawn, shares
+    last_exit = len(measured.chances) - 1
+    used_exits = [*(place for place in range(last_exit) if thresholds[place] <= 1), last_exit]
+    chosen_exits = np.full(measured.chances.shape[1], last_exit)
+    for place in reversed(used_exits[:-1]):
+        chosen_exits = np.where(measured.chances[place] >= thresholds[place], place, chosen_exits)
+    spent_seconds = np.cumsum(seconds.draft[tuple(used_exits)])
+    seconds_to = dict(zip(used_exits, spent_seconds, strict=True))
+    draft_seconds = length * float(np.mean([seconds_to[place] for place in chosen_exits]))
+    token_numbers = np.arange(len(chosen_exits))
+    greedy = 1 + mean_accepted(
+        measured.greedy[chosen_exits, token_numbers], measured.starts, length
+    )
+    sampled = 1 + mean_accepted(
+        measured.sampled[chosen_exits, token_numbers], measured.starts, length
+    )
+    shares = [float(np.mean(chosen_exits == place)) for place in range(last_exit + 1)]
+    return (greedy + sampled) / 2 / (draft_seconds + seconds.target), greedy, sampled, shares
 
 
-def accepted(agreed: np.ndarray, starts: Sequence[int], length: int) -> float:
+def mean_accepted(agreements: np.ndarray, starts: Sequence[int], length: int) -> float:
     """The mean number of tokens of a draft that are accepted, over the places where a whole one
-    fits: `agreed` (n,) are the chances of each token, if those before it are.
+    fits: `agreements` (n,) are the chances of each token, if those before it are.
     """
-    total, count = 0.0, 0
-    for start, end in zip(starts, [*starts[1:], len(agreed)], strict=True):
+    accepted_sum, window_count = 0.0, 0
+    for start, end in zip(starts, [*starts[1:], len(agreements)], strict=True):
         if end - start >= length:
-            windows = np.lib.stride_tricks.sliding_window_view(agreed[start:end], length)
-            total += float(np.cumprod(windows, 1).sum())
-            count += len(windows)
-    return total / max(1, count)
+            windows = np.lib.stride_tricks.sliding_window_view(agreements[start:end], length)
+            accepted_sum += float(np.cumprod(windows, 1).sum())
+            window_count += len(windows)
+    return accepted_sum / max(1, window_count)
 
 
-def choices(exits: int) -> Iterator[tuple[float, ...]]:
+def threshold_grid(exits: int) -> Iterator[tuple[float, ...]]:
     """All thresholds that are tried for the exits but the last."""
     return itertools.product((*GRID, OUT), repeat=exits - 1)
 
 
-def best(seen: Seen, seconds: Seconds, length: int) -> tuple[float, ...]:
+def best_thresholds(measured: Seen, seconds: Seconds, length: int) -> tuple[float, ...]:
     """The thresholds of most tokens a second; of equal ones the first, which drafts lowest."""
-    return max(choices(len(seen.chances)), key=lambda one: promise(seen, seconds, one, length)[0])
+    return max(
+        threshold_grid(len(measured.chances)),
+        key=lambda thresholds: promised_speed(measured, seconds, thresholds, length)[0],
+    )
 
 
-def timed(target: Model, draft: Model, exits: Sequence[int], length: int) -> Seconds:
-    """What their forwards take here, medians."""
-    found = {}
-    last = len(exits) - 1
-    for count in range(last + 1):
-        for early in itertools.combinations(range(last), count):
-            used = (*early, last)
-            model = LazyLayers(draft, [exits[place] for place in used], "s2d")
-            found[used] = _forwards(model, model.exits, 1)
-    (verifying,) = _forwards(target, (None,), length + 1)
-    return Seconds(found, verifying)
+def time_forwards(target: Model, draft: Model, exits: Sequence[int], length: int) -> Seconds:
+    """Times forwards of the exits and of the target here; medians."""
+    draft_seconds = {}
+    last_exit = len(exits) - 1
+    for count in range(last_exit + 1):
+        for early_exits in itertools.combinations(range(last_exit), count):
+            used_exits = (*early_exits, last_exit)
+            model = LazyLayers(draft, [exits[place] for place in used_exits], "s2d")
+            draft_seconds[used_exits] = _forward_seconds(model, model.exits, 1)
+    (verifying,) = _forward_seconds(target, (None,), length + 1)
+    return Seconds(draft_seconds, verifying)
 
 
 @torch.inference_mode()
-def _forwards(model: Model, exits: Sequence[int | None], size: int) -> list[float]:
+def _forward_seconds(model: Model, exits: Sequence[int | None], size: int) -> list[float]:
     """Seconds of a forward of `size` tokens up to each exit, behind the one below."""
-    text = [1] * WARM
+    text_tokens = [1] * WARM
     cache = model.cache()
-    taken: list[list[float]] = [[] for _ in exits]
-    for turn in range(ROUNDS + 1):
+    timings: list[list[float]] = [[] for _ in exits]
+    for round_number in range(ROUNDS + 1):
         tree = TokenTree(1).chain(range(2, size + 1))
-        for place, exit_layer in enumerate(exits):
+        for exit_number, exit_layer in enumerate(exits):
             layers = None if exit_layer is None else tuple(range(exit_layer))
             ask = Ask(tree, rows=range(size), layers=layers)
-            job, _ = cache.prepare(ask, text, WARM)
+            job, _ = cache.prepare(ask, text_tokens, WARM)
             start = time.perf_counter()
             model.forward([job])
-            if turn:  # the first one reads the text
-                taken[place].append(time.perf_counter() - start)
-        text = [*text, 1]
-    return [statistics.median(seconds) for seconds in taken]
+            if round_number:  # the first one reads the text
+                timings[exit_number].append(time.perf_counter() - start)
+        text_tokens = [*text_tokens, 1]
+    return [statistics.median(seconds) for seconds in timings]
 
 
-def calibrate(
+def calibrate_exits(
     lm: LM,
     files: Sequence[Path],
     folder: Path,
     length: int = 4,
     window: int = 640,
-    most: int = 64,
+    max_answers: int = 64,
     name: str = "",
     tell: Tell | None = None,
 ) -> dict[str, Any]:
     """Finds the thresholds for `lm`'s target and draft model, writes them into the draft model's
-    `folder`, and returns what stands there. `most`: answers that are measured on.
+    `folder`, and returns what stands there. `max_answers`: answers that are measured on.
 
     Raises BadConfig where the draft model has no exits, or too many.
     """
     target, draft = lm.models["target"], lm.models["draft"]
-    told = trained(draft)
-    if told is None or not 2 <= len(told.layers) <= MOST:
-        what = "no exits" if told is None else f"{len(told.layers)} exits"
+    exit_table = trained_exits(draft)
+    if exit_table is None or not 2 <= len(exit_table.layers) <= MOST:
+        exit_text = "no exits" if exit_table is None else f"{len(exit_table.layers)} exits"
         raise BadConfig(
-            f"{folder}: {draft.name} has {what}, and 2 to {MOST} are needed; "
+            f"{folder}: {draft.name} has {exit_text}, and 2 to {MOST} are needed; "
             "train it with `foretell train draft --exits`"
         )
-    texts = list(itertools.islice(held_back(files, window), most))
+    texts = list(itertools.islice(held_back(files, window), max_answers))
 
     def noted() -> Iterator[Text]:
         for number, text in enumerate(texts):
@@ -221,16 +230,16 @@ def calibrate(
                 tell("reading answers", number, len(texts))
             yield text
 
-    seen = look(target, LazyLayers(draft, told.layers, "s2d"), noted(), window)
-    seconds = timed(target, draft, told.layers, length)
-    thresholds = best(seen, seconds, length)
-    found: dict[str, Any] = {"thresholds": list(thresholds), "length": length}
-    deepest = (OUT,) * (len(told.layers) - 1)
-    for key, one in (("found", thresholds), ("last_exit", deepest)):
-        speed, greedy, drawn, shares = promise(seen, seconds, one, length)
-        numbers = {"tokens_per_s": speed, "greedy": greedy, "drawn": drawn}
-        found[key] = {part: round(value, 4) for part, value in numbers.items()}
+    measured = look_at_answers(target, LazyLayers(draft, exit_table.layers, "s2d"), noted(), window)
+    seconds = time_forwards(target, draft, exit_table.layers, length)
+    thresholds = best_thresholds(measured, seconds, length)
+    record: dict[str, Any] = {"thresholds": list(thresholds), "length": length}
+    deepest = (OUT,) * (len(exit_table.layers) - 1)
+    for key, tried_thresholds in (("found", thresholds), ("last_exit", deepest)):
+        speed, greedy, sampled, shares = promised_speed(measured, seconds, tried_thresholds, length)
+        numbers = {"tokens_per_s": speed, "greedy": greedy, "drawn": sampled}
+        record[key] = {part: round(value, 4) for part, value in numbers.items()}
         if key == "found":
-            found["shares"] = [round(share, 4) for share in shares]
-    keep(folder, target, name or target.name, found)
-    return found
+            record["shares"] = [round(share, 4) for share in shares]
+    write_exit_table(folder, target, name or target.name, record)
+    return record

@@ -31,7 +31,7 @@ from foretell.errors import BadConfig
 from foretell.ops.devices import check_device
 from foretell.ops.files import write_text
 from foretell.train.corpus import END, SPECIALS, train_tokenizer
-from foretell.train.corrections import sentences, spoiled
+from foretell.train.corrections import read_sentences, spoil_sentence
 from foretell.train.lm import Run
 
 PAD, MASK = "<|pad|>", "<|mask|>"
@@ -96,8 +96,8 @@ class Task:
     order: tuple[int, list[str]] = (-1, [])  # the last round, and the sentences in its order
 
     def pair(self, sentence: str, config: TrainGad, round: int = 0) -> Pair:
-        wrong = spoiled(sentence, config.mistakes, config.seed, round)
-        ids: Any = self.tokenizer([wrong, sentence])["input_ids"]
+        spoiled_text = spoil_sentence(sentence, config.mistakes, config.seed, round)
+        ids: Any = self.tokenizer([spoiled_text, sentence])["input_ids"]
         end = self.tokenizer.eos_token_id
         return [*ids[0], end], [*ids[1], end]
 
@@ -105,34 +105,36 @@ class Task:
         """The pairs of a step: round after round in another order, with other mistakes."""
         pairs = []
         for number in range(step * config.batch, (step + 1) * config.batch):
-            round, place = divmod(number, len(self.learnt))
-            if self.order[0] != round:
+            round_number, pair_place = divmod(number, len(self.learnt))
+            if self.order[0] != round_number:
                 order = list(self.learnt)
-                random.Random(config.seed * 1_000_003 + round).shuffle(order)
-                self.order = round, order
-            pairs.append(self.pair(self.order[1][place], config, round))
+                random.Random(config.seed * 1_000_003 + round_number).shuffle(order)
+                self.order = round_number, order
+            pairs.append(self.pair(self.order[1][pair_place], config, round_number))
         return pairs
 
 
-def task(sources: list[str], config: TrainGad) -> Task:
-    """Raises BadConfig where the sources have too few sentences that fit in the context."""
+def make_task(sources: list[str], config: TrainGad) -> Task:
+    """Makes the task. Raises BadConfig where too few of the sentences fit in the context."""
     parts: dict[bool, list[str]] = {False: [], True: []}
     # Mistakes make a sentence twice as long at most, and a token has at least one letter.
-    longest = config.context // 2 - 2
-    for sentence, back in sentences(sources, config.share):
-        if len(sentence) <= longest:
-            parts[back].append(sentence)
+    max_letters = config.context // 2 - 2
+    for sentence, is_held_back in read_sentences(sources, config.share):
+        if len(sentence) <= max_letters:
+            parts[is_held_back].append(sentence)
     if len(parts[False]) < config.batch or not parts[True]:
         raise BadConfig(
             f"--text: {len(parts[False])} sentences to learn from and {len(parts[True])} held back "
-            f"are too few for a batch of {config.batch} (they have at most {longest} letters); "
+            f"are too few for a batch of {config.batch} (they have at most {max_letters} letters); "
             "give more texts, another --share or a larger --context"
         )
     random.Random(config.seed).shuffle(parts[True])
-    texts = [text for s in parts[False] for text in (s, spoiled(s, config.mistakes, config.seed))]
-    coder = train_tokenizer(iter(texts), config.vocab_size)
+    texts = [
+        text for s in parts[False] for text in (s, spoil_sentence(s, config.mistakes, config.seed))
+    ]
+    text_tokenizer = train_tokenizer(iter(texts), config.vocab_size)
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=coder,
+        tokenizer_object=text_tokenizer,
         eos_token=END,
         pad_token=PAD,
         mask_token=MASK,
@@ -141,7 +143,7 @@ def task(sources: list[str], config: TrainGad) -> Task:
     return Task(parts[False], parts[True][: config.measured], tokenizer)
 
 
-def build(config: TrainGad, vocab: int) -> MarianMTModel:
+def build_corrector(config: TrainGad, vocab: int) -> MarianMTModel:
     """A random Marian model."""
     torch.manual_seed(config.seed)
     shape = MarianConfig(
@@ -168,29 +170,33 @@ def build(config: TrainGad, vocab: int) -> MarianMTModel:
 
 def layers_of(model: MarianMTModel) -> nn.Module:
     """The layers of both halves, whose matrices Muon trains."""
-    halves: list[Any] = [model.get_encoder(), model.get_decoder()]
-    return nn.ModuleList([half.layers for half in halves])
+    model_halves: list[Any] = [model.get_encoder(), model.get_decoder()]
+    return nn.ModuleList([model_half.layers for model_half in model_halves])
 
 
 # --- the two objectives
 
 
-def padded(rows: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
-    """(B, the longest's length)."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[filler] * (width - len(row))] for row in rows])
+def pad_rows(rows: Sequence[Sequence[int]], filler: int) -> torch.Tensor:
+    """Fills rows up to a tensor (B, the longest's length)."""
+    max_length = max(map(len, rows))
+    return torch.tensor([[*row, *[filler] * (max_length - len(row))] for row in rows])
 
 
 def corrector_loss(model: MarianMTModel, pairs: list[Pair]) -> torch.Tensor:
     """Mean cross entropy of the right sentences' tokens."""
-    source = padded([wrong for wrong, _ in pairs], model.config.pad_token_id)
-    labels = padded([right for _, right in pairs], IGNORED)
-    known = padded([[1] * len(wrong) for wrong, _ in pairs], 0)
-    to = model.device
-    with torch.autocast(to.type, dtype=torch.bfloat16):
-        out = model(input_ids=source.to(to), attention_mask=known.to(to), labels=labels.to(to))
+    source = pad_rows([wrong_ids for wrong_ids, _ in pairs], model.config.pad_token_id)
+    labels = pad_rows([right_ids for _, right_ids in pairs], IGNORED)
+    source_mask = pad_rows([[1] * len(wrong_ids) for wrong_ids, _ in pairs], 0)
+    device = model.device
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        out = model(
+            input_ids=source.to(device),
+            attention_mask=source_mask.to(device),
+            labels=labels.to(device),
+        )
     return F.cross_entropy(
-        out.logits.flatten(0, 1).float(), labels.flatten().to(to), ignore_index=IGNORED
+        out.logits.flatten(0, 1).float(), labels.flatten().to(device), ignore_index=IGNORED
     )
 
 
@@ -203,45 +209,52 @@ class Blocks:
     labels: torch.Tensor
 
 
-def blocks(
-    answers: Sequence[Sequence[int]], k: int, start: int, mask: int, draw: random.Random
+def mask_blocks(
+    answers: Sequence[Sequence[int]], k: int, start: int, mask: int, generator: random.Random
 ) -> Blocks:
-    """Of each answer a random beginning and the block of masks behind it, mostly of k.
+    """Cuts each answer to a random beginning with a block of masks behind it, mostly of k.
 
     The last token of the beginning and the masks see each other, as in
     models.encoder_decoder.source.BlockCache.
     """
     rows, labels, ends = [], [], []
     for answer in answers:
-        size = k if draw.random() < 0.5 else draw.randint(1, k)
-        begin = draw.randrange(len(answer))
-        text = [start, *answer[:begin]]
-        hidden = answer[begin : begin + size]
-        rows.append([*text, *[mask] * size])
+        block_size = k if generator.random() < 0.5 else generator.randint(1, k)
+        block_start = generator.randrange(len(answer))
+        text = [start, *answer[:block_start]]
+        hidden_tokens = answer[block_start : block_start + block_size]
+        rows.append([*text, *[mask] * block_size])
         # Behind the end of the answer there is nothing to say.
-        labels.append([*[IGNORED] * len(text), *hidden, *[IGNORED] * (size - len(hidden))])
-        ends.append((begin, len(text) + size))
-    ids = padded(rows, start)
-    width = ids.shape[1]
-    sees = torch.ones(width, width, dtype=torch.bool).tril().repeat(len(rows), 1, 1)
-    for row, (root, end) in enumerate(ends):
-        sees[row, root:end, root:end] = True
+        labels.append(
+            [*[IGNORED] * len(text), *hidden_tokens, *[IGNORED] * (block_size - len(hidden_tokens))]
+        )
+        ends.append((block_start, len(text) + block_size))
+    ids = pad_rows(rows, start)
+    max_length = ids.shape[1]
+    sees = torch.ones(max_length, max_length, dtype=torch.bool).tril().repeat(len(rows), 1, 1)
+    for row, (first_seen, end) in enumerate(ends):
+        sees[row, first_seen:end, first_seen:end] = True
     added = torch.where(sees, 0.0, HIDDEN)[:, None]
-    return Blocks(ids, added, padded(labels, IGNORED))
+    return Blocks(ids, added, pad_rows(labels, IGNORED))
 
 
-def glanced(made: Blocks, guesses: torch.Tensor, share: float, draw: random.Random) -> Blocks:
-    """The same with some masks taken off: of each block `share` of as many as `guesses` (B, T) has
-    wrong. What is seen has no loss.
+def reveal_masks(
+    masked_blocks: Blocks, guesses: torch.Tensor, share: float, generator: random.Random
+) -> Blocks:
+    """Takes some masks off: of each block `share` of as many as `guesses` (B, T) has wrong. What is
+    seen has no loss.
     """
-    ids, labels = made.ids.clone(), made.labels.clone()
+    ids, labels = masked_blocks.ids.clone(), masked_blocks.labels.clone()
     for row in range(len(ids)):
-        places = (labels[row] != IGNORED).nonzero()[:, 0].tolist()
-        wrong = sum(int(guesses[row, place]) != int(labels[row, place]) for place in places)
-        for place in draw.sample(places, int(share * wrong)):
-            ids[row, place] = labels[row, place]
-            labels[row, place] = IGNORED
-    return Blocks(ids, made.sees, labels)
+        mask_places = (labels[row] != IGNORED).nonzero()[:, 0].tolist()
+        wrong_count = sum(
+            int(guesses[row, mask_place]) != int(labels[row, mask_place])
+            for mask_place in mask_places
+        )
+        for mask_place in generator.sample(mask_places, int(share * wrong_count)):
+            ids[row, mask_place] = labels[row, mask_place]
+            labels[row, mask_place] = IGNORED
+    return Blocks(ids, masked_blocks.sees, labels)
 
 
 def drafter_loss(
@@ -249,25 +262,27 @@ def drafter_loss(
     pairs: list[Pair],
     k: int,
     share: float,
-    draw: random.Random,
+    generator: random.Random,
 ) -> torch.Tensor:
     """Mean cross entropy of what the masks hide."""
-    config, to = model.config, model.device
-    source = padded([wrong for wrong, _ in pairs], config.pad_token_id).to(to)
-    known = padded([[1] * len(wrong) for wrong, _ in pairs], 0).to(to)
+    config, device = model.config, model.device
+    source = pad_rows([wrong_ids for wrong_ids, _ in pairs], config.pad_token_id).to(device)
+    source_mask = pad_rows([[1] * len(wrong_ids) for wrong_ids, _ in pairs], 0).to(device)
     encoder: Any = model.get_encoder()
-    with torch.autocast(to.type, dtype=torch.bfloat16):
-        states = encoder(input_ids=source, attention_mask=known)
-    answers = [right for _, right in pairs]
-    made = blocks(answers, k, config.decoder_start_token_id, config.mask_token_id, draw)
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        states = encoder(input_ids=source, attention_mask=source_mask)
+    answers = [right_ids for _, right_ids in pairs]
+    masked_blocks = mask_blocks(
+        answers, k, config.decoder_start_token_id, config.mask_token_id, generator
+    )
 
-    def rows(given: Blocks) -> torch.Tensor:
-        with torch.autocast(to.type, dtype=torch.bfloat16):
+    def rows(shown_blocks: Blocks) -> torch.Tensor:
+        with torch.autocast(device.type, dtype=torch.bfloat16):
             out = model(
                 encoder_outputs=states,
-                attention_mask=known,
-                decoder_input_ids=given.ids.to(to),
-                decoder_attention_mask=given.sees.to(to),
+                attention_mask=source_mask,
+                decoder_input_ids=shown_blocks.ids.to(device),
+                decoder_attention_mask=shown_blocks.sees.to(device),
                 use_cache=False,
             )
         logits: torch.Tensor = out.logits
@@ -275,10 +290,10 @@ def drafter_loss(
 
     if share > 0:
         with torch.no_grad():
-            guesses = rows(made).argmax(-1).cpu()
-        made = glanced(made, guesses, share, draw)
-    logits = rows(made).flatten(0, 1).float()
-    labels = made.labels.flatten().to(to)
+            guesses = rows(masked_blocks).argmax(-1).cpu()
+        masked_blocks = reveal_masks(masked_blocks, guesses, share, generator)
+    logits = rows(masked_blocks).flatten(0, 1).float()
+    labels = masked_blocks.labels.flatten().to(device)
     total = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
     return total / max(1, int((labels != IGNORED).sum()))  # every mask may have been taken off
 
@@ -296,55 +311,55 @@ class GadRun(Run):
         folder.mkdir(parents=True, exist_ok=True)
         super().__init__(folder, config, model, layers_of(model))
 
-    def advance_on(self, known: Task, loss_of: Callable[[list[Pair], int], torch.Tensor]) -> float:
-        """One optimiser step with a loss of its pairs and its number; returns the loss."""
-        loss = loss_of(known.batch(self.config, self.step), self.step)
+    def advance_on(self, task: Task, loss_of: Callable[[list[Pair], int], torch.Tensor]) -> float:
+        """Takes an optimiser step with a loss of its pairs and its number; returns the loss."""
+        loss = loss_of(task.batch(self.config, self.step), self.step)
         loss.backward()  # type: ignore[no-untyped-call]
         self.update()
         return loss.item()
 
-    def last_loss(self) -> float:
+    def final_loss(self) -> float:
         """Mean loss of the last tenth of the steps."""
         rows = map(json.loads, (self.folder / "log.jsonl").read_text("utf-8").splitlines())
         losses = {row["step"]: row["loss"] for row in rows}  # a step may have been done again
         steps = self.config.steps
-        last = [losses[step] for step in range(steps - max(1, steps // 10) + 1, steps + 1)]
-        return round(sum(last) / len(last), 4)
+        last_losses = [losses[step] for step in range(steps - max(1, steps // 10) + 1, steps + 1)]
+        return round(sum(last_losses) / len(last_losses), 4)
 
 
-def measure(folder: Path, held_back: list[Pair], k: int) -> dict[str, dict[str, float]]:
-    """Of each method on the held-back sentences: tokens a forward of the corrector, the share of
+def measure_methods(folder: Path, held_back: list[Pair], k: int) -> dict[str, dict[str, float]]:
+    """Measures methods on the held-back sentences: tokens a forward of the corrector, the share of
     answers that are plain decoding's, and the share that are right.
     """
     import foretell
 
     lm = foretell.load(folder / "model", draft=folder / "drafter", dtype="float32", device="cpu")
-    found = {}
-    plain: list[list[int]] = []
-    longest = 2 * max(len(right) for _, right in held_back)
+    figures = {}
+    plain_answers: list[list[int]] = []
+    longest = 2 * max(len(right_answers) for _, right_answers in held_back)
     for spec in SPECS:
-        outs = lm.generate(
-            [wrong for wrong, _ in held_back],
+        outputs = lm.generate(
+            [wrong_ids for wrong_ids, _ in held_back],
             spec.format(k=k),
             max_new_tokens=longest,
         )
-        answers = [out.tokens for out in outs]
-        plain = plain or answers
-        right = [answer for _, answer in held_back]
-        forwards = sum(out.stats.calls["target"] for out in outs)
-        found[spec.format(k=k)] = {
+        answers = [out.tokens for out in outputs]
+        plain_answers = plain_answers or answers
+        right_answers = [answer for _, answer in held_back]
+        forwards = sum(out.stats.calls["target"] for out in outputs)
+        figures[spec.format(k=k)] = {
             "tokens_per_step": round(sum(map(len, answers)) / forwards, 3),
-            "same_as_plain": round(_same(answers, plain), 4),
-            "right": round(_same(answers, right), 4),
+            "same_as_plain": round(_equal_share(answers, plain_answers), 4),
+            "right": round(_equal_share(answers, right_answers), 4),
         }
-    return found
+    return figures
 
 
-def _same(answers: list[list[int]], others: list[list[int]]) -> float:
-    return sum(a == b for a, b in zip(answers, others, strict=True)) / len(answers)
+def _equal_share(answers: list[list[int]], other_answers: list[list[int]]) -> float:
+    return sum(a == b for a, b in zip(answers, other_answers, strict=True)) / len(answers)
 
 
-def train(
+def train_gad(
     out: Path,
     sources: list[str],
     config: TrainGad,
@@ -358,48 +373,48 @@ def train(
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     made_by = {"sources": sources, "settings": asdict(config)}
-    record = out / "settings.json"
-    if record.exists() and json.loads(record.read_text("utf-8")) != made_by:
+    settings_path = out / "settings.json"
+    if settings_path.exists() and json.loads(settings_path.read_text("utf-8")) != made_by:
         raise BadConfig(f"--out {out}: holds a run with other settings; choose another folder")
-    known = task(sources, config)  # before the folder is taken: the sources may be refused
+    task = make_task(sources, config)  # before the folder is taken: the sources may be refused
     out.mkdir(parents=True, exist_ok=True)
-    write_text(record, json.dumps(made_by, indent=1))
+    write_text(settings_path, json.dumps(made_by, indent=1))
 
-    model = build(config, len(known.tokenizer)).to(device)
-    first = GadRun(out / "training" / "corrector", config, model)
-    first.through(
-        lambda: first.advance_on(known, lambda pairs, _: corrector_loss(model, pairs)),
+    model = build_corrector(config, len(task.tokenizer)).to(device)
+    corrector_run = GadRun(out / "training" / "corrector", config, model)
+    corrector_run.run_steps(
+        lambda: corrector_run.advance_on(task, lambda pairs, _: corrector_loss(model, pairs)),
         save_every,
         quiet,
     )
-    _save(model, known, out / "model")
+    _save_model(model, task, out / "model")
 
     drafter: MarianMTModel = copy.deepcopy(model)
     drafter.config.mask_token_id = SPECIALS.index(MASK)
     drafter.config.fills_blocks = True
-    of_drafter = replace(config, steps=config.draft_steps)
-    second = GadRun(out / "training" / "drafter", of_drafter, drafter)
+    drafter_config = replace(config, steps=config.draft_steps)
+    drafter_run = GadRun(out / "training" / "drafter", drafter_config, drafter)
 
     def glancing(pairs: list[Pair], step: int) -> torch.Tensor:
         share = config.glance * (1 - step / config.draft_steps)
         draw = random.Random(config.seed * 1_000_003 + step)
         return drafter_loss(drafter, pairs, config.k, share, draw)
 
-    second.through(lambda: second.advance_on(known, glancing), save_every, quiet)
-    _save(drafter, known, out / "drafter")
+    drafter_run.run_steps(lambda: drafter_run.advance_on(task, glancing), save_every, quiet)
+    _save_model(drafter, task, out / "drafter")
 
-    held_back = [known.pair(sentence, config) for sentence in known.held_back]
+    held_back = [task.pair(sentence, config) for sentence in task.held_back]
     report = {
-        "parameters": second.size,
-        "sentences": {"learnt": len(known.learnt), "measured": len(held_back)},
-        "loss": {"corrector": first.last_loss(), "drafter": second.last_loss()},
-        "methods": measure(out, held_back, config.k),
+        "parameters": drafter_run.parameter_count,
+        "sentences": {"learnt": len(task.learnt), "measured": len(held_back)},
+        "loss": {"corrector": corrector_run.final_loss(), "drafter": drafter_run.final_loss()},
+        "methods": measure_methods(out, held_back, config.k),
         **made_by,
     }
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report
 
 
-def _save(model: MarianMTModel, known: Task, folder: Path) -> None:
+def _save_model(model: MarianMTModel, task: Task, folder: Path) -> None:
     model.save_pretrained(folder)
-    known.tokenizer.save_pretrained(folder)
+    task.tokenizer.save_pretrained(folder)

@@ -28,13 +28,13 @@ from foretell.bench.answer_tasks import Task
 from foretell.bench.sets import prompt_ids
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadConfig, BadFile, PromptTooLong, Unsupported, first_line
+from foretell.errors import BadConfig, BadFile, PromptTooLong, Unsupported, first_message_line
 from foretell.ops.files import write_text
 from foretell.ops.fingerprint import norm_mark
-from foretell.ops.parsing import json_of
-from foretell.train.acceptance import answered, auc, read
+from foretell.ops.parsing import parse_json
+from foretell.train.acceptance import answer_ask, auc, read_tokens
 from foretell.train.answers import AT_ONCE
-from foretell.verification.judge_model import FILE, LinearJudge, save
+from foretell.verification.judge_model import FILE, LinearJudge, save_judge
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -58,15 +58,15 @@ class TrainJudge:
     seed: int = 0  # of the order of the tasks, and of those made here
 
     def __post_init__(self) -> None:
-        for name, low, high in (("labels", 50, 1 << 24), ("answer_tokens", 4, 1 << 16)):
-            if not low <= getattr(self, name) <= high:
-                raise BadConfig.field(name, getattr(self, name), f"between {low} and {high}")
+        for name, lower, upper in (("labels", 50, 1 << 24), ("answer_tokens", 4, 1 << 16)):
+            if not lower <= getattr(self, name) <= upper:
+                raise BadConfig.field(name, getattr(self, name), f"between {lower} and {upper}")
 
 
 @dataclass
 class Labels:
-    """Of n mismatches: whether each was unimportant (n,), the target's states (n, E) at the token
-    that was put in and at the one before it, and the target's log-probability (n,) of it.
+    """Labels of n mismatches: whether each was unimportant (n,), the target's states (n, E) at the
+    token that was put in and at the one before it, and the target's log-probability (n,) of it.
     """
 
     good: torch.Tensor
@@ -78,8 +78,8 @@ class Labels:
         return len(self.good)
 
 
-def plan(tasks: int, config: TrainJudge, costs: Costs) -> str:
-    """What a run takes, by the measured costs of the target's forwards."""
+def plan_judge(tasks: int, config: TrainJudge, costs: Costs) -> str:
+    """Says how long a run takes, by the measured costs of the target's forwards."""
     tokens = config.labels * config.answer_tokens // 2
     seconds = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
     return (
@@ -107,7 +107,7 @@ class Walk:
     judged: list[tuple[int, int, bool]]
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         return self.answer is None or self.place >= len(self.text)
 
     def save(self, path: Path) -> None:
@@ -115,22 +115,25 @@ class Walk:
         write_text(path, json.dumps(asdict(self)))
 
 
-def known(path: Path) -> Walk | None:
+def read_walk(path: Path) -> Walk | None:
     """The walk in a file, None where there is no file. Raises BadFile."""
     if not path.exists():
         return None
     try:
-        found = Walk(**json_of(path.read_text("utf-8")))
-        found.judged = [(int(place), int(token), bool(same)) for place, token, same in found.judged]
+        walk = Walk(**parse_json(path.read_text("utf-8")))
+        walk.judged = [
+            (int(place), int(token), bool(answer_stayed))
+            for place, token, answer_stayed in walk.judged
+        ]
     except (OSError, ValueError, TypeError) as error:
-        what = f"is no walk through an answer ({first_line(error)})"
-        raise BadFile(f"{path}: {what}; remove it, and it is made again") from error
-    return found
+        complaint = f"is no walk through an answer ({first_message_line(error)})"
+        raise BadFile(f"{path}: {complaint}; remove it, and it is made again") from error
+    return walk
 
 
-async def walks(lm: LM, task: Task, path: Path, config: TrainJudge) -> AsyncIterator[Walk]:
+async def walk_task(lm: LM, task: Task, path: Path, config: TrainJudge) -> AsyncIterator[Walk]:
     """The walk of a task, after each step of it, from where its file left off."""
-    draft, barred = lm.models["draft"], unjudged(lm)
+    draft, barred_tokens = lm.models["draft"], unjudged_tokens(lm)
     prompt = prompt_ids(lm, task.prompt)
 
     async def written(text: list[int]) -> tuple[list[int], str | None]:
@@ -142,65 +145,65 @@ async def walks(lm: LM, task: Task, path: Path, config: TrainJudge) -> AsyncIter
             return whole_text, None
         return whole_text, task.answer(lm.decode(whole_text[len(prompt) :]))
 
-    found = known(path)
-    if found is None:
+    walk = read_walk(path)
+    if walk is None:
         text, answer = await written(prompt)
-        found = Walk(text, len(prompt), answer, len(prompt), [])
-    best: list[int] = []
-    while not found.done:
-        best = best or await choices(lm, draft, found.text, len(prompt))
-        place = found.place
-        token = best[place - len(prompt)]
-        found.place += 1
-        if token == found.text[place] or token in barred:
+        walk = Walk(text, len(prompt), answer, len(prompt), [])
+    draft_tokens: list[int] = []
+    while not walk.is_done:
+        draft_tokens = draft_tokens or await best_tokens(lm, draft, walk.text, len(prompt))
+        place = walk.place
+        token = draft_tokens[place - len(prompt)]
+        walk.place += 1
+        if token == walk.text[place] or token in barred_tokens:
             continue
-        changed, answer = await written([*found.text[:place], token])
-        found.judged.append((place, token, answer == found.answer))
-        if answer == found.answer:
-            found.text, best = changed, []
-        found.save(path)
-        yield found
-    found.save(path)
-    yield found
+        changed_text, answer = await written([*walk.text[:place], token])
+        walk.judged.append((place, token, answer == walk.answer))
+        if answer == walk.answer:
+            walk.text, draft_tokens = changed_text, []
+        walk.save(path)
+        yield walk
+    walk.save(path)
+    yield walk
 
 
-async def choices(lm: LM, draft: Model, text: Sequence[int], first: int) -> list[int]:
-    """The draft model's best token at each place of a text from `first` on."""
-    reply = await alone(lm, partial(read, draft, text[:-1], first - 1))
+async def best_tokens(lm: LM, draft: Model, text: Sequence[int], first_place: int) -> list[int]:
+    """The draft model's best token at each place of a text from `first_place` on."""
+    reply = await run_alone(lm, partial(read_tokens, draft, text[:-1], first_place - 1))
     return list(reply.logits.argmax(-1).tolist())
 
 
-async def alone(lm: LM, function: Callable[[], T]) -> T:
-    """What the function returns, which has the models to itself between two steps."""
+async def run_alone(lm: LM, function: Callable[[], T]) -> T:
+    """Runs a function, which has the models to itself between two steps; returns its result."""
     return await asyncio.to_thread(lm.driver.run, function)
 
 
-def unjudged(lm: LM) -> frozenset[int]:
+def unjudged_tokens(lm: LM) -> frozenset[int]:
     """The tokens that no judge accepts: those that end texts, and the tokenizer's special ones."""
     special = [] if lm.tokenizer is None else lm.tokenizer.all_special_ids
     return frozenset((*lm.engine.eos, *special))
 
 
-def labels_of(target: Model, found: Walk) -> Labels:
-    """What was judged, with the target's states: all from one forward over a tree.
+def labels_of(target: Model, walk: Walk) -> Labels:
+    """Labels of a walk's judgements, with the target's states: all from one forward over a tree.
 
     The text that is left at the end has every unimportant token in it; of the important ones, each
     stands beside the token that stayed.
     """
-    tree = TokenTree(found.text[0]).chain(found.text[1:])
-    nodes, befores = [], []
-    for place, token, _ in found.judged:
-        befores.append(place - 1)
-        nodes.append(tree.add(place - 1, token))
-    last = len(target.layout)
-    reply = answered(target, Ask(tree, rows=sorted(set(befores)), taps=(last,)))
-    states = reply.hidden[last].cpu().float()
+    tree = TokenTree(walk.text[0]).chain(walk.text[1:])
+    tree_nodes, parent_places = [], []
+    for place, token, _ in walk.judged:
+        parent_places.append(place - 1)
+        tree_nodes.append(tree.add(place - 1, token))
+    last_layer = len(target.layout)
+    reply = answer_ask(target, Ask(tree, rows=sorted(set(parent_places)), taps=(last_layer,)))
+    states = reply.hidden[last_layer].cpu().float()
     rows = dict(zip(reply.nodes, reply.logits.cpu().float().log_softmax(-1), strict=True))
     return Labels(
-        torch.tensor([float(stays) for _, _, stays in found.judged]),
-        states[nodes].clone(),
-        states[befores].clone(),
-        torch.stack([rows[place - 1][token] for place, token, _ in found.judged]),
+        torch.tensor([float(stays) for _, _, stays in walk.judged]),
+        states[tree_nodes].clone(),
+        states[parent_places].clone(),
+        torch.stack([rows[place - 1][token] for place, token, _ in walk.judged]),
     )
 
 
@@ -210,7 +213,7 @@ def name_of(lm: LM, task: Task) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
-def collect(
+def collect_walks(
     lm: LM, tasks: Sequence[Task], folder: Path, config: TrainJudge, tell: Tell
 ) -> list[Walk]:
     """Walks through tasks side by side until enough is judged; returns what was judged in each.
@@ -218,24 +221,26 @@ def collect(
     Files that are there are kept and gone on with. Raises BadFile.
     """
     paths = {folder / f"{name_of(lm, task)}.json": task for task in tasks}
-    order = list(paths)
-    random.Random(config.seed).shuffle(order)
-    begun = ((path, known(path)) for path in order)
-    found = {path: walk for path, walk in begun if walk is not None}
-    order.sort(key=lambda path: path in found)  # the last come first
-    queue = [path for path in order if path not in found or not found[path].done]
+    walk_order = list(paths)
+    random.Random(config.seed).shuffle(walk_order)
+    earlier_walks = ((path, read_walk(path)) for path in walk_order)
+    walks_by_path = {path: walk for path, walk in earlier_walks if walk is not None}
+    walk_order.sort(key=lambda path: path in walks_by_path)  # the last come first
+    open_walks = [
+        path for path in walk_order if path not in walks_by_path or not walks_by_path[path].is_done
+    ]
 
     def count() -> int:
-        total = sum(len(walk.judged) for walk in found.values())
+        total = sum(len(walk.judged) for walk in walks_by_path.values())
         tell("judging", min(total, config.labels), config.labels)
         return total
 
     async def work() -> None:
-        while queue and count() < config.labels:
-            path = queue.pop()
+        while open_walks and count() < config.labels:
+            path = open_walks.pop()
             with contextlib.suppress(PromptTooLong):
-                async for walk in walks(lm, paths[path], path, config):
-                    found[path] = walk
+                async for walk in walk_task(lm, paths[path], path, config):
+                    walks_by_path[path] = walk
                     if count() >= config.labels:
                         return
 
@@ -256,19 +261,19 @@ def collect(
             asyncio.run(run())
         finally:
             lm.limit()
-    return [walk for _, walk in sorted(found.items()) if walk.judged]
+    return [walk for _, walk in sorted(walks_by_path.items()) if walk.judged]
 
 
 # --- learning
 
 
-def joined(parts: Sequence[Labels]) -> Labels:
+def join_labels(parts: Sequence[Labels]) -> Labels:
     """The labels of several tasks."""
     return Labels(*(torch.cat([getattr(p, part.name) for p in parts]) for part in fields(Labels)))
 
 
-def fit(
-    states: torch.Tensor, good: torch.Tensor, strength: float, start: torch.Tensor | None = None
+def fit_logistic(
+    states: torch.Tensor, labels: torch.Tensor, strength: float, start: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Weights and bias (E + 1,) of the logistic regression of good (n,) on states (n, E).
 
@@ -276,25 +281,25 @@ def fit(
     bias is free. `start`: where the search begins.
     """
     x = torch.cat([states, states.new_ones(len(states), 1)], 1).double()
-    y = good.double()
-    share = y.mean()
-    weights = torch.where(y > 0, 0.5 / share, 0.5 / (1 - share))
+    y = labels.double()
+    good_share = y.mean()
+    weights = torch.where(y > 0, 0.5 / good_share, 0.5 / (1 - good_share))
     w = torch.zeros(x.shape[1], dtype=torch.float64) if start is None else start.clone()
     w.requires_grad_(True)
     # Divided by all that the errors weigh, so that no strength makes steps too small to see.
     scale = 1 + strength * float(weights.sum())
-    search = torch.optim.LBFGS(
+    optimiser = torch.optim.LBFGS(
         [w], max_iter=ROUNDS, tolerance_grad=1e-8, history_size=20, line_search_fn="strong_wolfe"
     )
 
     def loss() -> torch.Tensor:
-        search.zero_grad()
+        optimiser.zero_grad()
         errors = F.binary_cross_entropy_with_logits(x @ w, y, weights, reduction="sum")
         value = (w[:-1].square().sum() / 2 + strength * errors) / scale
         value.backward()  # type: ignore[no-untyped-call]
         return value
 
-    search.step(loss)  # type: ignore[no-untyped-call]
+    optimiser.step(loss)  # type: ignore[no-untyped-call]
     return w.detach()
 
 
@@ -311,58 +316,62 @@ class Fitted:
         """States (n, E) -> the logit (n,) of each being good."""
         return states.double() @ self.weight + self.bias
 
-    def rank(self, states: torch.Tensor, good: torch.Tensor) -> float:
+    def rank(self, states: torch.Tensor, labels: torch.Tensor) -> float:
         """The area under the curve on other labels."""
-        return auc(self.scores(states), good)
+        return auc(self.scores(states), labels)
 
 
-def chosen(learnt: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]) -> Fitted:
+def choose_judge(
+    learnt: tuple[torch.Tensor, ...], other_labels: tuple[torch.Tensor, ...]
+) -> Fitted:
     """The best of all strengths by the ranks of others; each part: states (n, E) and good (n,).
 
     Of strengths that rank alike, the one whose chances fit the others best.
     """
-    states, good = learnt
-    mean, spread = states.double().mean(0), states.double().std(0, correction=0)
-    spread = torch.where(spread > 0, spread, torch.ones_like(spread))
-    standard = (states.double() - mean) / spread
-    found: list[Fitted] = []
+    states, labels = learnt
+    state_mean, state_spread = states.double().mean(0), states.double().std(0, correction=0)
+    state_spread = torch.where(state_spread > 0, state_spread, torch.ones_like(state_spread))
+    normed_states = (states.double() - state_mean) / state_spread
+    judges: list[Fitted] = []
     w: torch.Tensor | None = None
     for strength in STRENGTHS:
-        w = fit(standard, good, strength, w)
-        weight = w[:-1] / spread
-        found.append(Fitted(weight, w[-1] - weight @ mean, strength))
-        found[-1].auc = found[-1].rank(*others)
+        w = fit_logistic(normed_states, labels, strength, w)
+        weight = w[:-1] / state_spread
+        judges.append(Fitted(weight, w[-1] - weight @ state_mean, strength))
+        judges[-1].auc = judges[-1].rank(*other_labels)
 
     def worth(judge: Fitted) -> tuple[float, float]:
-        loss = F.binary_cross_entropy_with_logits(judge.scores(others[0]), others[1].double())
+        loss = F.binary_cross_entropy_with_logits(
+            judge.scores(other_labels[0]), other_labels[1].double()
+        )
         return judge.auc, -float(loss)
 
-    return max(found, key=worth)
+    return max(judges, key=worth)
 
 
-def held_back(tasks: Sequence[Labels], name: str) -> float:
+def held_back_auc(tasks: Sequence[Labels], name: str) -> float:
     """The area under the curve of all labels by judges of states `name`, each fitted without the
     tenth of the tasks that it ranks.
     """
-    scores, good = [], []
+    scores, all_good = [], []
     for part in range(PARTS):
-        held = tasks[part::PARTS]
-        others = [task for number, task in enumerate(tasks) if number % PARTS != part]
-        best = fitted(others, name)
-        found = joined(held)
-        scores.append(best.scores(getattr(found, name)))
-        good.append(found.good)
-    return auc(torch.cat(scores), torch.cat(good))
+        held_tasks = tasks[part::PARTS]
+        other_tasks = [task for number, task in enumerate(tasks) if number % PARTS != part]
+        judge = fit_judge(other_tasks, name)
+        held_labels = join_labels(held_tasks)
+        scores.append(judge.scores(getattr(held_labels, name)))
+        all_good.append(held_labels.good)
+    return auc(torch.cat(scores), torch.cat(all_good))
 
 
-def fitted(tasks: Sequence[Labels], name: str) -> Fitted:
+def fit_judge(tasks: Sequence[Labels], name: str) -> Fitted:
     """A judge of the states `name` of these tasks, of which about a tenth chooses its strength."""
     parts = tasks[::PARTS], [task for number, task in enumerate(tasks) if number % PARTS]
-    choosing, learnt = ((getattr(part, name), part.good) for part in map(joined, parts))
-    return chosen(learnt, choosing)
+    choosing, learnt = ((getattr(part, name), part.good) for part in map(join_labels, parts))
+    return choose_judge(learnt, choosing)
 
 
-def train(
+def train_judge(
     lm: LM, tasks: Sequence[Task], out: Path, config: TrainJudge, tell: Tell
 ) -> dict[str, Any]:
     """Walks through tasks in OUT/walks, writes OUT/judge.safetensors, returns what came of it.
@@ -370,42 +379,51 @@ def train(
     Raises BadConfig where the labels are too few, Unsupported without a draft model or hidden
     states.
     """
-    check(lm)
-    found = collect(lm, tasks, out / "walks", config, tell)
-    random.Random(config.seed).shuffle(found)
+    check_models(lm)
+    walks = collect_walks(lm, tasks, out / "walks", config, tell)
+    random.Random(config.seed).shuffle(walks)
     target = lm.models["target"]
-    some = []
-    for number, walk in enumerate(found):
-        tell("reading", number, len(found))
-        some.append(lm.driver.run(partial(labels_of, target, walk)))
-    parts = (some[::PARTS], [labels for number, labels in enumerate(some) if number % PARTS])
-    if len(some) < 2 * PARTS or not all(0 < float(joined(part).good.mean()) < 1 for part in parts):
+    task_labels = []
+    for number, walk in enumerate(walks):
+        tell("reading", number, len(walks))
+        task_labels.append(lm.driver.run(partial(labels_of, target, walk)))
+    parts = (
+        task_labels[::PARTS],
+        [labels for number, labels in enumerate(task_labels) if number % PARTS],
+    )
+    if len(task_labels) < 2 * PARTS or not all(
+        0 < float(join_labels(part).good.mean()) < 1 for part in parts
+    ):
         raise BadConfig(
-            f"{len(some)} tasks gave labels, too few to learn from, to choose by and to hold back "
-            "with both kinds in each: give more tasks, or more --labels"
+            f"{len(task_labels)} tasks gave labels, too few to learn from, to choose by and "
+            "to hold back with both kinds in each: give more tasks, or more --labels"
         )
     tell("fitting", 0, 1)
-    best = fitted(some, "states")
-    judge = LinearJudge(best.weight.float(), best.bias.float(), unjudged(lm), norm_mark(target))
-    save(judge, out / FILE)
-    every = joined(some)
+    fitted = fit_judge(task_labels, "states")
+    judge = LinearJudge(
+        fitted.weight.float(), fitted.bias.float(), unjudged_tokens(lm), norm_mark(target)
+    )
+    save_judge(judge, out / FILE)
+    all_labels = join_labels(task_labels)
     return {
-        "tasks": len(some),
-        "labels": len(every),
-        "unimportant": float(every.good.mean()),
-        "strength": best.strength,
-        "chosen_auc": best.auc,
-        "auc": held_back(some, "states"),
-        "early_auc": held_back(some, "before"),
-        "chance_auc": auc(every.logprobs, every.good),
+        "tasks": len(task_labels),
+        "labels": len(all_labels),
+        "unimportant": float(all_labels.good.mean()),
+        "strength": fitted.strength,
+        "chosen_auc": fitted.auc,
+        "auc": held_back_auc(task_labels, "states"),
+        "early_auc": held_back_auc(task_labels, "before"),
+        "chance_auc": auc(all_labels.logprobs, all_labels.good),
     }
 
 
-def check(lm: LM) -> None:
+def check_models(lm: LM) -> None:
     """Raises Unsupported where there is no draft model, or the target shows no hidden states."""
     target = lm.models["target"]
     if "draft" not in lm.models:
         cure = "name one with --draft"
-        raise Unsupported.missing("train judge", target.name, "a 'draft' model", cure)
+        raise Unsupported.missing_capability("train judge", target.name, "a 'draft' model", cure)
     if "taps" not in target.caps:
-        raise Unsupported.missing("train judge", target.name, "hidden states", "use another model")
+        raise Unsupported.missing_capability(
+            "train judge", target.name, "hidden states", "use another model"
+        )

@@ -36,14 +36,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from foretell.errors import BadConfig, first_line
-from foretell.loading.load import place_of
-from foretell.ops.files import whole, write_text
-from foretell.ops.parsing import json_of
+from foretell.errors import BadConfig, first_message_line
+from foretell.loading.load import location_of
+from foretell.ops.files import replace_file, write_text
+from foretell.ops.parsing import parse_json
 from foretell.progress import Bar
 from foretell.train import recipes, saved
-from foretell.train.corpus import END, prepare
-from foretell.train.processes import Processes, launched
+from foretell.train.corpus import END, prepare_corpus
+from foretell.train.processes import Processes, process_count
 
 
 def check_heads(hidden: int, heads: int, kv_heads: int) -> None:
@@ -92,7 +92,7 @@ class TrainLM:
         return max(1, self.tokens // self.batch)
 
 
-def build(config: TrainLM, end: int) -> LlamaForCausalLM:
+def build_llama(config: TrainLM, end: int) -> LlamaForCausalLM:
     """A random Llama with tied embeddings, float32."""
     torch.manual_seed(config.seed)
     return LlamaForCausalLM(
@@ -120,41 +120,45 @@ def batch_of(data: np.ndarray, length: int, count: int, seed: int) -> torch.Tens
     return torch.from_numpy(np.stack([data[s : s + length + 1] for s in starts]).astype(np.int64))
 
 
-def rate(step: int, config: Any) -> float:
+def rate_share(step: int, config: Any) -> float:
     """The schedule: a short warm-up, constant, then linear to zero."""
     rest = (config.steps - step) / max(1.0, config.decay * config.steps)
     return min(1.0, (step + 1) / config.warmup, rest)
 
 
-def evaluate(model: torch.nn.Module, corpus: Path, length: int = 1024) -> dict[str, float]:
+def bits_per_byte(model: torch.nn.Module, corpus: Path, length: int = 1024) -> dict[str, float]:
     """Bits per byte of the held-out documents in windows of `length` tokens, by the first part of
     their names.
     """
     data = np.fromfile(corpus / "heldout.bin", dtype=np.uint16)
-    names, sizes = [], []
+    names, byte_counts = [], []
     for line in (corpus / "heldout.jsonl").read_text("utf-8").splitlines():
-        row = json_of(line)
+        row = parse_json(line)
         names.append(row["name"].split("/")[0])
-        sizes.append(len(row["text"].encode()))
+        byte_counts.append(len(row["text"].encode()))
     starts = [*np.flatnonzero(data == 0).tolist(), len(data)]  # every document begins with token 0
     bits: dict[str, float] = {}
-    totals: dict[str, int] = {}
+    byte_totals: dict[str, int] = {}
     model.eval()
-    for name, size, first, end in zip(names, sizes, starts[:-1], starts[1:], strict=True):
+    for name, byte_count, first_token, end in zip(
+        names, byte_counts, starts[:-1], starts[1:], strict=True
+    ):
         nats = 0.0
-        for low in range(first, end - 1, length):
-            ids = torch.from_numpy(data[low : min(low + length + 1, end)].astype(np.int64))[None]
+        for window_start in range(first_token, end - 1, length):
+            ids = torch.from_numpy(
+                data[window_start : min(window_start + length + 1, end)].astype(np.int64)
+            )[None]
             with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = model(input_ids=ids[:, :-1]).logits.float()
             nats += F.cross_entropy(logits[0], ids[0, 1:], reduction="sum").item()
         for key in (name, "all"):
             bits[key] = bits.get(key, 0.0) + nats / math.log(2)
-            totals[key] = totals.get(key, 0) + size
+            byte_totals[key] = byte_totals.get(key, 0) + byte_count
     model.train()
-    return {key: round(value / totals[key], 4) for key, value in sorted(bits.items())}
+    return {key: round(value / byte_totals[key], 4) for key, value in sorted(bits.items())}
 
 
-def loss_of(
+def text_loss(
     model: torch.nn.Module, teacher: torch.nn.Module | None, ids: torch.Tensor
 ) -> torch.Tensor:
     """Cross entropy with the text, or with a teacher half of that and half the KL from its law
@@ -199,40 +203,42 @@ class Run:
     ):
         self.folder, self.config, self.step = folder, config, 0
         self.model = model
-        if processes is None and launched() > 1:
+        if processes is None and process_count() > 1:
             raise BadConfig("this is trained by one process: start it without `accelerate launch`")
         self.processes = processes or Processes()
-        rated = self.rated(layers)
-        self.optimisers = [optimiser for optimiser, _ in rated]
-        self.rates = [rate for _, rate in rated]
-        settings = folder / "train.json"
-        if settings.exists():
-            now = asdict(config)
+        optimiser_rates = self.make_optimisers(layers)
+        self.optimisers = [optimiser for optimiser, _ in optimiser_rates]
+        self.rates = [rate for _, rate in optimiser_rates]
+        settings_path = folder / "train.json"
+        if settings_path.exists():
+            settings_now = asdict(config)
             try:
-                before = json_of(settings.read_text("utf-8"))
-                same = {**before, self.longer: 0} == {**now, self.longer: 0}
-                same = same and before[self.longer] <= now[self.longer]
+                earlier_settings = parse_json(settings_path.read_text("utf-8"))
+                is_same = {**earlier_settings, self.longer: 0} == {**settings_now, self.longer: 0}
+                is_same = is_same and earlier_settings[self.longer] <= settings_now[self.longer]
             except (OSError, ValueError, LookupError, TypeError) as error:
-                raise saved.damaged(settings, first_line(error)) from error
-            if not same:
+                raise saved.damaged_file(settings_path, first_message_line(error)) from error
+            if not is_same:
                 raise BadConfig(
                     f"{folder} holds a run with other settings; "
                     "repeat them, or choose another --out"
                 )
         self.processes.wait()  # until all have read what was there
-        if self.processes.first:
-            write_text(settings, json.dumps(asdict(config), indent=1))
+        if self.processes.is_first:
+            write_text(settings_path, json.dumps(asdict(config), indent=1))
         if (folder / "state.safetensors").exists():
             self.restore()
 
-    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         """The optimisers, each with its learning rate."""
         c = self.config
         matrices = [p for p in layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in matrices}
-        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        matrix_ids = {id(p) for p in matrices}
+        other_weights = [p for p in self.model.parameters() if id(p) not in matrix_ids]
         muon = torch.optim.Muon(matrices, lr=c.matrix_rate, momentum=0.95, weight_decay=0.05)
-        adam = torch.optim.AdamW(others, lr=c.other_rate, betas=(0.9, 0.95), weight_decay=0.0)
+        adam = torch.optim.AdamW(
+            other_weights, lr=c.other_rate, betas=(0.9, 0.95), weight_decay=0.0
+        )
         return [(muon, c.matrix_rate), (adam, c.other_rate)]
 
     @property
@@ -240,42 +246,43 @@ class Run:
         """The model's parameters that change, by name."""
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
-    def keep(self, recipe: Mapping[str, Any] | None) -> None:
+    def keep_recipe(self, recipe: Mapping[str, Any] | None) -> None:
         """Writes all that the run was started with into its folder."""
-        if recipe is not None and self.processes.first:
-            recipes.write(recipe, self.folder)
+        if recipe is not None and self.processes.is_first:
+            recipes.write_recipe(recipe, self.folder)
 
     def save(self) -> None:
-        if not self.processes.first:
+        if not self.processes.is_first:
             return
         tensors = {"step": torch.tensor(self.step)}
         tensors |= {f"model.{n}": p.detach() for n, p in self.trained.items()}
-        for which, optimiser in enumerate(self.optimisers):
+        for optimiser_number, optimiser in enumerate(self.optimisers):
             for index, state in optimiser.state_dict()["state"].items():
                 tensors |= {
-                    f"optimiser.{which}.{index}.{k}": v
+                    f"optimiser.{optimiser_number}.{index}.{k}": v
                     for k, v in state.items()
                     if torch.is_tensor(v)
                 }
-        tensors |= {f"extra.{name}": value for name, value in self.extra().items()}
-        with whole(self.folder / "state.safetensors") as part:
+        tensors |= {f"extra.{name}": value for name, value in self.extra_state().items()}
+        with replace_file(self.folder / "state.safetensors") as part:
             save_file({key: value.contiguous().clone() for key, value in tensors.items()}, part)
 
     def restore(self) -> None:
         """Goes on from what is saved. Raises BadFile where it is not what this run saved."""
         path = self.folder / "state.safetensors"
         tensors = saved.tensors_of(path)
-        model, extra = saved.part(tensors, "model."), saved.part(tensors, "extra.")
+        model = saved.tensors_below(tensors, "model.")
+        extra = saved.tensors_below(tensors, "extra.")
         step = tensors.get("step", torch.tensor(-1))
         if step.shape or step.is_floating_point() or not 0 <= int(step) <= self.config.steps:
-            raise saved.damaged(path, f"its step is none of {self.config.steps}")
-        saved.check(path, model, self.trained)
-        saved.check(path, extra, self.extra())
+            raise saved.damaged_file(path, f"its step is none of {self.config.steps}")
+        saved.check_tensors(path, model, self.trained)
+        saved.check_tensors(path, extra, self.extra_state())
         states = []
-        for which, optimiser in enumerate(self.optimisers):
-            own = [p for group in optimiser.param_groups for p in group["params"]]
-            part = saved.part(tensors, f"optimiser.{which}.")
-            states.append(saved.optimiser_state(path, part, own))
+        for optimiser_number, optimiser in enumerate(self.optimisers):
+            optimised = [p for group in optimiser.param_groups for p in group["params"]]
+            optimiser_part = saved.tensors_below(tensors, f"optimiser.{optimiser_number}.")
+            states.append(saved.optimiser_state(path, optimiser_part, optimised))
         self.step = int(step)
         with torch.no_grad():
             for name, p in self.trained.items():
@@ -285,40 +292,40 @@ class Run:
         if extra:
             self.take_extra(extra)
 
-    def extra(self) -> dict[str, torch.Tensor]:
-        """What else a run goes on from, by name."""
+    def extra_state(self) -> dict[str, torch.Tensor]:
+        """Tensors that a run goes on from besides weights and optimisers, by name."""
         return {}
 
     def take_extra(self, extra: dict[str, torch.Tensor]) -> None:
         """Goes on from what `extra` gave when the run was saved."""
 
-    def through(self, advance: Callable[[], float], save_every: float, quiet: bool) -> None:
+    def run_steps(self, advance: Callable[[], float], save_every: float, quiet: bool) -> None:
         """Calls `advance` for every step that is left, with a bar and a log. The run is saved every
         `save_every` seconds, when it is interrupted and at the end.
         """
         config = self.config
-        saved = start = time.monotonic()
-        first = self.step
+        last_save = start = time.monotonic()
+        first_step = self.step
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
             TimeRemainingColumn(),
         )
-        first_one = self.processes.first
-        bars = Bar(*columns, console=Console(stderr=True), quiet=quiet or not first_one)
-        record = self.folder / "log.jsonl" if first_one else Path(os.devnull)
-        with bars as progress, record.open("a") as log, interrupts() as stop:
-            title = f"{self.size / 1e6:.1f} M parameters"
-            bar = progress.add_task(title, total=config.steps, completed=first)
+        writes = self.processes.is_first
+        progress_bar = Bar(*columns, console=Console(stderr=True), quiet=quiet or not writes)
+        log_path = self.folder / "log.jsonl" if writes else Path(os.devnull)
+        with progress_bar as progress, log_path.open("a") as log, catch_interrupts() as stop:
+            bar_title = f"{self.parameter_count / 1e6:.1f} M parameters"
+            bar_task = progress.add_task(bar_title, total=config.steps, completed=first_step)
             while self.step < config.steps:
                 if self.processes.total(len(stop)):  # all end behind the same step
                     self.save()
                     raise KeyboardInterrupt
                 loss = advance()
-                speed = (self.step - first) * config.batch / (time.monotonic() - start)
-                told = f"loss {loss:.3f}  {speed:,.0f} {self.unit}/s"
-                progress.update(bar, completed=self.step, description=told)
+                speed = (self.step - first_step) * config.batch / (time.monotonic() - start)
+                progress_text = f"loss {loss:.3f}  {speed:,.0f} {self.unit}/s"
+                progress.update(bar_task, completed=self.step, description=progress_text)
                 line = {
                     "step": self.step,
                     "loss": round(loss, 4),
@@ -326,40 +333,43 @@ class Run:
                 }
                 log.write(json.dumps(line) + "\n")
                 log.flush()
-                if time.monotonic() - saved > save_every:
+                if time.monotonic() - last_save > save_every:
                     self.save()
-                    saved = time.monotonic()
+                    last_save = time.monotonic()
         self.save()
 
     @property
-    def size(self) -> int:
+    def parameter_count(self) -> int:
         """Parameters that are trained."""
         return sum(p.numel() for p in self.trained.values())
 
     def advance(
-        self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = loss_of
+        self, data: np.ndarray, teacher: torch.nn.Module | None, loss_of: LossOf = text_loss
     ) -> float:
-        """One optimiser step; returns its mean loss (nats per token)."""
+        """Takes an optimiser step; returns its mean loss (nats per token)."""
         c = self.config
         length = c.context if self.step >= (1 - c.long_share) * c.steps else c.short_context
-        parts = c.batch // c.micro
-        total = 0.0
-        for part in range(parts):
+        micro_count = c.batch // c.micro
+        loss_sum = 0.0
+        for micro_number in range(micro_count):
             ids = batch_of(
-                data, length, c.micro // length, seed=(c.seed * 1_000_003 + self.step) * 64 + part
+                data,
+                length,
+                c.micro // length,
+                seed=(c.seed * 1_000_003 + self.step) * 64 + micro_number,
             )
-            loss = loss_of(self.model, teacher, ids) / parts
+            loss = loss_of(self.model, teacher, ids) / micro_count
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+            loss_sum += loss.item()
         self.update()
-        return total
+        return loss_sum
 
     def share(self) -> float:
-        """What part of its learning rates the next step has."""
-        return rate(self.step, self.config)
+        """Share of the learning rates that the next step has."""
+        return rate_share(self.step, self.config)
 
     def update(self) -> None:
-        """The end of an optimiser step, when the gradients are there."""
+        """Ends an optimiser step, when the gradients are there."""
         self.processes.add_gradients(self.model.parameters())
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimiser, base in zip(self.optimisers, self.rates, strict=True):
@@ -370,16 +380,16 @@ class Run:
         self.step += 1
 
 
-def export(
-    model: PreTrainedModel, corpus: Path, folder: Path, stored: torch.dtype = torch.bfloat16
+def export_model(
+    model: PreTrainedModel, corpus: Path, folder: Path, weight_format: torch.dtype = torch.bfloat16
 ) -> None:
     """Writes a folder that `foretell.load` and transformers open: safetensors, config, tokenizer.
 
-    The weights, of float32, are `stored` in this number format.
+    The weights, of float32, are `weight_format` in this number format.
     """
-    keep = {n: p.detach().clone() for n, p in model.state_dict().items()}
-    model.to(stored).save_pretrained(folder, safe_serialization=True)
-    model.to(torch.float32).load_state_dict(keep)
+    float_weights = {n: p.detach().clone() for n, p in model.state_dict().items()}
+    model.to(weight_format).save_pretrained(folder, safe_serialization=True)
+    model.to(torch.float32).load_state_dict(float_weights)
     PreTrainedTokenizerFast(
         tokenizer_file=str(corpus / "tokenizer.json"),
         bos_token=END,
@@ -391,9 +401,9 @@ def export(
 
 
 @contextmanager
-def interrupts() -> Iterator[list[int]]:
-    """Filled by the first Ctrl-C, so that a step is finished and kept; a second one ends the run at
-    once.
+def catch_interrupts() -> Iterator[list[int]]:
+    """Yields a list that the first Ctrl-C fills, so that a step is finished and kept; a second one
+    ends the run at once.
     """
     caught: list[int] = []
 
@@ -404,34 +414,36 @@ def interrupts() -> Iterator[list[int]]:
     if threading.current_thread() is not threading.main_thread():
         yield caught
         return
-    before = signal.signal(signal.SIGINT, note)
+    earlier_handler = signal.signal(signal.SIGINT, note)
     try:
         yield caught
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, earlier_handler)
 
 
-def read_model(given: str, what: str) -> Any:
+def read_model(name: str, option: str) -> Any:
     """The model of a folder or a known name in float32. Raises BadModel, and BadConfig, which
-    names `what` it is for.
+    names `option` it is for.
     """
-    place = place_of(given)
+    model_folder = location_of(name)
     try:
-        return AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32)
+        return AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
     except (RuntimeError, OSError, ValueError) as error:
-        raise BadConfig(f"{what}={given}: cannot be read ({first_line(error)})") from error
+        raise BadConfig(f"{option}={name}: cannot be read ({first_message_line(error)})") from error
 
 
 def begin_with(model: LlamaForCausalLM, init: str) -> None:
     """Takes a model's weights. Raises BadModel, and BadConfig for one of another shape."""
-    other = read_model(init, "init")
+    initial_model = read_model(init, "init")
     try:
-        model.load_state_dict(other.state_dict())
+        model.load_state_dict(initial_model.state_dict())
     except RuntimeError as error:
-        raise BadConfig(f"init={init}: cannot begin with it ({first_line(error)})") from error
+        raise BadConfig(
+            f"init={init}: cannot begin with it ({first_message_line(error)})"
+        ) from error
 
 
-def train(
+def train_lm(
     corpus: Path,
     out: Path,
     config: TrainLM,
@@ -448,31 +460,34 @@ def train(
     `init`: a model of the same shape to begin with. Its tokenizer, or the teacher's,
     codes the texts.
     """
-    init = init and str(place_of(init))
-    teacher = teacher and str(place_of(teacher))
-    relative = Path(init or teacher or "") / "tokenizer.json"
-    info = prepare(
-        corpus, sources, config.vocab_size, tokenizer=relative if relative.is_file() else None
+    init = init and str(location_of(init))
+    teacher = teacher and str(location_of(teacher))
+    tokenizer_file = Path(init or teacher or "") / "tokenizer.json"
+    corpus_record = prepare_corpus(
+        corpus,
+        sources,
+        config.vocab_size,
+        tokenizer=tokenizer_file if tokenizer_file.is_file() else None,
     )
     out.mkdir(parents=True, exist_ok=True)
-    data = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
-    master = (
+    train_tokens = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
+    teacher_model = (
         AutoModelForCausalLM.from_pretrained(teacher, dtype=torch.float32).eval()
         if teacher
         else None
     )
-    model = build(config, end=0)
+    model = build_llama(config, end=0)
     run = Run(out, config, model, model.model.layers)
     if init and not run.step:
         begin_with(run.model, init)
-    objective: LossOf = torch.compile(loss_of, dynamic=False) if compiled else loss_of
-    run.through(lambda: run.advance(data, master, objective), save_every, quiet)
-    export(run.model, corpus, out / "model")
+    objective: LossOf = torch.compile(text_loss, dynamic=False) if compiled else text_loss
+    run.run_steps(lambda: run.advance(train_tokens, teacher_model, objective), save_every, quiet)
+    export_model(run.model, corpus, out / "model")
     report: dict[str, object] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "tokens_seen": config.steps * config.batch,
-        "heldout_bits_per_byte": evaluate(run.model, corpus),
-        "corpus": info,
+        "heldout_bits_per_byte": bits_per_byte(run.model, corpus),
+        "corpus": corpus_record,
         "settings": asdict(config),
         "teacher": teacher and Path(teacher).name,
     }

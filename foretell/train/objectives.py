@@ -55,9 +55,9 @@ def certainty(logits: torch.Tensor, laws: torch.Tensor, labels: torch.Tensor) ->
     the text's.
     """
     logs = logits.log_softmax(-1)
-    right = logits.argmax(-1) == labels
+    is_right = logits.argmax(-1) == labels
     entropy = -(logs.exp() * logs).sum(-1)
-    return cross_entropy(logits, laws, labels) + torch.where(right, entropy, 0.0)
+    return cross_entropy(logits, laws, labels) + torch.where(is_right, entropy, 0.0)
 
 
 OBJECTIVES: dict[str, Objective] = {
@@ -69,8 +69,8 @@ OBJECTIVES: dict[str, Objective] = {
 }
 
 
-def objective(name: str) -> Objective:
-    """Raises BadConfig."""
+def objective_named(name: str) -> Objective:
+    """Returns the objective of this name. Raises BadConfig."""
     if name not in OBJECTIVES:
         raise BadConfig.field("objective", name, f"one of {', '.join(OBJECTIVES)}")
     return OBJECTIVES[name]
@@ -91,13 +91,13 @@ class _RowLoss(torch.autograd.Function):
         gradient = torch.empty_like(states)
         total = states.new_zeros((), dtype=torch.float32)
         for start in range(0, len(states), CHUNK):
-            part = slice(start, start + CHUNK)
-            rows = states[part].detach().to(weight.dtype)
+            row_slice = slice(start, start + CHUNK)
+            rows = states[row_slice].detach().to(weight.dtype)
             logits = (rows @ weight.T).float().requires_grad_()
             with torch.enable_grad():
-                loss = loss_of(logits, laws[part], labels[part]).sum()
-            (by_logits,) = torch.autograd.grad(loss, logits)
-            gradient[part] = (by_logits.to(weight.dtype) @ weight).to(gradient.dtype)
+                loss = loss_of(logits, laws[row_slice], labels[row_slice]).sum()
+            (logit_gradient,) = torch.autograd.grad(loss, logits)
+            gradient[row_slice] = (logit_gradient.to(weight.dtype) @ weight).to(gradient.dtype)
             total += loss.detach()
         ctx.save_for_backward(gradient)
         return total
@@ -128,15 +128,19 @@ def lag_behind(
     """(m,) how much further a head is from the target's laws than a reference is, both by their
     states (m, E) read by the same output matrix (V, E), in nats.
     """
-    found = []
+    lags = []
     for start in range(0, len(states), CHUNK):
-        part = slice(start, start + CHUNK)
-        ours, theirs = (
-            divergence((rows[part].to(weight.dtype) @ weight.T).float(), laws[part], laws[part])
+        row_slice = slice(start, start + CHUNK)
+        head_lag, reference_lag = (
+            divergence(
+                (rows[row_slice].to(weight.dtype) @ weight.T).float(),
+                laws[row_slice],
+                laws[row_slice],
+            )
             for rows in (states, reference)
         )
-        found.append(ours - theirs)
-    return torch.cat(found)
+        lags.append(head_lag - reference_lag)
+    return torch.cat(lags)
 
 
 def furthest_behind(lags: torch.Tensor, keep: float) -> torch.Tensor:

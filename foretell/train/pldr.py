@@ -33,15 +33,15 @@ from foretell.errors import BadConfig
 from foretell.models.decoder.pldr_model import (
     PldrConfig,
     PldrForCausalLM,
-    fixed,
-    frozen,
-    infer,
+    fixed_metrics,
+    freeze_metrics,
+    infer_metrics,
     metrics_from,
 )
 from foretell.ops.files import write_text
-from foretell.ops.power_law import spread
-from foretell.train.corpus import prepare
-from foretell.train.lm import Run, evaluate, export
+from foretell.ops.power_law import metric_spread
+from foretell.train.corpus import prepare_corpus
+from foretell.train.lm import Run, bits_per_byte, export_model
 
 KINDS = {"net": None, "identity": "identity", "random": "random"}  # to custom_G_type
 LEAST = 0.1  # of the learning rate that the cosine ends at
@@ -90,7 +90,7 @@ class TrainPLDR:
         return self.context
 
 
-def build(config: TrainPLDR, end: int) -> PldrForCausalLM:
+def build_pldr(config: TrainPLDR, end: int) -> PldrForCausalLM:
     """A random model, float32."""
     torch.manual_seed(config.seed)
     hidden = config.heads * config.width
@@ -116,53 +116,60 @@ def build(config: TrainPLDR, end: int) -> PldrForCausalLM:
 class PldrRun(Run):
     """A run folder of such a model: all of it is trained with AdamW."""
 
-    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         rate = self.config.rate
         settings: dict[str, Any] = {"betas": (0.9, 0.95), "eps": 1e-5, "weight_decay": 0.1}
         return [(torch.optim.AdamW(self.model.parameters(), lr=rate, **settings), rate)]
 
     def share(self) -> float:
-        """A rise over the warm-up, then a cosine from 1 to LEAST."""
+        """Share of the learning rate: a rise over the warm-up, then a cosine from 1 to LEAST."""
         c = self.config
         if self.step < c.warmup:
             return float((self.step + 1) / c.warmup)
-        done = (self.step - c.warmup) / max(1, c.steps - c.warmup)
-        return LEAST + (1 - LEAST) * (1 + math.cos(math.pi * min(1.0, done))) / 2
+        progress = (self.step - c.warmup) / max(1, c.steps - c.warmup)
+        return LEAST + (1 - LEAST) * (1 + math.cos(math.pi * min(1.0, progress))) / 2
 
 
 @torch.no_grad()
-def loss(model: Any, ids: torch.Tensor, metrics: torch.Tensor | None = None) -> float:
+def second_half_loss(model: Any, ids: torch.Tensor, metrics: torch.Tensor | None = None) -> float:
     """Nats a token of the second half of a text `ids` (n,), under its own metric or these."""
     half = len(ids) // 2
     if metrics is None:
         rows = model(input_ids=ids[None, :-1]).logits[0]
     else:
-        with metrics_from(fixed(metrics)):
+        with metrics_from(fixed_metrics(metrics)):
             rows = model(input_ids=ids[None, :-1]).logits[0]
     return float(F.cross_entropy(rows[half - 1 :], ids[half:]))
 
 
-def measured(model: Any, texts: Sequence[torch.Tensor], kept: torch.Tensor) -> dict[str, Any]:
-    """Losses of these texts under metrics that are their own, of their first halves, and `kept`;
-    how far the metrics of the texts, and of a text and its first half, are from each other.
+def measure_metrics(
+    model: Any, texts: Sequence[torch.Tensor], frozen_metric: torch.Tensor
+) -> dict[str, Any]:
+    """Losses of these texts under metrics that are their own, of their first halves, and
+    `frozen_metric`; how far the metrics of the texts, and of a text and its first half, are from
+    each other.
     """
-    whole = [infer(model, text) for text in texts]
-    halves = [infer(model, text[: len(text) // 2]) for text in texts]
-    found = {
-        "whole": [loss(model, text) for text in texts],
-        "cached": [loss(model, text, half) for text, half in zip(texts, halves, strict=True)],
-        "frozen": [loss(model, text, kept) for text in texts],
+    text_metrics = [infer_metrics(model, text) for text in texts]
+    half_metrics = [infer_metrics(model, text[: len(text) // 2]) for text in texts]
+    losses = {
+        "whole": [second_half_loss(model, text) for text in texts],
+        "cached": [
+            second_half_loss(model, text, half_metric)
+            for text, half_metric in zip(texts, half_metrics, strict=True)
+        ],
+        "frozen": [second_half_loss(model, text, frozen_metric) for text in texts],
     }
     return {
-        "loss": {name: round(float(np.mean(values)), 5) for name, values in found.items()},
-        "between_texts": spread(whole),
+        "loss": {name: round(float(np.mean(values)), 5) for name, values in losses.items()},
+        "between_texts": metric_spread(text_metrics),
         "of_halves": max(
-            spread(pair)["rmse"] for pair in map(list, zip(whole, halves, strict=True))
+            metric_spread(pair)["rmse"]
+            for pair in map(list, zip(text_metrics, half_metrics, strict=True))
         ),
     }
 
 
-def train(
+def train_pldr(
     corpus: Path,
     out: Path,
     config: TrainPLDR,
@@ -173,35 +180,37 @@ def train(
     """Trains until `config.tokens` are seen, saving every `save_every` seconds; writes OUT/model,
     with nets also OUT/frozen, and OUT/report.json, and returns the report. Raises BadConfig.
     """
-    info = prepare(corpus, sources, config.vocab_size)
-    held = np.fromfile(corpus / "heldout.bin", dtype=np.uint16).astype(np.int64)
-    if len(held) < 2 * config.context:
+    corpus_record = prepare_corpus(corpus, sources, config.vocab_size)
+    heldout_tokens = np.fromfile(corpus / "heldout.bin", dtype=np.uint16).astype(np.int64)
+    if len(heldout_tokens) < 2 * config.context:
         raise BadConfig(
-            f"the texts are too few: {len(held)} tokens are held out, and context="
+            f"the texts are too few: {len(heldout_tokens)} tokens are held out, and context="
             f"{config.context} needs twice as many; give more"
         )
     out.mkdir(parents=True, exist_ok=True)
-    data = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
-    model = build(config, end=0)
+    train_tokens = np.memmap(corpus / "train.bin", dtype=np.uint16, mode="r")
+    model = build_pldr(config, end=0)
     run = PldrRun(out, config, model, model.decoder.dec_layers)
-    run.through(lambda: run.advance(data, None), save_every, quiet)
+    run.run_steps(lambda: run.advance(train_tokens, None), save_every, quiet)
     model.eval()
-    export(model, corpus, out / "model", torch.float32)
+    export_model(model, corpus, out / "model", torch.float32)
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "tokens_seen": config.steps * config.batch,
-        "corpus": info,
+        "corpus": corpus_record,
         "settings": asdict(config),
     }
-    plain: Any = model
+    measured_model: Any = model
     if config.metric == "net":
-        parts = torch.from_numpy(held[: len(held) // config.context * config.context])
-        first, *texts = parts.view(-1, config.context)
-        kept = infer(model, first)
-        report["metric"] = measured(model, texts[: config.windows], kept)
-        plain = frozen(model, kept)
-        export(plain, corpus, out / "frozen", torch.float32)
+        heldout_windows = torch.from_numpy(
+            heldout_tokens[: len(heldout_tokens) // config.context * config.context]
+        )
+        first_text, *texts = heldout_windows.view(-1, config.context)
+        frozen_metric = infer_metrics(model, first_text)
+        report["metric"] = measure_metrics(model, texts[: config.windows], frozen_metric)
+        measured_model = freeze_metrics(model, frozen_metric)
+        export_model(measured_model, corpus, out / "frozen", torch.float32)
     # Only a metric that no text changes gives rows that know nothing of later tokens.
-    report["heldout_bits_per_byte"] = evaluate(plain, corpus, config.context)
+    report["heldout_bits_per_byte"] = bits_per_byte(measured_model, corpus, config.context)
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report

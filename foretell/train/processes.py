@@ -24,7 +24,7 @@ COUNTS = ("WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE
 PATIENCE = timedelta(days=7)  # others wait for so long while the first one writes answers
 
 
-def launched() -> int:
+def process_count() -> int:
     """How many processes `accelerate launch`, torchrun or mpirun started."""
     from accelerate.utils import get_int_from_env
 
@@ -33,7 +33,7 @@ def launched() -> int:
 
 
 class Processes:
-    """This process among those that train together. Joins the others, if there are any.
+    """Processes that train together, seen from one of them, which joins the others, if any.
 
     `device`: where this one trains, "": its own GPU if there are several processes, else the CPU.
     Raises BadConfig.
@@ -43,7 +43,7 @@ class Processes:
         self.count, self.index = 1, 0
         self.device = device or "cpu"
         self._on_cpu = device == "cpu"
-        if launched() > 1:
+        if process_count() > 1:
             if device not in ("", "cpu"):
                 raise BadConfig(
                     f"--device {device}: each of several processes has a device of its own; leave "
@@ -58,12 +58,12 @@ class Processes:
     def _state(self) -> Any:
         from accelerate import PartialState
 
-        asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
-        on_cpu = self._on_cpu or asked or not torch.accelerator.is_available()
+        cpu_asked = os.environ.get("ACCELERATE_USE_CPU", "").lower() in ("1", "true", "yes")
+        on_cpu = self._on_cpu or cpu_asked or not torch.accelerator.is_available()
         return PartialState(cpu=on_cpu, timeout=PATIENCE)
 
     @property
-    def first(self) -> bool:
+    def is_first(self) -> bool:
         """Whether this one writes files and says what came of it."""
         return not self.index
 
@@ -71,11 +71,11 @@ class Processes:
         """Raises BadConfig where a step's micro batches cannot be shared equally."""
         parts = batch // micro
         if parts % self.count:
-            more = -(-parts // self.count) * self.count * micro
+            larger_batch = -(-parts // self.count) * self.count * micro
             raise BadConfig(
                 f"batch={batch}: {parts} micro batches of {micro} tokens cannot be shared by "
-                f"{self.count} processes; give --batch {more}, or start as many processes as "
-                f"divide {parts}"
+                f"{self.count} processes; give --batch {larger_batch}, or start as many processes "
+                f"as divide {parts}"
             )
 
     def share(self, parts: int) -> range:
@@ -83,24 +83,24 @@ class Processes:
         return range(self.index, parts, self.count)
 
     def wait(self) -> None:
-        """Until all have come here."""
+        """Waits until all processes have come here."""
         if self.count > 1:
             self._state.wait_for_everyone()
 
     @contextmanager
     def first_alone(self) -> Iterator[None]:
         """The first process runs the block before all others do."""
-        if not self.first:
+        if not self.is_first:
             self.wait()
         yield
-        if self.first:
+        if self.is_first:
             self.wait()
 
     def total(self, value: float) -> float:
         """The sum of a number over the processes."""
         if self.count == 1:
             return value
-        return float(self._summed(torch.tensor([value])))
+        return float(self._sum_tensor(torch.tensor([value])))
 
     def add_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Makes each parameter's gradient the sum over the processes; one that has none in any of
@@ -109,16 +109,20 @@ class Processes:
         if self.count == 1:
             return
         trained = [p for p in parameters if p.requires_grad]
-        there = self._summed(torch.tensor([float(p.grad is not None) for p in trained]))
-        trained = [p for p, known in zip(trained, there.tolist(), strict=True) if known]
+        gradient_counts = self._sum_tensor(
+            torch.tensor([float(p.grad is not None) for p in trained])
+        )
+        trained = [
+            p for p, is_there in zip(trained, gradient_counts.tolist(), strict=True) if is_there
+        ]
         parts = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained]
         if not parts:
             return
-        added = self._summed(torch.cat(parts)).split([p.numel() for p in trained])
-        for p, part in zip(trained, added, strict=True):
+        summed_parts = self._sum_tensor(torch.cat(parts)).split([p.numel() for p in trained])
+        for p, part in zip(trained, summed_parts, strict=True):
             p.grad = part.view_as(p).clone()
 
-    def _summed(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         from accelerate.utils import reduce
 
         summed: torch.Tensor = reduce(tensor.to(self.device), "sum")

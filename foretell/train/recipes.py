@@ -13,7 +13,7 @@ from typing import Any
 from foretell.errors import BadConfig, BadFile, UnknownMethod
 from foretell.ops.assets import ASSETS
 from foretell.ops.files import write_text
-from foretell.ops.parsing import toml_of
+from foretell.ops.parsing import parse_toml
 
 FOLDER = ASSETS / "recipes"
 KEPT = "recipe.toml"  # in a run's folder: all of its settings, wherever they came from
@@ -32,45 +32,45 @@ OF_RUNS = {  # what all trainers' settings have, and the least and the most of e
 }
 
 
-def check(settings: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
+def check_ranges(settings: Any, ranges: Mapping[str, tuple[float, float]]) -> None:
     """Raises BadConfig for the first field that is outside its range."""
-    for name, (low, high) in ranges.items():
+    for name, (lower, upper) in ranges.items():
         value = getattr(settings, name)
-        if not low <= value <= high:
-            raise BadConfig.field(name, value, f"between {low:,} and {high:,}")
+        if not lower <= value <= upper:
+            raise BadConfig.field(name, value, f"between {lower:,} and {upper:,}")
 
 
 def check_batches(settings: Any) -> None:
     """Raises BadConfig where a step is no whole number of forwards, or a forward holds no text."""
     if settings.micro < settings.window:
-        allowed = f"at least window={settings.window}, which a lower --window allows"
-        raise BadConfig.field("micro", settings.micro, allowed)
+        allowed_values = f"at least window={settings.window}, which a lower --window allows"
+        raise BadConfig.field("micro", settings.micro, allowed_values)
     if settings.batch % settings.micro:
-        allowed = f"a multiple of micro={settings.micro}"
-        raise BadConfig.field("batch", settings.batch, allowed)
+        allowed_values = f"a multiple of micro={settings.micro}"
+        raise BadConfig.field("batch", settings.batch, allowed_values)
 
 
-def shipped() -> dict[str, Path]:
-    """Those that come with the package, by name."""
+def shipped_recipes() -> dict[str, Path]:
+    """Recipes that come with the package, by name."""
     return {path.stem: path for path in sorted(FOLDER.glob("*.toml"))}
 
 
-def find(name: str) -> Path:
+def find_recipe(name: str) -> Path:
     """The file of a recipe that ships, or the one of this path. Raises BadConfig."""
-    if name in shipped():
-        return shipped()[name]
+    if name in shipped_recipes():
+        return shipped_recipes()[name]
     path = Path(name)
     if path.suffix == ".toml" or path.is_file():
         return path
     if path.is_dir():
         raise BadConfig(f"--recipe {name}: a folder; name a .toml file")
-    raise UnknownMethod.near("recipe", name, shipped())
+    raise UnknownMethod.suggest_names("recipe", name, shipped_recipes())
 
 
-def read(path: Path) -> dict[str, Any]:
+def read_recipe(path: Path) -> dict[str, Any]:
     """The fields of a file, `-` in their names as `_`. Raises BadFile."""
     try:
-        table = toml_of(path.read_text("utf-8-sig"))
+        table = parse_toml(path.read_text("utf-8-sig"))
     except OSError as error:
         raise BadFile(f"{path}: cannot be read ({error.strerror}); name a recipe's file") from error
     except ValueError as error:
@@ -78,7 +78,7 @@ def read(path: Path) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in table.items()}
 
 
-def write(fields: Mapping[str, Any], folder: Path) -> None:
+def write_recipe(fields: Mapping[str, Any], folder: Path) -> None:
     """Keeps a run's settings in its folder, as a recipe that repeats it. Raises BadFile."""
     # Texts, numbers, booleans and lists of them are written alike in JSON and in TOML.
     lines = [

@@ -9,13 +9,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from foretell.errors import BadFile, first_line
+from foretell.errors import BadFile, first_message_line
 
 AGAIN = "delete it, and it is made again"
 
 
-def damaged(path: Path, what: str, cure: str = AGAIN) -> BadFile:
-    return BadFile(f"{path}: is damaged or of another run ({what}); {cure}")
+def damaged_file(path: Path, complaint: str, cure: str = AGAIN) -> BadFile:
+    return BadFile(f"{path}: is damaged or of another run ({complaint}); {cure}")
 
 
 def tensors_of(path: Path, cure: str = AGAIN) -> dict[str, torch.Tensor]:
@@ -23,30 +23,33 @@ def tensors_of(path: Path, cure: str = AGAIN) -> dict[str, torch.Tensor]:
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:
-        raise damaged(path, first_line(error), cure) from error
+        raise damaged_file(path, first_message_line(error), cure) from error
 
 
-def check(
+def check_tensors(
     path: Path,
-    found: Mapping[str, torch.Tensor],
-    wanted: Mapping[str, torch.Tensor],
+    read_tensors: Mapping[str, torch.Tensor],
+    expected: Mapping[str, torch.Tensor],
     cure: str = AGAIN,
 ) -> None:
     """Raises BadFile where tensors have other names or shapes than those that they replace, which a
     copy would fill by repeating them, or numbers that are not finite.
     """
-    for name in sorted(found.keys() ^ wanted.keys()):
-        raise damaged(path, f"{'has' if name in found else 'lacks'} {name}", cure)
-    for name, tensor in found.items():
-        shape = tuple(wanted[name].shape)
-        if tensor.shape != shape or tensor.is_floating_point() != wanted[name].is_floating_point():
-            raise damaged(path, f"{name} is {tuple(tensor.shape)}, not {shape}", cure)
+    for name in sorted(read_tensors.keys() ^ expected.keys()):
+        raise damaged_file(path, f"{'has' if name in read_tensors else 'lacks'} {name}", cure)
+    for name, tensor in read_tensors.items():
+        shape = tuple(expected[name].shape)
+        if (
+            tensor.shape != shape
+            or tensor.is_floating_point() != expected[name].is_floating_point()
+        ):
+            raise damaged_file(path, f"{name} is {tuple(tensor.shape)}, not {shape}", cure)
         if tensor.is_floating_point() and not tensor.isfinite().all():
-            raise damaged(path, f"{name} has numbers that are not finite", cure)
+            raise damaged_file(path, f"{name} has numbers that are not finite", cure)
 
 
-def part(tensors: Mapping[str, torch.Tensor], beginning: str) -> dict[str, torch.Tensor]:
-    """Those whose names begin so, without the beginning."""
+def tensors_below(tensors: Mapping[str, torch.Tensor], beginning: str) -> dict[str, torch.Tensor]:
+    """Tensors whose names begin so, named without the beginning."""
     size = len(beginning)
     return {name[size:]: t for name, t in tensors.items() if name.startswith(beginning)}
 
@@ -57,19 +60,19 @@ def optimiser_state(
     """An optimiser's state by its parameters' numbers, of tensors named `number.name`: each is a
     number, or has the shape of its parameter. Raises BadFile.
     """
-    own = list(parameters)
+    parameter_list = list(parameters)
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, value in tensors.items():
         index, _, name = key.partition(".")
-        if not index.isdecimal() or int(index) >= len(own):
-            raise damaged(path, f"has a state {key!r} of no parameter")
-        shape = tuple(own[int(index)].shape)
+        if not index.isdecimal() or int(index) >= len(parameter_list):
+            raise damaged_file(path, f"has a state {key!r} of no parameter")
+        shape = tuple(parameter_list[int(index)].shape)
         if value.dim() and value.shape != shape:
-            raise damaged(path, f"the state {key!r} is {tuple(value.shape)}, not {shape}")
+            raise damaged_file(path, f"the state {key!r} is {tuple(value.shape)}, not {shape}")
         if not value.isfinite().all():
-            raise damaged(path, f"the state {key!r} has numbers that are not finite")
+            raise damaged_file(path, f"the state {key!r} has numbers that are not finite")
         state.setdefault(int(index), {})[name] = value
     kinds = {frozenset(part) for part in state.values()}
     if len(kinds) > 1:
-        raise damaged(path, "some states lack a part")
+        raise damaged_file(path, "some states lack a part")
     return state

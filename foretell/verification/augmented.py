@@ -50,10 +50,10 @@ class Augmented(Rule):
         if not 0 <= self.alpha <= 1:
             raise BadConfig.field("alpha", self.alpha, "between 0 and 1")
 
-    def accepts(self, tree: TokenTree) -> bool:
+    def can_verify(self, tree: TokenTree) -> bool:
         return tree.is_chain and None not in tree.laws[1:]
 
-    def moved(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    def moved_distribution(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
         """The law (V,) between the target's p and the drafter's q."""
         if not self.eta:
             return p
@@ -61,31 +61,31 @@ class Augmented(Rule):
         likely = q >= self.alpha * q.max()
         return (p.log() - step.where(likely, 0.0)).softmax(-1)
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         outcome = Outcome([], None)
         for child in range(1, len(tree)):
             node = child - 1
             if target.ends(node):
                 return outcome
             token = tree.tokens[child]
-            law = tree.laws[child]
-            assert law is not None, "not a chain of drawn tokens"
+            draft_law = tree.laws[child]
+            assert draft_law is not None, "not a chain of drawn tokens"
             p = target.p(node)
-            q = law.dense(len(p)).to(p)
-            moved = self.moved(p, q)
-            share = float(q[token])
-            ratio = float(moved[token]) / share if share > 0 else 0.0
-            taken = rng.accept(ratio, "accept", position, child)
-            if not taken:
-                rest = torch.maximum(p - q, p - moved).clamp_min_(0)
-                total = float(rest.sum())
-                taken = total <= TINY
-            outcome.tested.append((child, taken))
-            if not taken:
-                outcome.token = rng.sample(rest / total, "target", position + node)
+            q = draft_law.dense(len(p)).to(p)
+            moved_probs = self.moved_distribution(p, q)
+            draft_probability = float(q[token])
+            ratio = float(moved_probs[token]) / draft_probability if draft_probability > 0 else 0.0
+            passed = rng.accept(ratio, "accept", position, child)
+            if not passed:
+                residual = torch.maximum(p - q, p - moved_probs).clamp_min_(0)
+                residual_mass = float(residual.sum())
+                passed = residual_mass <= TINY
+            outcome.tested.append((child, passed))
+            if not passed:
+                outcome.token = rng.sample(residual / residual_mass, "target", position + node)
                 return outcome
             outcome.path.append(child)
-        last = len(tree) - 1
-        if not target.ends(last):
-            outcome.token = rng.sample(target.p(last), "target", position + last)
+        last_node = len(tree) - 1
+        if not target.ends(last_node):
+            outcome.token = rng.sample(target.p(last_node), "target", position + last_node)
         return outcome

@@ -33,55 +33,64 @@ class Block(Rule):
     needs = "a chain of drawn tokens"
     drawn = True
 
-    def accepts(self, tree: TokenTree) -> bool:
+    def can_verify(self, tree: TokenTree) -> bool:
         return tree.is_chain and all(tree.laws[1:])
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        laws, drafts, ratios = joint_ratios(tree, target)
-        size = len(laws)  # nodes of the chain that can be accepted at all
-        accepted = 0
-        for node in range(1, size + 1):
-            chance = ratios[node]
-            if node < size:
-                surplus = float((ratios[node] * laws[node] - drafts[node]).clamp_min(0).sum())
-                total = surplus + 1 - ratios[node]
-                chance = surplus / total if total > TINY else 1.0
-            if rng.accept(chance, "accept", position, node):
-                accepted = node
-        path = list(range(1, accepted + 1))
-        tested = [(node, node <= accepted) for node in range(1, min(size, accepted + 1) + 1)]
-        if target.ends(accepted):
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        target_probs, draft_probs, ratios = joint_ratios(tree, target)
+        chain_length = len(target_probs)  # nodes of the chain that can be accepted at all
+        accepted_count = 0
+        for node in range(1, chain_length + 1):
+            pass_probability = ratios[node]
+            if node < chain_length:
+                surplus = float(
+                    (ratios[node] * target_probs[node] - draft_probs[node]).clamp_min(0).sum()
+                )
+                total_mass = surplus + 1 - ratios[node]
+                pass_probability = surplus / total_mass if total_mass > TINY else 1.0
+            if rng.accept(pass_probability, "accept", position, node):
+                accepted_count = node
+        path = list(range(1, accepted_count + 1))
+        tested = [
+            (node, node <= accepted_count)
+            for node in range(1, min(chain_length, accepted_count + 1) + 1)
+        ]
+        if target.ends(accepted_count):
             return Outcome(path, None, tested)
-        if accepted < size:
-            p = laws[accepted]
-            residual = (ratios[accepted] * p - drafts[accepted]).clamp_min(0)
-            total = float(residual.sum())
-            p = residual / total if total > TINY else p
+        if accepted_count < chain_length:
+            p = target_probs[accepted_count]
+            residual = (ratios[accepted_count] * p - draft_probs[accepted_count]).clamp_min(0)
+            total_mass = float(residual.sum())
+            p = residual / total_mass if total_mass > TINY else p
         else:
-            p = target.p(accepted)
-        return Outcome(path, rng.sample(p, "target", position + accepted), tested)
+            p = target.p(accepted_count)
+        return Outcome(path, rng.sample(p, "target", position + accepted_count), tested)
 
 
 def joint_ratios(
     tree: TokenTree, target: Target
 ) -> tuple[list[torch.Tensor], list[torch.Tensor], list[float]]:
-    """Of a chain: p and q (V,) below nodes 0, 1, ..., and the joint ratio of the path to each node.
+    """Target's p and draft's q (V,) below nodes 0, 1, ... of a chain, and each path's joint ratio.
 
     The chain is followed as far as it can be accepted: to its end, to a token that ends the text,
     or to one that the target excludes. No law is asked for below that.
     """
-    laws: list[torch.Tensor] = []
-    drafts: list[torch.Tensor] = []
+    target_probs: list[torch.Tensor] = []
+    draft_probs: list[torch.Tensor] = []
     ratios = [1.0]
     for node in range(1, len(tree)):
-        token, law = tree.tokens[node], tree.laws[node]
-        assert law is not None, "accepts() let a token through that was not drawn"
+        token, draft_law = tree.tokens[node], tree.laws[node]
+        assert draft_law is not None, "accepts() let a token through that was not drawn"
         p = target.p(node - 1)
-        q = law.dense(len(p)).to(p)
-        laws.append(p)
-        drafts.append(q)
-        chance = float(q[token])
-        ratios.append(min(1.0, ratios[-1] * float(p[token]) / chance) if chance > 0 else 0.0)
+        q = draft_law.dense(len(p)).to(p)
+        target_probs.append(p)
+        draft_probs.append(q)
+        draft_probability = float(q[token])
+        ratios.append(
+            min(1.0, ratios[-1] * float(p[token]) / draft_probability)
+            if draft_probability > 0
+            else 0.0
+        )
         if ratios[-1] == 0 or target.ends(node):
             break
-    return laws, drafts, ratios
+    return target_probs, draft_probs, ratios

@@ -34,10 +34,10 @@ class Coin(Rule):
 
     needs = "tokens chosen by a rule, not drawn"
 
-    def accepts(self, tree: TokenTree) -> bool:
-        return not tree.drawn
+    def can_verify(self, tree: TokenTree) -> bool:
+        return not tree.has_draws
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         node = 0
         path: list[int] = []
         tested: list[tuple[int, bool]] = []
@@ -45,19 +45,19 @@ class Coin(Rule):
             p = target.p(node)
             children = tree.tries[node]
             tokens = [tree.tokens[child] for child in children]
-            rest = p.clone()
-            rest[tokens] = 0
-            choice = 0
+            residual = p.clone()
+            residual[tokens] = 0
+            choice_index = 0
             if children:
                 # The rest is summed rather than 1 minus the children: rounding could choose an
                 # empty rest.
-                law = torch.cat([p[tokens], rest.sum()[None]])
-                choice = rng.sample(law, "accept", position, tree.depths[node])
-            tested += [(child, rank == choice) for rank, child in enumerate(children)]
-            if choice == len(children):
-                rest /= rest.sum()
-                token = rng.sample(rest, "target", position + tree.depths[node])
+                choice_probs = torch.cat([p[tokens], residual.sum()[None]])
+                choice_index = rng.sample(choice_probs, "accept", position, tree.depths[node])
+            tested += [(child, rank == choice_index) for rank, child in enumerate(children)]
+            if choice_index == len(children):
+                residual /= residual.sum()
+                token = rng.sample(residual, "target", position + tree.depths[node])
                 return Outcome(path, token, tested)
-            node = children[choice]
+            node = children[choice_index]
             path.append(node)
         return Outcome(path, None, tested)

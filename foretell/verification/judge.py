@@ -33,11 +33,11 @@ from foretell.core.context import Context
 from foretell.core.distribution import Target
 from foretell.core.random import Door
 from foretell.core.tree import TokenTree
-from foretell.core.tree_building import below
+from foretell.core.tree_building import subtree_below
 from foretell.core.types import Outcome
 from foretell.errors import BadConfig
-from foretell.verification.acceptance import Rule, default
-from foretell.verification.judge_model import MAKE, LinearJudge, judge_of, states_of
+from foretell.verification.acceptance import Rule, verify_by_default
+from foretell.verification.judge_model import MAKE, LinearJudge, judge_of, states_at_nodes
 
 
 @dataclass(frozen=True)
@@ -57,58 +57,60 @@ class Judge(Rule):
 
     def begin(self, ctx: Context) -> Callable[[TokenTree, Target, Door, int], Outcome]:
         target = ctx.models["target"]
-        make = partial(judge_of, target, self.weights)
-        return partial(self.judged, ctx.scoped(self).shared(make, "judge"))
+        make_judge = partial(judge_of, target, self.weights)
+        return partial(self.verify_judged, ctx.scope_to(self).shared(make_judge, "judge"))
 
-    def judged(
+    def verify_judged(
         self, judge: LinearJudge, tree: TokenTree, target: Target, rng: Door, position: int
     ) -> Outcome:
         """The accepted path. Raises BadConfig where the judge reads states of another width."""
         nodes = range(1, len(tree))
-        chances = dict(zip(nodes, self._chances(judge, target, nodes), strict=True))
+        chances = dict(zip(nodes, self._goodness_of(judge, target, nodes), strict=True))
         outcome = Outcome([], None)
         node = 0
         while True:
             # The standard rule from this node on, as if the text ended there.
-            part, places = below(tree, node)
+            subtree, subtree_nodes = subtree_below(tree, node)
             output = [*target.output, *tree.tokens_to(node)]
-            rest = Target(target.rows[places], target.sampler, output, part)
-            found = default(part, rest, rng, position + tree.depths[node])
-            outcome.path += [places[i] for i in found.path]
-            outcome.tested += [(places[i], accepted) for i, accepted in found.tested]
-            outcome.token = found.token
-            if found.token is None:
+            rest_target = Target(target.rows[subtree_nodes], target.sampler, output, subtree)
+            rest_outcome = verify_by_default(
+                subtree, rest_target, rng, position + tree.depths[node]
+            )
+            outcome.path += [subtree_nodes[i] for i in rest_outcome.path]
+            outcome.tested += [(subtree_nodes[i], accepted) for i, accepted in rest_outcome.tested]
+            outcome.token = rest_outcome.token
+            if rest_outcome.token is None:
                 return outcome
-            last = outcome.path[-1] if outcome.path else 0
-            liked = [
+            last_node = outcome.path[-1] if outcome.path else 0
+            good_children = [
                 child
-                for child in dict.fromkeys(tree.tries[last])
+                for child in dict.fromkeys(tree.tries[last_node])
                 if chances[child] > self.delta
                 and tree.tokens[child] not in judge.excluded
                 and not target.ends(child)
-                and _possible(target, last, tree.tokens[child])
+                and _is_possible(target, last_node, tree.tokens[child])
             ]
-            if not liked:
+            if not good_children:
                 return outcome
-            node = max(liked, key=lambda child: chances[child])
+            node = max(good_children, key=lambda child: chances[child])
             outcome.tested = [pair for pair in outcome.tested if pair[0] != node]
             outcome.tested.append((node, True))
             outcome.path.append(node)
 
-    def _chances(self, judge: LinearJudge, target: Target, nodes: range) -> list[float]:
+    def _goodness_of(self, judge: LinearJudge, target: Target, nodes: range) -> list[float]:
         if not nodes:
             return []
-        states = states_of(target.reply, nodes)
+        states = states_at_nodes(target.reply, nodes)
         if states.shape[-1] != judge.width:
-            given = self.weights or "what ships"
+            judge_source = self.weights or "what ships"
             raise BadConfig(
-                f"rule 'judge' cannot verify by {given}: it needs states of {judge.width} numbers, "
-                f"and those of the target have {states.shape[-1]}; {MAKE} for it"
+                f"rule 'judge' cannot verify by {judge_source}: it needs states of {judge.width} "
+                f"numbers, and those of the target have {states.shape[-1]}; {MAKE} for it"
             )
-        return judge.chances(states)
+        return judge.good_chances(states)
 
 
-def _possible(target: Target, node: int, token: int) -> bool:
+def _is_possible(target: Target, node: int, token: int) -> bool:
     """Whether the request's options leave the token possible after the node."""
     if target.sampler.greedy:
         scores = target.sampler.scores(target.rows[node], target.path(node))

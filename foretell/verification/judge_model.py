@@ -20,9 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch.nn.functional import logsigmoid
 
-from foretell.errors import BadFile, Unsupported, first_line
-from foretell.ops.assets import ASSETS
-from foretell.ops.files import whole
+from foretell.errors import BadFile, Unsupported, first_message_line
+from foretell.ops.assets import shipped_files
+from foretell.ops.files import replace_file
 from foretell.ops.fingerprint import norm_mark
 
 SCHEMA = "foretell.judge/1"
@@ -45,63 +45,65 @@ class LinearJudge:
         return len(self.weight)
 
     @torch.inference_mode()
-    def chances(self, states: torch.Tensor) -> list[float]:
+    def good_chances(self, states: torch.Tensor) -> list[float]:
         """States (n, E) -> how likely these n tokens are to be good."""
-        return list(self._scores(states).sigmoid().tolist())
+        return list(self._score_states(states).sigmoid().tolist())
 
     @torch.inference_mode()
     def log_chances(self, states: torch.Tensor) -> list[float]:
         """Their logarithms, exact also where a chance would be rounded to 0."""
-        return list(logsigmoid(self._scores(states)).tolist())
+        return list(logsigmoid(self._score_states(states)).tolist())
 
-    def _scores(self, states: torch.Tensor) -> torch.Tensor:
+    def _score_states(self, states: torch.Tensor) -> torch.Tensor:
         return states.float().cpu() @ self.weight + self.bias
 
 
-def save(judge: LinearJudge, path: Path) -> None:
+def save_judge(judge: LinearJudge, path: Path) -> None:
     """Writes the file, whole or not at all. Raises BadFile."""
     tensors = {
         "weight": judge.weight.float().contiguous(),
         "bias": judge.bias.float().reshape(1),
         "excluded": torch.tensor(sorted(judge.excluded), dtype=torch.int32),
     }
-    with whole(path) as part:
+    with replace_file(path) as part:
         save_file(tensors, part, {"schema": SCHEMA, "norm": judge.norm})
 
 
-def load(path: str | Path, make: str = MAKE) -> LinearJudge:
-    """The judge in a file; `make`: what makes one. Raises BadFile where it cannot be read, is
-    damaged or is no judge.
+def load_judge(path: str | Path, how_to_make: str = MAKE) -> LinearJudge:
+    """The judge in a file; `how_to_make`: what makes one. Raises BadFile where it cannot be read,
+    is damaged or is no judge.
     """
     try:
-        with safe_open(path, "pt") as opened:
-            about = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        with safe_open(path, "pt") as judge_file:
+            metadata = judge_file.metadata() or {}
+            tensors = {name: judge_file.get_tensor(name) for name in judge_file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise BadFile(f"{path}: cannot be read ({first_line(error)}); {make}") from error
-    if about.get("schema") != SCHEMA or tensors.keys() != {"weight", "bias", "excluded"}:
-        raise BadFile(f"{path}: has not the schema {SCHEMA}; {make}")
+        raise BadFile(
+            f"{path}: cannot be read ({first_message_line(error)}); {how_to_make}"
+        ) from error
+    if metadata.get("schema") != SCHEMA or tensors.keys() != {"weight", "bias", "excluded"}:
+        raise BadFile(f"{path}: has not the schema {SCHEMA}; {how_to_make}")
     weight, bias, excluded = (tensors[name] for name in ("weight", "bias", "excluded"))
     if weight.ndim != 1 or bias.shape != (1,) or excluded.ndim != 1:
-        raise BadFile(f"{path}: is damaged (its tensors are not those of a judge); {make}")
+        raise BadFile(f"{path}: is damaged (its tensors are not those of a judge); {how_to_make}")
     if not bool(weight.isfinite().all() & bias.isfinite().all()):
-        raise BadFile(f"{path}: is damaged (a weight is not a finite number); {make}")
-    tokens = frozenset(int(token) for token in excluded.tolist())
-    return LinearJudge(weight.float(), bias.float()[0], tokens, about.get("norm", ""))
+        raise BadFile(f"{path}: is damaged (a weight is not a finite number); {how_to_make}")
+    excluded_tokens = frozenset(int(token) for token in excluded.tolist())
+    return LinearJudge(weight.float(), bias.float()[0], excluded_tokens, metadata.get("norm", ""))
 
 
 def classifier_of(target: Any, path: str) -> LinearJudge:
-    """One in a file of this form that says how likely a text is to have some attribute. Raises
+    """A judge in a file of this form that says how likely a text is to have some attribute. Raises
     BadFile where the file is damaged, or was made for another target.
     """
-    make = "make one with `foretell train attribute`"
-    judge = load(path, make)
+    how_to_make = "make one with `foretell train attribute`"
+    judge = load_judge(path, how_to_make)
     if judge.norm != norm_mark(target):
         raise BadFile(
             f"{path}: was made for another target than {target.name}, whose states mean something "
-            f"else; {make}"
+            f"else; {how_to_make}"
         )
-    check_width(judge, target, path, make)
+    check_width(judge, target, path, how_to_make)
     return judge
 
 
@@ -113,44 +115,49 @@ def judge_of(target: Any, path: str) -> LinearJudge:
     """
     if "taps" not in target.caps:
         cure = "choose another rule"
-        raise Unsupported.missing("rule judge", target.name, "hidden states of the target", cure)
-    own = getattr(target, "judge", None)
-    if own is not None and not path:
-        made: LinearJudge = own()
-        return made
-    mark = norm_mark(target)
-    found = path or _shipped().get(mark, "")
-    if not found:
+        raise Unsupported.missing_capability(
+            "rule judge", target.name, "hidden states of the target", cure
+        )
+    target_judge = getattr(target, "judge", None)
+    if target_judge is not None and not path:
+        built_judge: LinearJudge = target_judge()
+        return built_judge
+    target_mark = norm_mark(target)
+    judge_path = path or _shipped_judges().get(target_mark, "")
+    if not judge_path:
         cure = f"give rule=judge,weights=FILE; {MAKE}"
         need = "a judge, and none ships for this model"
-        raise Unsupported.missing("rule judge", target.name, need, cure)
-    judge = load(found)
-    if judge.norm != mark:
-        raise BadFile(f"{found}: was made for another target than {target.name}; {MAKE} for it")
-    check_width(judge, target, found, MAKE)
+        raise Unsupported.missing_capability("rule judge", target.name, need, cure)
+    judge = load_judge(judge_path)
+    if judge.norm != target_mark:
+        raise BadFile(
+            f"{judge_path}: was made for another target than {target.name}; {MAKE} for it"
+        )
+    check_width(judge, target, judge_path, MAKE)
     return judge
 
 
-def check_width(judge: LinearJudge, target: Any, path: str, make: str) -> None:
+def check_width(judge: LinearJudge, target: Any, path: str, how_to_make: str) -> None:
     """Raises BadFile where it reads states of another width than the target's. A target that does
     not show its layers is known by the first state.
     """
-    width, loop = len(judge.weight), getattr(target, "loop", None)
-    own = width if loop is None else loop.norm.weight.numel()
-    if width != own:
+    judge_width, target_loop = len(judge.weight), getattr(target, "loop", None)
+    target_width = judge_width if target_loop is None else target_loop.norm.weight.numel()
+    if judge_width != target_width:
         raise BadFile(
-            f"{path}: reads states of {width} numbers, and {target.name} has {own}; {make}"
+            f"{path}: reads states of {judge_width} numbers, and {target.name} has {target_width}; "
+            f"{how_to_make}"
         )
 
 
 @cache
-def _shipped() -> dict[str, str]:
+def _shipped_judges() -> dict[str, str]:
     """The file of each judge that comes with the package, by its target's mark."""
-    return {load(path).norm: str(path) for path in sorted(ASSETS.glob(f"*/{FILE}"))}
+    return {load_judge(path).norm: str(path) for path in shipped_files(f"*/{FILE}")}
 
 
-def states_of(reply: Any, nodes: Sequence[int]) -> torch.Tensor:
+def states_at_nodes(reply: Any, nodes: Sequence[int]) -> torch.Tensor:
     """(n, E): what leaves the last layer at these nodes, of a reply whose highest tap it is."""
-    places = {node: place for place, node in enumerate(reply.new)}
-    states: torch.Tensor = reply.hidden[max(reply.hidden)]
-    return states[[places[node] for node in nodes]]
+    row_positions = {node: place for place, node in enumerate(reply.new)}
+    last_states: torch.Tensor = reply.hidden[max(reply.hidden)]
+    return last_states[[row_positions[node] for node in nodes]]

@@ -35,70 +35,70 @@ class Kseq(Rule):
     needs = "children drawn independently from one law"
     drawn = True
 
-    def accepts(self, tree: TokenTree) -> bool:
+    def can_verify(self, tree: TokenTree) -> bool:
         for tries in tree.tries:
             laws = [tree.laws[child] for child in tries]
             if None in laws or len(set(map(id, laws))) > 1:
                 return False
         return True
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         node = 0
-        tries = 0
+        try_count = 0
         path: list[int] = []
         tested: list[tuple[int, bool]] = []
         while not target.ends(node):
             p = target.p(node)
             children = tree.tries[node]
-            accepted = -1
+            accepted_child = -1
             if children:
-                law = tree.laws[children[0]]
-                assert law is not None, "accepts() let a token through that was not drawn"
-                q = law.dense(len(p)).to(p)
-                r = threshold(p, q, len(children))
+                draft_law = tree.laws[children[0]]
+                assert draft_law is not None, "accepts() let a token through that was not drawn"
+                q = draft_law.dense(len(p)).to(p)
+                r = find_threshold(p, q, len(children))
                 for child in children:
                     token = tree.tokens[child]
-                    tries += 1
-                    chance = float(p[token]) / (r * float(q[token]))
-                    taken = rng.accept(chance, "accept", position, tries)
-                    tested.append((child, taken))
-                    if taken:
-                        accepted = child
+                    try_count += 1
+                    pass_probability = float(p[token]) / (r * float(q[token]))
+                    passed = rng.accept(pass_probability, "accept", position, try_count)
+                    tested.append((child, passed))
+                    if passed:
+                        accepted_child = child
                         break
                 else:
-                    p = residual(p, q, r, len(children))
-            if accepted < 0:
+                    p = residual_probs(p, q, r, len(children))
+            if accepted_child < 0:
                 token = rng.sample(p, "target", position + tree.depths[node])
                 return Outcome(path, token, tested)
-            path.append(accepted)
-            node = accepted
+            path.append(accepted_child)
+            node = accepted_child
         return Outcome(path, None, tested)
 
 
-def overlap(p: torch.Tensor, q: torch.Tensor, r: float) -> float:
+def acceptance_mass(p: torch.Tensor, q: torch.Tensor, r: float) -> float:
     """The chance that one draw from q is accepted with min(1, p / (r q))."""
     return float(torch.minimum(q, p / r).sum())
 
 
-def threshold(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
+def find_threshold(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
     """The smallest r in [1, k] that leaves no token accepted more often than p allows."""
-    low, high = 1.0, float(k)
+    lower_bound, upper_bound = 1.0, float(k)
     for _ in range(BISECTIONS):
-        r = (low + high) / 2
-        beta = overlap(p, q, r)
+        r = (lower_bound + upper_bound) / 2
+        beta = acceptance_mass(p, q, r)
         if 1 - (1 - beta) ** k > r * beta:
-            low = r
+            lower_bound = r
         else:
-            high = r
-    return high
+            upper_bound = r
+    return upper_bound
 
 
-def residual(p: torch.Tensor, q: torch.Tensor, r: float, k: int) -> torch.Tensor:
+def residual_probs(p: torch.Tensor, q: torch.Tensor, r: float, k: int) -> torch.Tensor:
     """The law (V,) of the token after k refusals."""
-    beta = overlap(p, q, r)
+    beta = acceptance_mass(p, q, r)
     if beta <= TINY:
         return p
     share = (1 - (1 - beta) ** k) / beta
-    rest = (p - torch.minimum(q, p / r) * share).clamp_min(0)
-    total = float(rest.sum())
-    return rest / total if total > TINY else p
+    remaining = (p - torch.minimum(q, p / r) * share).clamp_min(0)
+    remaining_mass = float(remaining.sum())
+    return remaining / remaining_mass if remaining_mass > TINY else p

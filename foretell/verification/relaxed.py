@@ -48,41 +48,47 @@ class Relaxed(Rule):
         if not 0 <= self.tau <= 100:
             raise BadConfig.field("tau", self.tau, "between 0 and 100")
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         node = 0
         outcome = Outcome([], None)
         while not target.ends(node):
-            best, logs = _logs(target, node)
+            best_token, log_probs = _best_and_log_probs(target, node)
             children = list(dict.fromkeys(tree.tries[node]))
-            passing = [child for child in children if self.passes(tree.tokens[child], best, logs)]
-            taken = max(passing, key=lambda child: float(logs[tree.tokens[child]]), default=-1)
-            outcome.tested += [(child, child == taken) for child in children]
-            if taken < 0:
-                outcome.token = best
+            passing_children = [
+                child
+                for child in children
+                if self.passes_token(tree.tokens[child], best_token, log_probs)
+            ]
+            followed_child = max(
+                passing_children, key=lambda child: float(log_probs[tree.tokens[child]]), default=-1
+            )
+            outcome.tested += [(child, child == followed_child) for child in children]
+            if followed_child < 0:
+                outcome.token = best_token
                 if not target.sampler.greedy:
-                    place = position + tree.depths[node]
-                    outcome.token = rng.sample(target.p(node), "target", place)
+                    token_position = position + tree.depths[node]
+                    outcome.token = rng.sample(target.p(node), "target", token_position)
                 break
-            outcome.path.append(taken)
-            node = taken
+            outcome.path.append(followed_child)
+            node = followed_child
         return outcome
 
-    def passes(self, token: int, best: int, logs: torch.Tensor) -> bool:
+    def passes_token(self, token: int, best_token: int, log_probs: torch.Tensor) -> bool:
         """Whether a token may stay, by the logs (V,) of its place and the best token there."""
-        if token == best:
+        if token == best_token:
             return True
-        if not float(logs[token]) >= float(logs[best]) - self.tau:
+        if not float(log_probs[token]) >= float(log_probs[best_token]) - self.tau:
             return False
-        better = logs > logs[token]
+        is_better = log_probs > log_probs[token]
         # Among equals the lowest id comes first, as everywhere.
-        better[:token] |= logs[:token] == logs[token]
-        return int(better.sum()) < self.beta
+        is_better[:token] |= log_probs[:token] == log_probs[token]
+        return int(is_better.sum()) < self.beta
 
 
-def _logs(target: Target, node: int) -> tuple[int, torch.Tensor]:
+def _best_and_log_probs(target: Target, node: int) -> tuple[int, torch.Tensor]:
     """The best token after `node`, and log-probabilities (V,) up to a constant."""
     if target.sampler.greedy:
-        best = target.best(node)
-        return best, target.sampler.scores(target.rows[node], target.path(node))
-    logs = target.p(node).log()
-    return int(logs.argmax()), logs
+        best_token = target.best_token(node)
+        return best_token, target.sampler.scores(target.rows[node], target.path(node))
+    log_probs = target.p(node).log()
+    return int(log_probs.argmax()), log_probs

@@ -22,12 +22,12 @@ from foretell.core.distribution import Target
 from foretell.core.random import Door
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
-from foretell.verification.acceptance import Rule, sequential
+from foretell.verification.acceptance import Rule, verify_in_order
 
 
 @dataclass(frozen=True)
 class Sequential(Rule):
     """Nothing to set."""
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        return sequential(tree, target, rng, position)
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        return verify_in_order(tree, target, rng, position)

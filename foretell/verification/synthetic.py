@@ -40,33 +40,33 @@ class Synthetic(Rule):
             if not 0 <= getattr(self, name) <= 1:
                 raise BadConfig.field(name, getattr(self, name), "from 0 to 1")
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         if target.sampler.guide is not None:
             raise BadConfig(
                 "rule 'synthetic' accepts by chance, so it cannot honour "
                 "json_schema, regex, grammar or constraint: choose another rule"
             )
         node = 0
-        tries = 0
+        try_count = 0
         path: list[int] = []
         tested: list[tuple[int, bool]] = []
         while not target.ends(node):
-            accepted = -1
-            chance = self.rate
+            accepted_child = -1
+            pass_probability = self.rate
             for child in dict.fromkeys(tree.tries[node]):  # a child drawn twice is tried once
-                tries += 1
-                taken = rng.accept(chance, "accept", position, tries)
-                tested.append((child, taken))
-                if taken:
-                    accepted = child
+                try_count += 1
+                passed = rng.accept(pass_probability, "accept", position, try_count)
+                tested.append((child, passed))
+                if passed:
+                    accepted_child = child
                     break
-                chance *= self.fall
-            if accepted < 0:
+                pass_probability *= self.fall
+            if accepted_child < 0:
                 if target.sampler.greedy:
-                    token = target.best(node)
+                    token = target.best_token(node)
                 else:
                     token = rng.sample(target.p(node), "target", position + tree.depths[node])
                 return Outcome(path, token, tested)
-            path.append(accepted)
-            node = accepted
+            path.append(accepted_child)
+            node = accepted_child
         return Outcome(path, None, tested)

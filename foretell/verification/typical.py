@@ -44,24 +44,24 @@ class Typical(Rule):
             if not 0 < getattr(self, name) <= 1:
                 raise BadConfig.field(name, getattr(self, name), "above 0 and at most 1")
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        laws: dict[int, torch.Tensor] = {}
-        scores: dict[int, float] = {0: 0.0}  # of a node whose path passes: log-probability
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        target_probs: dict[int, torch.Tensor] = {}
+        path_scores: dict[int, float] = {0: 0.0}  # of a node whose path passes: log-probability
         tested: list[tuple[int, bool]] = []
         for node, children in enumerate(tree.tries):
-            if node not in scores or not children or target.ends(node):
+            if node not in path_scores or not children or target.ends(node):
                 continue
-            p = laws[node] = target.p(node)
+            p = target_probs[node] = target.p(node)
             entropy = float(-(p * (p + 1e-5).log()).sum())
             threshold = min(self.epsilon, self.delta * math.exp(-entropy))
             for child in dict.fromkeys(children):  # a child drawn twice is tried once
-                chance = float(p[tree.tokens[child]])
-                tested.append((child, chance > threshold))
-                if chance > threshold:
-                    scores[child] = scores[node] + math.log(chance)
-        best = max(scores, key=lambda node: (tree.depths[node], scores[node], -node))
-        path = tree.path(best)
-        if target.ends(best):
+                probability = float(p[tree.tokens[child]])
+                tested.append((child, probability > threshold))
+                if probability > threshold:
+                    path_scores[child] = path_scores[node] + math.log(probability)
+        best_node = max(path_scores, key=lambda node: (tree.depths[node], path_scores[node], -node))
+        path = tree.path(best_node)
+        if target.ends(best_node):
             return Outcome(path, None, tested)
-        p = laws[best] if best in laws else target.p(best)
+        p = target_probs[best_node] if best_node in target_probs else target.p(best_node)
         return Outcome(path, rng.sample(p, "target", position + len(path)), tested)

@@ -20,12 +20,12 @@ from foretell.core.distribution import Target
 from foretell.core.random import Door
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
-from foretell.verification.acceptance import Rule, walk
+from foretell.verification.acceptance import Rule, walk_tree
 
 
 @dataclass(frozen=True)
 class Walk(Rule):
     """Nothing to set."""
 
-    def verify(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-        return walk(tree, target, rng, position)
+    def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
+        return walk_tree(tree, target, rng, position)

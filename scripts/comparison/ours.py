@@ -18,7 +18,7 @@ import foretell
 from foretell import bench
 from foretell.bench.contenders import Method
 from foretell.bench.hardware import weight_bytes
-from foretell.bench.turns import reason
+from foretell.bench.turns import one_line_reason
 
 KEYS = ("tokens", "times", "counts")  # of an answer to a generation
 
@@ -95,7 +95,7 @@ def main(options: str) -> None:
                 side = side or Side(**json.loads(options))
                 answer = side.answer(json.loads(line))
             except Exception as error:  # that it did not work is the answer
-                answer = {"error": reason(error)}
+                answer = {"error": one_line_reason(error)}
             print(json.dumps(answer), file=answers, flush=True)
 
 

@@ -93,8 +93,8 @@ def page(document: Document) -> str:
 READING = """Every number is a median, with the range from the 10th to the 90th percentile over
 prompts and rounds in brackets. Speeds are tokens/s after the first token. Ratios are taken prompt
 by prompt within a round: to transformers' `generate` in bfloat16, to the quickest peer in the same
-number of bits on that set (its own drafting on), to the quickest that drafts nothing, and to the
-contender's own plain decoding. MAT is tokens a step. *Same* counts the answers that have the tokens
+number of bits on that set (its own drafting on), and to the contender's own plain decoding; the
+means have those to the quickest peer that drafts nothing, too. MAT is tokens a step. *Same* counts the answers that have the tokens
 of our plain decoding in that format."""
 
 
@@ -199,6 +199,8 @@ def _range(found: Spread | None, digits: int = 2) -> str:
     if found is None:
         return ""
     shown = [f"{value:.{digits}f}" for value in (found.median, found.low, found.high)]
+    if len(set(shown)) == 1:
+        return shown[0]
     return f"{shown[0]} ({shown[1]} to {shown[2]})"
 
 
@@ -207,7 +209,7 @@ def _same(counts: tuple[int, int] | None) -> str:
 
 
 def _set_table(made: Figures, set_name: str) -> str:
-    head = ["", "bits", "tokens/s", "transformers", "best peer", "best plain peer", "own plain"]
+    head = ["", "bits", "tokens/s", "transformers", "best peer", "own plain"]
     rows = []
     cells = made.cells[set_name]
     for bits in made.bits():
@@ -219,7 +221,7 @@ def _set_table(made: Figures, set_name: str) -> str:
             if made.best.get((set_name, bits)) == name:
                 title += ", the best peer"
             row = [title, str(bits), _range(cell.speed, 1)]
-            for other in (BASE, "best", "best_plain", "plain"):
+            for other in (BASE, "best", "plain"):
                 row.append(_range(cell.ratios.get(other)))
             rows.append([*row, f"{cell.mat:.2f}", _same(cell.same)])
     return table([*head, "MAT", "same"], rows)

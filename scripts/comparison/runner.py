@@ -12,7 +12,7 @@ from typing import Any
 from comparison.sides import Contender, Sides
 from foretell.bench.hardware import measure_bandwidth
 from foretell.bench.peers import Run
-from foretell.bench.turns import PAUSE, reason
+from foretell.bench.turns import PAUSE, one_line_reason
 from foretell.errors import BadConfig, RequestFailed
 
 LONG = 2000  # tokens of the prompts whose prefill is measured
@@ -90,7 +90,7 @@ def _tried(
     try:
         return contender.run(ids, tokens, settings.temperature, settings.seed)
     except RequestFailed as error:
-        sides.drop(contender, reason(error))
+        sides.drop(contender, one_line_reason(error))
         return None
 
 
@@ -109,7 +109,7 @@ def first_tokens(sides: Sides, ids: list[int]) -> None:
             else:
                 seconds = worker.run(ids, 2, 0.0, 0).times[0]
         except RequestFailed as error:
-            sides.drop(contender, reason(error))
+            sides.drop(contender, one_line_reason(error))
             continue
         sides.opened[worker.name]["first_token_s"] = seconds
 

@@ -13,7 +13,7 @@ from typing import Any
 from foretell.bench import peers
 from foretell.bench.peers import Place, Run, transformers
 from foretell.bench.peers._worker import Worker
-from foretell.bench.turns import reason
+from foretell.bench.turns import one_line_reason
 from foretell.errors import BadConfig, ForetellError, RequestFailed
 
 OURS = "foretell"
@@ -149,18 +149,18 @@ def add_peer(sides: Sides, name: str, place: Place) -> None:
     """All ways of a peer that open here; of the others it is noted why they do not."""
     try:
         if name == BASE:
-            found: list[Any] = list(transformers.apart(place))
+            found: list[Any] = list(transformers.separate_workers(place))
         else:
             found = list(peers.contenders(name, place))
     except ForetellError as error:
-        sides.absent[f"{name} {place.dtype}"] = reason(error)
+        sides.absent[f"{name} {place.dtype}"] = one_line_reason(error)
         return
     for i, worker in enumerate(found):
         try:
             began = time.perf_counter()
             load_s = worker.open()
         except RequestFailed as error:
-            sides.absent[worker.name] = reason(error)
+            sides.absent[worker.name] = one_line_reason(error)
             continue
         note_opened(sides, worker, load_s, time.perf_counter() - began)
         bits = BITS[place.dtype]
@@ -169,7 +169,7 @@ def add_peer(sides: Sides, name: str, place: Place) -> None:
 
 def peers_of(dtype: str) -> list[str]:
     """The peers that have a number format, or may have; transformers stands for itself."""
-    names = [name for name in peers.names() if name != BASE]
+    names = [name for name in peers.peer_names() if name != BASE]
     if dtype != "int8":
         names.remove("ctranslate2")  # beside 16 bits it computes in 32, and it has no 4
     return names

@@ -17,10 +17,10 @@ from foretell import LM
 from foretell.api.editor import Editor
 from foretell.backends.openvino import OpenVinoExecutor
 from foretell.cache.policy import Segment
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.engine import prefix_cache as reuse
 from foretell.errors import BadConfig, BadModel, PromptTooLong, Unsupported
-from foretell.models.decoder.packed import pack
+from foretell.models.decoder.packed import pack_layers
 from tests import tiny
 from tests.cache.test_executors import missing
 
@@ -274,9 +274,9 @@ def test_drafts_change_nothing_of_what_is_written(method: str) -> None:
 def test_a_head_reads_the_states_of_the_text(tmp_path: Path) -> None:
     lm = tiny.lm(torch.float64, draft=False)
     target = lm.models["target"]
-    head = build("eagle", target_shape(target), {})
+    head = build_head("eagle", target_shape(target), {})
     head.begin(target)
-    save(head, None, tmp_path, target, {})
+    save_head(head, None, tmp_path, target, {})
     editor = lm.editor(TEXT, f"eagle:head={tmp_path},nodes=6")
     editor.edit(4, 7, "plus_one")
     plain = lm.editor(TEXT, "plain")
@@ -290,7 +290,7 @@ def test_a_head_reads_the_states_of_the_text(tmp_path: Path) -> None:
 
 def prefix_of(editor: Editor) -> Segment:
     """What its completions begin with."""
-    prefix: Segment = editor._request({})["prefix"]
+    prefix: Segment = editor._call_options({})["prefix"]
     return prefix
 
 
@@ -309,13 +309,13 @@ def test_rows_of_an_edited_text_are_nobody_elses(monkeypatch: pytest.MonkeyPatch
 
     right = wide().generate(TEXT.replace("add", "plus_one", 1), "plain", **GREEDY).tokens
     assert written() == right
-    shares = reuse.Reuse._shares
+    shares = reuse.Reuse._shares_rows
 
     def slip(live: Any, cache: Any) -> bool:
         live.ctx.request.prefix = None
         return shares(live, cache)
 
-    monkeypatch.setattr(reuse.Reuse, "_shares", staticmethod(slip))
+    monkeypatch.setattr(reuse.Reuse, "_shares_rows", staticmethod(slip))
     assert written() != right
 
 
@@ -375,7 +375,7 @@ def test_models_without_such_rows_are_refused() -> None:
     with pytest.raises(Unsupported, match=r"editor cannot run on .*positions that are rotations"):
         learned.editor(TEXT, "plain")
     packed = tiny.llama(intermediate_size=64)
-    pack(packed, "int8")
+    pack_layers(packed, "int8")
     exact = foretell.wrap(packed, tiny.tokenizer(), exact_bits=True)
     with pytest.raises(Unsupported, match="leave exact_bits out"):
         exact.editor(TEXT, "plain")

@@ -12,9 +12,9 @@ import torch
 
 import foretell
 from foretell.api import profiles
-from foretell.api.defaults import usual
+from foretell.api.defaults import default_method
 from foretell.drafters.lookup.ngram import Ngram
-from foretell.spec import AUTO, HEAD, HEAD_STEP, QUICK, resolve
+from foretell.spec import AUTO, HEAD, HEAD_STEP, QUICK, resolve_method
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import tiny
@@ -31,7 +31,7 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def profile_of(lm: foretell.LM, **change: Any) -> Path:
     """A small profile written by hand, for `lm` here."""
-    about = profiles.conditions(lm.models)
+    about = profiles.current_conditions(lm.models)
     path = profiles.path_of(lm.models, lm.path, about)
     document = {
         "schema": profiles.SCHEMA,
@@ -98,7 +98,7 @@ def test_other_machines_and_versions_have_other_conditions(
         assert "there, torch 99 here)" in warned(tiny.lm())
     with monkeypatch.context() as patch, warnings.catch_warnings():
         warnings.simplefilter("error")
-        patch.setattr("foretell.engine.cost_profile.processor", lambda: "Other CPU")
+        patch.setattr("foretell.engine.cost_profile.processor_name", lambda: "Other CPU")
         assert tiny.lm().auto == AUTO
 
 
@@ -119,16 +119,16 @@ def test_all_profiles_of_a_model_can_be_forgotten(tmp_path: Path) -> None:
     profile_of(tiny.lm(torch.bfloat16))
     another = foretell.wrap(tiny.llama(), tiny.tokenizer(), name="another")
     kept = profile_of(another)
-    assert profiles.forget("tiny", None) == 2 and profiles.forget("tiny", None) == 0
+    assert profiles.forget_profiles("tiny", None) == 2 and profiles.forget_profiles("tiny", None) == 0
     assert tiny.lm().auto == AUTO and another.auto == OTHER and kept.is_file()
-    assert profiles.forget("another", tmp_path) == 0, "a folder of that name is another model"
+    assert profiles.forget_profiles("another", tmp_path) == 0, "a folder of that name is another model"
 
 
 def test_loading_does_not_look_for_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any) -> Any:
         raise AssertionError("looked up")
 
-    monkeypatch.setattr(profiles, "kept", never)
+    monkeypatch.setattr(profiles, "load_profile", never)
     lm = tiny.lm()
     assert lm.generate("a", "plain", max_new_tokens=2).tokens
     assert lm.generate("a", Ngram(), max_new_tokens=2).tokens
@@ -142,7 +142,7 @@ def test_models_that_show_no_weights_are_known_by_their_shape() -> None:
     assert profiles.weights_digest(None) == "none"
     profile_of(foretell.LM(Toy(5)))
     assert foretell.LM(Toy(5)).auto == OTHER
-    assert resolve("plain")[1] == Plain()
+    assert resolve_method("plain")[1] == Plain()
 
 
 # --- what is trusted
@@ -150,7 +150,7 @@ def test_models_that_show_no_weights_are_known_by_their_shape() -> None:
 
 @pytest.mark.parametrize("spec", ["plain", AUTO, "suffix", "ngram:n=2", "suffix+approx+ngram:k=4"])
 def test_auto_may_stand_for_what_is_exact_and_decides_by_cost(spec: str) -> None:
-    assert profiles.objection(spec) is None
+    assert profiles.find_objection(spec) is None
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,7 @@ def test_auto_may_stand_for_what_is_exact_and_decides_by_cost(spec: str) -> None
     ],
 )
 def test_auto_stands_for_nothing_else(spec: str, reason: str) -> None:
-    objection = profiles.objection(spec)
+    objection = profiles.find_objection(spec)
     assert objection is not None
     assert reason in objection
     assert objection.isprintable()
@@ -276,11 +276,11 @@ def test_auto_drafts_with_a_small_draft_model(monkeypatch: pytest.MonkeyPatch) -
     assert lm.default == AUTO, "its draft model is a seventh of it"
     monkeypatch.setattr("foretell.api.defaults.CHEAP", 1 / 4)
     lm.measure()
-    assert lm.default == f"{AUTO}+draft:best=yes" and profiles.objection(lm.default) is None
+    assert lm.default == f"{AUTO}+draft:best=yes" and profiles.find_objection(lm.default) is None
     for more in ({}, {"temperature": 1.0, "seed": 5}):
         plain = lm.generate("import os\n\ndef", "plain", max_new_tokens=40, **more)
         assert lm.generate("import os\n\ndef", max_new_tokens=40, **more).tokens == plain.tokens
-    monkeypatch.setattr("foretell.api.defaults.related", lambda first, second: False)
+    monkeypatch.setattr("foretell.api.defaults.are_related", lambda first, second: False)
     lm.measure()
     assert lm.default == AUTO, "its tokens mean something else"
     alone = foretell.wrap(tiny.llama(), tiny.tokenizer())
@@ -294,5 +294,5 @@ def test_beside_a_head_that_ships_auto_copies_and_nothing_else(
     lm = tiny.lm()
     target, draft = lm.models["target"], lm.models["draft"]
     monkeypatch.setattr("foretell.api.defaults.shipped_head", lambda model, kind: kind == "eagle3")
-    assert usual(target, draft, HEAD_STEP) == f"{QUICK}+{HEAD}"
-    assert HEAD not in usual(target, draft, HEAD_STEP / 2), "growing a tree takes too much of it"
+    assert default_method(target, draft, HEAD_STEP) == f"{QUICK}+{HEAD}"
+    assert HEAD not in default_method(target, draft, HEAD_STEP / 2), "growing a tree takes too much of it"

@@ -22,7 +22,7 @@ from foretell.core.types import Outcome
 from foretell.drafters.lookup.ngram import Ngram
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
 from foretell.models.decoder.exact import ExactDecoder
-from foretell.models.decoder.packed import pack
+from foretell.models.decoder.packed import pack_layers
 from foretell.verification import acceptance as verify
 from tests import tiny
 
@@ -58,7 +58,7 @@ def test_what_holds_is_said_to_hold(method: str) -> None:
         "ends": HELD,
         "cache": HELD,
     }
-    assert verdicts(report) == expected and report.held
+    assert verdicts(report) == expected and report.all_held
 
 
 def test_the_line_to_paste_says_what_each_figure_was_taken_on() -> None:
@@ -88,7 +88,7 @@ def test_a_narrow_format_is_audited_beside_float32() -> None:
         "ends",
         "cache",
     ]
-    assert report.held and report.dtype == "bfloat16"
+    assert report.all_held and report.dtype == "bfloat16"
     greedy = report.methods[0].checks[1].numbers
     assert greedy["identical"] + greedy["ties"] == greedy["of"] == 3
     assert report.methods[0].checks[-1].numbers.keys() == {"float32", "bfloat16"}
@@ -96,13 +96,15 @@ def test_a_narrow_format_is_audited_beside_float32() -> None:
 
 def test_in_8_bits_seeds_are_not_claimed_unless_bits_are_exact() -> None:
     hf = tiny.llama()
-    pack(hf, "int8")
+    pack_layers(hf, "int8")
     report = audit.audit(
         foretell.wrap(hf, tiny.tokenizer(), name="tiny"), ["ngram"], TEXTS, max_new_tokens=8
     )
     by_name = {check.name: check for check in report.methods[0].checks}
     assert (
-        report.held and report.matrices == "int8" and " tiny int8 ngram " in report.methods[0].line
+        report.all_held
+        and report.matrices == "int8"
+        and " tiny int8 ngram " in report.methods[0].line
     )
     assert by_name["seeds"].verdict == NO_CLAIM and "not claimed" in by_name["seeds"].detail
     assert "(at most 0.1)" in by_name["cache"].detail
@@ -118,7 +120,7 @@ def test_a_lossy_rule_is_lossy_and_not_failed() -> None:
         "ends": NO_CLAIM,
         "cache": HELD,
     }
-    assert report.held and report.methods[0].guarantee == "lossy: rule typical"
+    assert report.all_held and report.methods[0].guarantee == "lossy: rule typical"
     assert (
         report.methods[0].checks[3].numbers["error"] > 0.01
         and " lossy: greedy 3/3" in report.methods[0].line
@@ -135,7 +137,7 @@ def test_what_a_method_refuses_is_no_claim() -> None:
         "ends": NO_CLAIM,
         "cache": HELD,
     }
-    assert verdicts(report) == expected and report.held
+    assert verdicts(report) == expected and report.all_held
     assert (
         "temperature" in report.methods[0].checks[1].detail
         and "samples not compared" in report.methods[0].line
@@ -157,8 +159,8 @@ def believes(tree: TokenTree, target: Target, rng: Door, position: int) -> Outco
 def no_residual(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
     """Draws from the whole law behind a refusal, not from what the draft covered too little."""
     if target.sampler.greedy:
-        return verify.walk(tree, target, rng, position)
-    out = verify.sequential(tree, target, rng, position)
+        return verify.walk_tree(tree, target, rng, position)
+    out = verify.verify_in_order(tree, target, rng, position)
     node = out.path[-1] if out.path else 0
     out.token = rng.sample(target.p(node), "draft", position + tree.depths[node], 99)
     return out
@@ -167,7 +169,7 @@ def no_residual(tree: TokenTree, target: Target, rng: Door, position: int) -> Ou
 def other_draws(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
     """The right law with other random numbers: only the seeds tell."""
     if target.sampler.greedy:
-        return verify.walk(tree, target, rng, position)
+        return verify.walk_tree(tree, target, rng, position)
     token = rng.sample(target.p(0), "draft", position, 99)
     return Outcome([], token, [(n, False) for n in tree.tries[0]])
 
@@ -184,10 +186,10 @@ def other_draws(tree: TokenTree, target: Target, rng: Door, position: int) -> Ou
 def test_a_wrong_rule_is_caught(
     slip: Any, method: str, caught: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("foretell.speculation.strategy.default", slip)
+    monkeypatch.setattr("foretell.speculation.strategy.verify_by_default", slip)
     report = run(method)
-    failed = report.methods[0].named(FAILED)
-    assert caught <= set(failed) and not report.held
+    failed = report.methods[0].checks_with(FAILED)
+    assert caught <= set(failed) and not report.all_held
     assert f"FAILED: {', '.join(failed)}" in report.methods[0].line
 
 
@@ -209,9 +211,9 @@ def test_wrong_rows_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_method_that_breaks_on_the_toy_model_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     def twice(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         rng.sample(target.p(0), "target", position)
-        return verify.walk(tree, target, rng, position)
+        return verify.walk_tree(tree, target, rng, position)
 
-    monkeypatch.setattr("foretell.speculation.strategy.default", twice)
+    monkeypatch.setattr("foretell.speculation.strategy.verify_by_default", twice)
     found = next(check for check in run("ngram").methods[0].checks if check.name == "law")
     assert found.verdict == FAILED and "used twice" in found.detail
 
@@ -228,7 +230,7 @@ def test_a_pass_without_drafts_is_no_pass(
     )
     report = run("ngram")
     expected = ["greedy float32", "seeds", "samples", "law", "ends", "cache"]
-    assert not report.held and report.methods[0].named(UNTESTED) == expected
+    assert not report.all_held and report.methods[0].checks_with(UNTESTED) == expected
     assert report.methods[0].line.endswith(
         f"cache untested (float32); UNTESTED: {', '.join(expected)}"
     )
@@ -253,7 +255,7 @@ def test_a_pass_without_drafts_is_no_pass(
 
 def test_a_method_that_never_drafts_can_pass() -> None:
     report = run("plain")
-    assert report.held and "this method drafts nothing" in report.methods[0].checks[0].detail
+    assert report.all_held and "this method drafts nothing" in report.methods[0].checks[0].detail
 
 
 # --- arguments and the command
@@ -307,7 +309,7 @@ def test_the_command(
         "cache",
     }
     assert document["methods"][0]["checks"][0]["numbers"]["of"] == 2
-    monkeypatch.setattr("foretell.speculation.strategy.default", believes)
+    monkeypatch.setattr("foretell.speculation.strategy.verify_by_default", believes)
     assert cli.run([*args, "--method", "ngram"]) == 1
     out = capsys.readouterr().out
     assert "FAILED" in out.splitlines()[-1] and out.splitlines()[-1].startswith("foretell ")
@@ -315,7 +317,7 @@ def test_the_command(
 
 def exact_bits() -> foretell.LM:
     hf, draft = tiny.llama().to(torch.bfloat16), tiny.relative(tiny.llama()).to(torch.bfloat16)
-    pack(hf, "int8"), pack(draft, "int8")
+    pack_layers(hf, "int8"), pack_layers(draft, "int8")
     return foretell.wrap(hf, tiny.tokenizer(), draft, "tiny", exact_bits=True)
 
 
@@ -323,7 +325,7 @@ def test_exact_bits_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checks, "RANDOM_STEPS", 5)
     report = audit.audit(exact_bits(), ["draft:nodes=6"], TEXTS, max_new_tokens=SHORT)
     by_name = {check.name: check for check in report.methods[0].checks}
-    assert report.held
+    assert report.all_held
     assert by_name["exact bits"].detail == "5 random steps identical"
     for dtype in ("float32", "bfloat16"):
         assert by_name[f"greedy {dtype}"].numbers["identical"] == 3
@@ -336,7 +338,7 @@ def test_bits_that_are_not_exact_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(ExactDecoder, "cache_type", Cache)
     report = audit.audit(exact_bits(), ["plain"], TEXTS[:1], max_new_tokens=4)
     check = report.methods[0].checks[0]
-    assert check.name == "exact bits" and check.verdict == FAILED and not report.held
+    assert check.name == "exact bits" and check.verdict == FAILED and not report.all_held
     assert re.match(
         r"\d+ of 25 random steps identical; step \d+, node \d+ of \d+ behind \d+ tokens: \d+ of",
         check.detail,

@@ -12,14 +12,14 @@ import pytest
 import torch
 
 from foretell.api.lm import LM
-from foretell.audit.copies import as_served, executor_names, in_float32
+from foretell.audit.copies import executor_names, float32_copy, served_copy
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.tree import TokenTree
 from foretell.loading.wrap import wrap
 from foretell.models import executors as registry
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.packed import PackedLinear, pack
+from foretell.models.decoder.packed import PackedLinear, pack_layers
 from foretell.testing.toy import Toy
 from tests import tiny
 
@@ -86,8 +86,10 @@ class First(Plain):
 @pytest.fixture(autouse=True)
 def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The registry knows these executors."""
-    makers = {kind.name: SimpleNamespace(make=kind) for kind in (Plain, Narrow, Exact, First)}
-    monkeypatch.setattr(registry, "load", makers.__getitem__)
+    makers = {
+        kind.name: SimpleNamespace(make_executor=kind) for kind in (Plain, Narrow, Exact, First)
+    }
+    monkeypatch.setattr(registry, "load_runtime", makers.__getitem__)
 
 
 def served(*, fallback: bool, draft: bool = False) -> LM:
@@ -106,7 +108,7 @@ def served(*, fallback: bool, draft: bool = False) -> LM:
 @pytest.mark.parametrize("fallback", [True, False])
 def test_the_copy_has_the_executors_and_their_fallback(fallback: bool) -> None:
     lm = served(fallback=fallback, draft=True)
-    copy = in_float32(lm)
+    copy = float32_copy(lm)
     assert copy.dtype == torch.float32
     for name, model in copy.models.items():
         assert isinstance(model, Decoder) and model.dtype == torch.float32
@@ -115,18 +117,18 @@ def test_the_copy_has_the_executors_and_their_fallback(fallback: bool) -> None:
         assert executor is not lm.models[name].executor  # type: ignore[attr-defined]
         assert type(executor.fallback) is (Plain if fallback else type(None))
     names = "first, else plain, else torch" if fallback else "first, else torch"
-    assert copy.executor == as_served(lm).executor == names
+    assert copy.executor == served_copy(lm).executor == names
 
 
 def test_a_model_on_torch_stays_there() -> None:
     lm = tiny.lm(torch.bfloat16)
-    assert in_float32(lm).executor == as_served(lm).executor == "torch"
+    assert float32_copy(lm).executor == served_copy(lm).executor == "torch"
 
 
 def test_an_executor_that_refuses_float32_is_named_with_its_reason() -> None:
     lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), name="tiny")
     lm.models["target"].use(Narrow)  # type: ignore[attr-defined]
-    copy = in_float32(lm)
+    copy = float32_copy(lm)
     assert copy.models["target"].executor is None  # type: ignore[attr-defined]
     assert copy.executor == (
         "torch; narrow refuses the target model in float32: it does not compute in torch.float32"
@@ -140,7 +142,7 @@ def test_exact_bits_of_an_executor_are_not_asked_of_torch_in_its_place() -> None
         assert isinstance(model, Decoder)
         model.use(Exact)
         assert model.exact_bits
-    copy = in_float32(lm)
+    copy = float32_copy(lm)
     for model in copy.models.values():
         assert isinstance(model, Decoder) and model.dtype == torch.float32
         assert model.executor is None and not model.exact_bits
@@ -155,15 +157,15 @@ def test_packed_weights_of_16_bits_are_widened_like_others(tied: bool) -> None:
     """A packed product rounds what it reads to 16 bits, whatever format the model has."""
     hf = tiny.llama(tie_word_embeddings=tied, attention_bias=True).bfloat16()
     wide = wrap(copied(hf).float()).models["target"]
-    pack(hf, "bfloat16")
-    model = in_float32(wrap(hf)).models["target"]
+    pack_layers(hf, "bfloat16")
+    model = float32_copy(wrap(hf)).models["target"]
     tree = TokenTree(5).chain([7, 2]).chain([9])
     assert torch.equal(model.score([3, 1, 5], tree), wide.score([3, 1, 5], tree))
     assert isinstance(model, Decoder)
     assert not [part for part in model.hf.modules() if isinstance(part, PackedLinear)]
     narrow = tiny.llama().bfloat16()
-    pack(narrow, "int8")
-    model = in_float32(wrap(narrow)).models["target"]
+    pack_layers(narrow, "int8")
+    model = float32_copy(wrap(narrow)).models["target"]
     assert isinstance(model, Decoder) and model.matrices == "int8"
 
 
@@ -171,7 +173,7 @@ def test_a_copy_keeps_name_tokenizer_and_other_models() -> None:
     second = tiny.relative(tiny.llama()).bfloat16()
     judge = tiny.llama().bfloat16()
     lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), second, models={"judge": judge})
-    copy = in_float32(lm)
+    copy = float32_copy(lm)
     assert copy.models.keys() == lm.models.keys() == {"target", "draft", "judge"}
     for name, model in lm.models.items():
         assert copy.models[name].dtype == torch.float32
@@ -186,4 +188,4 @@ def test_a_model_of_another_runtime_is_named_by_itself() -> None:
 def test_a_draft_model_without_weights_to_widen_is_kept() -> None:
     lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), name="tiny")
     lm.models["draft"] = draft = Toy(lm.models["target"].vocab)
-    assert in_float32(lm).models["draft"] is draft
+    assert float32_copy(lm).models["draft"] is draft

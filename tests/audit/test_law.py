@@ -16,14 +16,14 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.drafters.lookup import datastore
 from foretell.drafters.lookup.input_guided import InputGuided
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 
 
 def test_the_law_is_enumerated_exactly() -> None:
     for spec in ("plain", "ngram", "draft:length=1"):
         for sampling in law.SAMPLINGS:
-            found = law.enumerate_law(resolve(spec)[1], sampling, 2)
+            found = law.enumerate_law(resolve_method(spec)[1], sampling, 2)
             assert found.error < 1e-12 and len(found.stats) >= 3
             assert spec == "plain" or sum(stats.drafted for stats in found.stats) > 0
 
@@ -44,7 +44,7 @@ def test_the_reference_sums_to_one_and_stops_at_ends() -> None:
 
 
 def test_options_that_name_real_tokens_are_mapped_to_the_toy_vocabulary(tmp_path: Path) -> None:
-    strategy = resolve("input-guided:source=151643 9 3000 7 8,k=4+ngram")[1]
+    strategy = resolve_method("input-guided:source=151643 9 3000 7 8,k=4+ngram")[1]
     mapped = law.with_toy_options(strategy, tmp_path)
     assert isinstance(mapped, Speculative)
     assert mapped.drafter.parts[0].source == (2, 0, 0, 1, 2)  # type: ignore[attr-defined]
@@ -54,15 +54,15 @@ def test_options_that_name_real_tokens_are_mapped_to_the_toy_vocabulary(tmp_path
 
 
 def test_other_numbers_stay_as_they_are(tmp_path: Path) -> None:
-    strategy = resolve("rsd-c:length=2,branches=3 4")[1]
+    strategy = resolve_method("rsd-c:length=2,branches=3 4")[1]
     assert law.with_toy_options(strategy, tmp_path) == strategy
 
 
 @pytest.mark.parametrize("spec", ["input-guided:source=151643 9 3000 7 8", "rest:path={store}"])
 def test_the_law_of_a_correct_method_with_real_options_holds(spec: str, tmp_path: Path) -> None:
     store = tmp_path / "real.safetensors"
-    datastore.build(store, [[1000, 2000, 3000, 1000, 2000]])
-    strategy = resolve(spec.format(store=store))[1]
+    datastore.build_datastore(store, [[1000, 2000, 3000, 1000, 2000]])
+    strategy = resolve_method(spec.format(store=store))[1]
     check = law.check_law(strategy, exact=True)
     assert check.verdict == HELD, check.detail
     assert check.numbers["error"] < 1e-12
@@ -94,7 +94,7 @@ def test_a_law_without_drafts_is_untested() -> None:
 
 def test_a_method_that_needs_long_repetitions_gets_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(law, "SAMPLINGS", law.SAMPLINGS[:1])
-    assert law.check_law(resolve("copyspec:gamma=8")[1], exact=True).verdict == HELD
+    assert law.check_law(resolve_method("copyspec:gamma=8")[1], exact=True).verdict == HELD
 
 
 def test_gumbel_noise_is_not_enumerated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,7 +116,7 @@ def test_the_end_processor_refuses_only_behind_ends() -> None:
 
 
 def test_what_asks_nothing_behind_an_end_holds() -> None:
-    check = law.check_ends(resolve("plain")[1], exact=True)
+    check = law.check_ends(resolve_method("plain")[1], exact=True)
     assert check.verdict == HELD and check.numbers["error"] < 1e-12
 
 
@@ -140,5 +140,5 @@ def test_asking_behind_an_end_fails_whatever_the_guarantee(exact: bool) -> None:
 
 @pytest.mark.parametrize("spec", ["ngram", "token-recycling:nodes=8", "draft:length=2", "stand"])
 def test_methods_ask_nothing_behind_an_end(spec: str) -> None:
-    check = law.check_ends(resolve(spec)[1], exact=True)
+    check = law.check_ends(resolve_method(spec)[1], exact=True)
     assert check.verdict == HELD, check.detail

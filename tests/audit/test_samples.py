@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from foretell.api.lm import LM
-from foretell.audit.copies import as_served
+from foretell.audit.copies import served_copy
 from foretell.audit.report import FAILED, HELD, NO_CLAIM, UNTESTED, Check
 from foretell.audit.runs import Runs
-from foretell.audit.samples import ARRIVALS, DEPTH, LEVEL, check_samples, plan
+from foretell.audit.samples import ARRIVALS, DEPTH, LEVEL, check_samples, plan_positions
 from foretell.core.distribution import Sampler, Target
 from foretell.core.random import Door
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Sampling
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.testing.toy import Toy
 from foretell.verification import acceptance as verify
 
@@ -26,16 +26,16 @@ def runs(samples: int) -> Runs:
     draft = Toy(8, seed=3, copy=0.5, sharpness=6.0, noise=0.5, name="toy-draft")
     lm = LM(target, models={"draft": draft} if draft else {})
     prompts = [[1, 2, 3, 1, 2], [4, 4, 0, 1], [5, 3, 5, 3, 5], [0, 1, 2, 3, 4, 5]]
-    return Runs(lm, prompts, [as_served(lm)], 4, samples)
+    return Runs(lm, prompts, [served_copy(lm)], 4, samples)
 
 
 def check(spec: str, samples: int, claimed: bool = True) -> Check:
-    return check_samples(runs(samples), *resolve(spec), claimed)
+    return check_samples(runs(samples), *resolve_method(spec), claimed)
 
 
 def no_residual(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
     """Draws from the whole law after a refusal, not from what the draft covered too little."""
-    outcome = verify.sequential(tree, target, rng, position)
+    outcome = verify.verify_in_order(tree, target, rng, position)
     node = outcome.path[-1] if outcome.path else 0
     depth = position + tree.depths[node]
     outcome.token = rng.sample(target.p(node), "draft", depth, 99)
@@ -53,7 +53,7 @@ def test_an_exact_method_s_samples_fit_and_the_power_is_stated() -> None:
 
 
 def test_a_rule_without_residual_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretell.speculation.strategy.default", no_residual)
+    monkeypatch.setattr("foretell.speculation.strategy.verify_by_default", no_residual)
     found = check("draft:length=2", 128)
     assert found.verdict == FAILED and found.numbers["p"] < LEVEL
 
@@ -90,17 +90,17 @@ def test_positions_are_planned_where_samples_will_be() -> None:
     toy = Toy(6, seed=1, sharpness=6.0)
     prompt = [1, 2, 3]
     sampler = Sampler(Sampling(temperature=1.0), prompt, (0,), toy.vocab)
-    planned = plan(toy, prompt, sampler, 400)
+    planned = plan_positions(toy, prompt, sampler, 400)
     assert planned.prefixes[0] == () and len(planned.prefixes) > 2
     arrivals = [400.0]
     for prefix, position in zip(planned.prefixes[1:], planned.positions[1:], strict=True):
         assert 0 < len(prefix) < DEPTH and 0 not in prefix, "nothing follows an end"
         parent = planned.prefixes.index(prefix[:-1])
         assert position.parent == parent
-        assert planned.cell_of[parent][prefix[-1]] == position.cell
+        assert planned.token_cells[parent][prefix[-1]] == position.cell
         law = torch.softmax(toy.score([*prompt, *prefix[:-1]])[0], -1)
         arrivals.append(arrivals[parent] * float(law[prefix[-1]]))
         assert arrivals[-1] >= ARRIVALS
-    counts = planned.count([[planned.prefixes[1][0], 2, 2, 2], [0]])
+    counts = planned.count_cells([[planned.prefixes[1][0], 2, 2, 2], [0]])
     assert [int(count.sum()) for count in counts[:2]] == [2, 1]
     assert all(np.isclose(position.law.sum(), 1) for position in planned.positions)

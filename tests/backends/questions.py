@@ -52,8 +52,8 @@ def growing_trees_agree(quick: Any, slow: Any) -> None:
 def interruptions_leave_nothing_half_done(
     quick: Any, slow: Any, owner: type, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step is stopped at the owner's `at`-th `_give`, and the next one is given the same."""
-    give = owner._give  # type: ignore[attr-defined]
+    """A step is stopped at the owner's `at`-th `_bind_value`, and the next one is given the same."""
+    give = owner._bind_value  # type: ignore[attr-defined]
     text = [5, 6, 7, 8, 9]
     calls = 0
 
@@ -66,10 +66,10 @@ def interruptions_leave_nothing_half_done(
 
     quick.score(text[:3])  # other numbers of nodes and rows than what follows
     tree = TokenTree(9).chain([1, 2])
-    monkeypatch.setattr(owner, "_give", stopped)
+    monkeypatch.setattr(owner, "_bind_value", stopped)
     with suppress(KeyboardInterrupt):
         quick.score(text, tree)
-    monkeypatch.setattr(owner, "_give", give)
+    monkeypatch.setattr(owner, "_bind_value", give)
     assert close(quick.score(text, tree), slow.score(text, tree))
 
 

@@ -30,11 +30,11 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.own.windowed import Windowed
-from foretell.engine.cost_profile import identity, measure
+from foretell.engine.cost_profile import model_identity, measure_forwards
 from foretell.engine.engine import Engine
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.spec import resolve
+from foretell.models.decoder.fused import fused_blocks
+from foretell.spec import resolve_method
 from tests.backends.questions import (
     agree,
     hidden_states_are_those_of_torch,
@@ -82,7 +82,7 @@ def used(model: Decoder, make: Any = eager) -> tuple[Decoder, GraphsExecutor]:
 
 @cache
 def fast(family: str) -> Decoder:
-    return used(Decoder(tiny(family), family, blocks))[0]
+    return used(Decoder(tiny(family), family, fused_blocks))[0]
 
 
 def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
@@ -145,7 +145,7 @@ def test_a_tree_that_grows_sees_the_scratch_rows_it_stands_on(family: str) -> No
 
 @torch.inference_mode()
 def test_every_size_and_rows_asked_for_and_prompts_in_pieces() -> None:
-    quick, executor = used(Decoder(llama(), "tiny", blocks))
+    quick, executor = used(Decoder(llama(), "tiny", fused_blocks))
     slow = Decoder(llama(), "tiny")
     tokens = [(7 * i) % 300 for i in range(20)]
     for count in range(1, SIZES[-1] + 1):
@@ -176,7 +176,7 @@ def test_every_size_and_rows_asked_for_and_prompts_in_pieces() -> None:
 
 @torch.inference_mode()
 def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
-    quick, executor = used(Decoder(llama(), "tiny", blocks))
+    quick, executor = used(Decoder(llama(), "tiny", fused_blocks))
     slow, tokens = Decoder(llama(), "tiny"), [i % 300 for i in range(SIZES[-1] + 9)]
     one, two, other = quick.cache(), slow.cache(), quick.cache()
     executor.size = 0
@@ -249,7 +249,7 @@ def test_nothing_leaks_from_rows_and_nodes_that_do_not_count() -> None:
     other row changes.
     """
     for family in ("llama", "gemma2", "gpt_oss"):
-        model, executor = used(Decoder(tiny(family), family, blocks))
+        model, executor = used(Decoder(tiny(family), family, fused_blocks))
         tokens, tree = (
             PROMPTS[1],
             TokenTree(PROMPTS[1][-1]).chain([3, 4, 5]).chain([6, 7]).chain([8], at=1),
@@ -282,7 +282,7 @@ def test_nothing_leaks_from_rows_and_nodes_that_do_not_count() -> None:
 
 @torch.inference_mode()
 def test_a_request_leaves_nothing_to_the_next_one() -> None:
-    model, executor = used(Decoder(llama(), "tiny", blocks))
+    model, executor = used(Decoder(llama(), "tiny", fused_blocks))
     text, wanted = [3, 1, 4, 1, 5], None
     for _ in range(3):
         one = model.cache()
@@ -297,7 +297,7 @@ def test_a_request_leaves_nothing_to_the_next_one() -> None:
 
 @torch.inference_mode()
 def test_a_fork_that_outlives_its_origin_keeps_the_rows() -> None:
-    model, _ = used(Decoder(llama(), "tiny", blocks))
+    model, _ = used(Decoder(llama(), "tiny", fused_blocks))
     one = model.cache()
     answer(model, one, Ask(TokenTree(5)), [3, 1, 4, 1, 5])
     twin = one.fork()
@@ -310,7 +310,7 @@ def test_a_fork_that_outlives_its_origin_keeps_the_rows() -> None:
 
 
 def test_memory_comes_back_when_nobody_holds_it() -> None:
-    model, executor = used(Decoder(llama(), "tiny", blocks))
+    model, executor = used(Decoder(llama(), "tiny", fused_blocks))
 
     def address(kept: Any) -> int:
         return int(parts(kept)[0].data_ptr())
@@ -388,7 +388,9 @@ def test_texts_that_grow_over_several_memories(monkeypatch: pytest.MonkeyPatch) 
 
 @torch.inference_mode()
 def test_a_step_is_recorded_before_the_forward_and_replayed_from_fixed_memory() -> None:
-    model, executor = used(Decoder(llama(), "tiny", blocks), partial(GraphsExecutor, record=Tape))
+    model, executor = used(
+        Decoder(llama(), "tiny", fused_blocks), partial(GraphsExecutor, record=Tape)
+    )
     tape = executor.record
     assert isinstance(tape, Tape)
     tape.recorded.clear()
@@ -442,9 +444,9 @@ def test_a_step_can_be_recorded(family: str) -> None:
     assert isinstance(model.executor, GraphsExecutor)
     one = model.cache()
     job, _ = one.prepare(Ask(TREE), PROMPTS[1], 64)
-    step = model.executor.step(job)
+    step = model.executor.find_step(job)
     assert step is not None
-    step.fill(job)
+    step.fill_table(job)
     with Waits() as waits, Forbidden() as forbidden:
         step.run()
     one.drop()
@@ -533,12 +535,14 @@ def test_why_it_cannot_be_is_said() -> None:
 
 
 def test_costs_are_measured_in_the_executor_s_own_memory() -> None:
-    model, executor = used(Decoder(llama(), "tiny", blocks), partial(GraphsExecutor, record=Tape))
-    assert "graphs" in identity(model) and executor.sizes == SIZES
+    model, executor = used(
+        Decoder(llama(), "tiny", fused_blocks), partial(GraphsExecutor, record=Tape)
+    )
+    assert "graphs" in model_identity(model) and executor.sizes == SIZES
     tape = executor.record
     assert isinstance(tape, Tape)
     before = len(tape.replays)
-    assert sorted(measure(model)) == [n for n in SIZES if n + 64 <= CONTEXT]
+    assert sorted(measure_forwards(model)) == [n for n in SIZES if n + 64 <= CONTEXT]
     assert len(tape.replays) - before >= 2 * 7
     gc.collect()
     assert all(
@@ -548,10 +552,10 @@ def test_costs_are_measured_in_the_executor_s_own_memory() -> None:
 
 def test_other_numbers_of_bits() -> None:
     for dtype in (torch.bfloat16, torch.float64):
-        quick = used(Decoder(llama().to(dtype), "tiny", blocks))[0]
+        quick = used(Decoder(llama().to(dtype), "tiny", fused_blocks))[0]
         ours, theirs = (
             quick.score(PROMPTS[1], TREE),
-            Decoder(llama().to(dtype), "tiny", blocks).score(PROMPTS[1], TREE),
+            Decoder(llama().to(dtype), "tiny", fused_blocks).score(PROMPTS[1], TREE),
         )
         assert ours.dtype == theirs.dtype
         assert float((ours - theirs).abs().max() / theirs.abs().max()) < (
@@ -581,8 +585,8 @@ class SameMemory(Tape):
 @torch.inference_mode()
 def test_hidden_states_are_those_of_torch(dtype: torch.dtype) -> None:
     make = partial(GraphsExecutor, record=SameMemory)
-    quick, _ = used(Decoder(llama().to(dtype), "tiny", blocks), make)
-    slow = Decoder(llama().to(dtype), "tiny", blocks)
+    quick, _ = used(Decoder(llama().to(dtype), "tiny", fused_blocks), make)
+    slow = Decoder(llama().to(dtype), "tiny", fused_blocks)
     tolerance = 1e-4 if dtype == torch.float32 else 0.2
     hidden_states_are_those_of_torch(quick, slow, tolerance, batches=False, longest=SIZES[-1] - 4)
 
@@ -602,7 +606,9 @@ def test_hidden_states_of_every_family(family: str) -> None:
 
 @torch.inference_mode()
 def test_a_step_is_recorded_again_once_for_hidden_states() -> None:
-    model, executor = used(Decoder(llama(), "tiny", blocks), partial(GraphsExecutor, record=Tape))
+    model, executor = used(
+        Decoder(llama(), "tiny", fused_blocks), partial(GraphsExecutor, record=Tape)
+    )
     tape = executor.record
     assert isinstance(tape, Tape)
     executor.release()
@@ -626,7 +632,7 @@ def test_a_step_is_recorded_again_once_for_hidden_states() -> None:
 
 @torch.inference_mode()
 def test_jobs_that_are_not_plain_are_refused() -> None:
-    refuses_what_is_not_plain(used(Decoder(llama(), "tiny", blocks))[0])
+    refuses_what_is_not_plain(used(Decoder(llama(), "tiny", fused_blocks))[0])
 
 
 def test_texts_are_the_same_before_and_after_a_tap() -> None:
@@ -644,7 +650,7 @@ def test_costs_are_those_of_who_computes_so_many_jobs(jobs: int) -> None:
     lives = []
     for number in range(jobs):
         sampling = Sampling(max_new_tokens=4, temperature=0.0)
-        name, strategy = resolve("ngram")
+        name, strategy = resolve_method("ngram")
         lives.append(engine.add(Request([number + 1, 5, 6], strategy, sampling, name)))
     for _ in range(3):
         engine.step()

@@ -181,13 +181,13 @@ def test_any_history_leaves_the_rows_of_the_branch(model: GGUF, seed: int) -> No
 
 def stop(patch: pytest.MonkeyPatch, model: GGUF) -> None:
     """Interrupts the next call once llama.cpp has stored its rows."""
-    before = model._decode
+    before = model._decode_batch
 
     def broken(*args: Any) -> None:
         before(*args)
         raise KeyboardInterrupt
 
-    patch.setattr(model, "_decode", broken)
+    patch.setattr(model, "_decode_batch", broken)
 
 
 @torch.inference_mode()
@@ -364,27 +364,27 @@ def test_the_audit_holds_and_looks_at_the_rows(
         )
 
     report = run()
-    assert report.held and "tiny.gguf" in report.model and report.dtype == "float32"
+    assert report.all_held and "tiny.gguf" in report.model and report.dtype == "float32"
     lm.models["target"].dtype = torch.float16
     rounded = {check.name: check for check in run().methods[0].checks}
     assert rounded["seeds"].verdict == "no claim" and "rounding" in rounded["seeds"].detail
     lm.models["target"].dtype = torch.float32
-    keep = Branch.keep
+    keep = Branch.keep_nodes
 
     def slip(self: Branch, nodes: Any) -> int:  # the right number of rows, of another token each
         kept = keep(self, nodes)
         if nodes and self.length > 20:
-            self.memory.cut(self.sequences[0].number, self.length)
-            self.memory._fill(
+            self.memory.cut_rows(self.sequences[0].number, self.length)
+            self.memory._fill_batch(
                 [7] * len(nodes),
                 [self.length + i for i in range(len(nodes))],
                 [[self.sequences[0].number]] * len(nodes),
                 [],
             )
-            self.memory._decode(set(), 1)
+            self.memory._decode_batch(set(), 1)
         return kept
 
-    monkeypatch.setattr(Branch, "keep", slip)
+    monkeypatch.setattr(Branch, "keep_nodes", slip)
     checks = {check.name: check.verdict for check in run().methods[0].checks}
     assert checks["cache"] == "failed", "wrong rows went unnoticed"
 

@@ -13,20 +13,20 @@ import pytest
 import torch
 
 import foretell
-from foretell.audit.bits import compare
+from foretell.audit.bits import compare_steps
 from foretell.backends import native
 from foretell.backends.native import NativeExecutor
 from foretell.cache.cache import Cache
-from foretell.core.masked_text import MASKED, look
+from foretell.core.masked_text import MASKED, make_look
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.models.decoder.packed import PackedLinear, pack
+from foretell.models.decoder.fused import fused_blocks
+from foretell.models.decoder.packed import PackedLinear, pack_layers
 from foretell.models.diffusion.canvas import Denoiser
 from foretell.native import library
-from foretell.native.packing import unpack
+from foretell.native.packing import unpack_matrix
 from tests.backends.questions import agree, hidden_states_are_those_of_torch
 from tests.diffusion.worlds import filled
 from tests.kv import policies
@@ -34,7 +34,7 @@ from tests.models.decoder import families
 from tests.models.decoder.families import WINDOW
 from tests.models.decoder.test_families import PROMPTS, TREE, answer
 
-pytestmark = pytest.mark.skipif(not library.available(), reason="the C library is not built")
+pytestmark = pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 
 SIZES = {
     "hidden_size": 64,
@@ -55,13 +55,13 @@ def small(family: str, format: str) -> Any:
         for p in hf.parameters():
             if p.ndim > 1:
                 p.mul_(0.4)
-    pack(hf, format)
+    pack_layers(hf, format)
     return hf
 
 
 @cache
 def quick(family: str, format: str) -> Decoder:
-    model = Decoder(small(family, format), family, blocks)
+    model = Decoder(small(family, format), family, fused_blocks)
     model.use(NativeExecutor)
     return model
 
@@ -74,7 +74,7 @@ def slow(family: str, format: str) -> Decoder:
         for name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear):
                 linear = torch.nn.Linear(child.in_features, child.out_features)
-                linear.weight = torch.nn.Parameter(unpack(child.packed).float())
+                linear.weight = torch.nn.Parameter(unpack_matrix(child.packed).float())
                 linear.bias = None if child.bias is None else torch.nn.Parameter(child.bias.float())
                 setattr(parent, name, linear)
     hf.set_input_embeddings(hf.get_input_embeddings())
@@ -103,20 +103,20 @@ def test_logits_are_those_of_torch_up_to_rounding(family: str, format: str) -> N
 def test_rows_depend_on_no_other_row(family: str, format: str) -> None:
     model = quick(family, format)
     assert model.exact_bits
-    assert compare(model, 12, longest=40) == (12, "")
+    assert compare_steps(model, 12, max_length=40) == (12, "")
 
 
 def test_one_that_looks_at_its_neighbours_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Decoder(small("llama", "int8"), "llama", blocks)
+    model = Decoder(small("llama", "int8"), "llama", fused_blocks)
     model.use(NativeExecutor)
-    states = NativeExecutor._states
+    states = NativeExecutor._entry_states
 
     def leaning(self: Any, jobs: Any) -> torch.Tensor:
         entering = states(self, jobs)
         return entering + 1e-6 * entering.mean(0)
 
-    monkeypatch.setattr(NativeExecutor, "_states", leaning)
-    same, first = compare(model, 12, longest=40)
+    monkeypatch.setattr(NativeExecutor, "_entry_states", leaning)
+    same, first = compare_steps(model, 12, max_length=40)
     assert same < 12 and first
 
 
@@ -135,7 +135,7 @@ def test_threads_change_nothing(threads: int) -> None:
 
 @torch.inference_mode()
 def test_hidden_states() -> None:
-    model = Decoder(small("llama", "bfloat16"), "llama", blocks)
+    model = Decoder(small("llama", "bfloat16"), "llama", fused_blocks)
     model.use(NativeExecutor)
     assert model.executor is not None
     model.executor.dtype = torch.float32  # type: ignore[attr-defined]
@@ -183,8 +183,8 @@ def test_windows_count_positions() -> None:
 def tied(family: str, format: str) -> Decoder:
     """A model whose head holds its embeddings: then one call knows what enters for a token."""
     hf = families.tiny(family, dtype=torch.bfloat16, tie_word_embeddings=True, **SIZES)
-    pack(hf, format)
-    model = Decoder(hf, family, blocks)
+    pack_layers(hf, format)
+    model = Decoder(hf, family, fused_blocks)
     model.use(NativeExecutor)
     return model
 
@@ -279,7 +279,7 @@ def test_a_greedy_chain_is_the_same_in_one_call(spec: str, monkeypatch: pytest.M
     lm = foretell.load("demo", dtype="int8")
     prompts = ["def add(a, b):\n    return", "import os\n\nfor name in os"]
     quickly = lm.generate(prompts, spec, max_new_tokens=40)
-    monkeypatch.setattr(NativeExecutor, "_follows", lambda self, jobs: 0)
+    monkeypatch.setattr(NativeExecutor, "_count_follows", lambda self, jobs: 0)
     slowly = lm.generate(prompts, spec, max_new_tokens=40)
     for one, other in zip(quickly, slowly, strict=True):
         assert (one.tokens, one.draft) == (other.tokens, other.draft)
@@ -307,7 +307,7 @@ def test_what_it_cannot_compute_is_refused_with_the_reason() -> None:
         (small("llama", "int8"), "another build"),
     )
     for hf, reason in cases:
-        accelerate = None if reason == "another build" else blocks
+        accelerate = None if reason == "another build" else fused_blocks
         model = Decoder(hf, "tiny", accelerate)
         with pytest.raises(LookupError, match=reason):
             model.use(NativeExecutor)
@@ -318,17 +318,17 @@ def test_what_it_cannot_compute_is_refused_with_the_reason() -> None:
 def test_where_it_is_not_built_auto_says_so_and_torch_computes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("foretell.api.diagnosis._told", set())
-    monkeypatch.setattr("foretell.models.executors.names", lambda kind=None: ["native"])
+    monkeypatch.setattr("foretell.api.diagnosis._shown_notices", set())
+    monkeypatch.setattr("foretell.models.executors.executor_names", lambda kind=None: ["native"])
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
-    library.found.cache_clear()
+    library.find_library.cache_clear()
     try:
         lm = foretell.load("demo")
         with pytest.raises(Unsupported, match="not built: install foretell again"):
             foretell.load("demo", executor="native")
     finally:
         monkeypatch.undo()
-        library.found.cache_clear()
+        library.find_library.cache_clear()
     (refusal,) = lm.refusals["target"]
     assert refusal[0] == "native" and refusal[1].startswith("the C library is not built")
     said = capsys.readouterr().err
@@ -341,9 +341,9 @@ def test_where_it_is_not_built_auto_says_so_and_torch_computes(
 
 
 def test_auto_leaves_it_alone_where_it_does_not_suit() -> None:
-    assert native.suits(families.tiny("llama", dtype=torch.bfloat16, **SIZES))
-    assert not native.suits(families.tiny("llama", **SIZES))
-    assert not native.suits(families.tiny("gemma2", dtype=torch.bfloat16, **SIZES))
+    assert native.suits_model(families.tiny("llama", dtype=torch.bfloat16, **SIZES))
+    assert not native.suits_model(families.tiny("llama", **SIZES))
+    assert not native.suits_model(families.tiny("gemma2", dtype=torch.bfloat16, **SIZES))
 
 
 WATCHED = ("h2o:budget=12,every=3", "tova:budget=12,every=4")
@@ -352,7 +352,7 @@ WATCHED = ("h2o:budget=12,every=3", "tova:budget=12,every=4")
 def greedy(model: Decoder, kv: str | None, strategy: Any = None, tokens: int = 12) -> Any:
     """A text and who computed it."""
     (live,) = policies.run(
-        model, [[3, *range(30, 50)]], kv and policies.kv_of(kv), strategy, tokens=tokens
+        model, [[3, *range(30, 50)]], kv and policies.build_cache_policy(kv), strategy, tokens=tokens
     )
     return live
 
@@ -363,13 +363,13 @@ def greedy(model: Decoder, kv: str | None, strategy: Any = None, tokens: int = 1
 def test_watched_steps_are_those_of_torch(kv: str, format: str) -> None:
     """Layer by layer the library computes what lies between the policies' attention."""
     ours = quick("qwen3", format)
-    theirs = Decoder(small("qwen3", format), "qwen3", blocks)
+    theirs = Decoder(small("qwen3", format), "qwen3", fused_blocks)
     replies = []
     for model in (ours, theirs):
         cache = model.cache()
-        cache.use(policies.kv_of(kv).policy(model), 20)
+        cache.use(policies.build_cache_policy(kv).build_policy(model), 20)
         tokens = [3, *range(30, 50)]
-        wide = TokenTree(tokens[-1]).chain([7, 8][: cache.policy.room(20) - 1])
+        wide = TokenTree(tokens[-1]).chain([7, 8][: cache.policy.room_left(20) - 1])
         found = []
         for tree in (wide, TokenTree(9)):
             found.append(answer(model, cache, Ask(tree, taps=(0, 1, 2)), tokens))
@@ -387,7 +387,7 @@ def test_watched_steps_are_those_of_torch(kv: str, format: str) -> None:
 
 @cache
 def filler(format: str, block: int = 0) -> Denoiser:
-    model = Denoiser(small("llama", format), "llama", 399, block=block, accelerate=blocks)
+    model = Denoiser(small("llama", format), "llama", 399, block=block, accelerate=fused_blocks)
     model.use(NativeExecutor)
     return model
 
@@ -405,7 +405,7 @@ def looked(model: Denoiser, cache: Cache, canvas: Sequence[int], **parts: Any) -
     """Rows of all masked positions among the computed ones."""
     computed = parts.get("computed") or range(len(canvas))
     wanted = [place for place in computed if canvas[place] == MASKED]
-    job, _ = cache.prepare(look(canvas[0], canvas, wanted, **parts), canvas[:1], len(canvas))
+    job, _ = cache.prepare(make_look(canvas[0], canvas, wanted, **parts), canvas[:1], len(canvas))
     return model.forward([job])[0]
 
 
@@ -446,7 +446,7 @@ def test_positions_of_a_canvas_depend_on_no_other_request() -> None:
     jobs = []
     for canvas in texts:
         wanted = [place for place, token in enumerate(canvas) if token == MASKED]
-        jobs.append(model.cache().prepare(look(canvas[0], canvas, wanted), canvas[:1], 99)[0])
+        jobs.append(model.cache().prepare(make_look(canvas[0], canvas, wanted), canvas[:1], 99)[0])
     for threads in (1, 3):
         model.threads_wanted = threads
         together = model.forward(jobs)
@@ -499,7 +499,7 @@ def test_packed_weights_count_as_bytes_that_are_held(format: str) -> None:
     model = quick("llama", format)
     packed = [part.packed for part in model.hf.modules() if isinstance(part, PackedLinear)]
     assert model.weight_bytes >= sum(one.nbytes for one in packed) > 0
-    wide = Decoder(small("llama", "bfloat16"), "llama", blocks).weight_bytes
+    wide = Decoder(small("llama", "bfloat16"), "llama", fused_blocks).weight_bytes
     assert model.weight_bytes <= {"bfloat16": 1.0, "int8": 0.75, "int4": 0.6}[format] * wide
 
 

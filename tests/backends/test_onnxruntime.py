@@ -15,8 +15,8 @@ import torch
 import foretell
 from foretell import LM, wrap
 from foretell.backends import onnxruntime
-from foretell.backends.onnxruntime import TEXT_NODES, OnnxRuntimeExecutor, suits
-from foretell.backends.onnxruntime_graph import library
+from foretell.backends.onnxruntime import TEXT_NODES, OnnxRuntimeExecutor, suits_model
+from foretell.backends.onnxruntime_graph import load_package
 from foretell.backends.openvino import OpenVinoExecutor
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job
@@ -25,10 +25,10 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.models.decoder.packed import pack
-from foretell.native.library import available
-from foretell.native.packing import GROUP, Packed, by_group
+from foretell.models.decoder.fused import fused_blocks
+from foretell.models.decoder.packed import pack_layers
+from foretell.native.library import is_available
+from foretell.native.packing import GROUP, Packed, group_values
 from tests.backends.questions import (
     close,
     executor_logits,
@@ -73,7 +73,7 @@ def decoder(family: str) -> Decoder:
 
 @cache
 def fused(family: str) -> Decoder:
-    return Decoder(tiny(family), family, blocks)
+    return Decoder(tiny(family), family, fused_blocks)
 
 
 FUSED = sorted(family for family in LOOPED if family not in UNLIKE and fused(family).fused)
@@ -92,8 +92,8 @@ def narrow(beside: bool = False) -> Decoder:
     fallback.
     """
     hf = llama()
-    pack(hf, "int8")
-    model = Decoder(hf, "tiny", blocks)
+    pack_layers(hf, "int8")
+    model = Decoder(hf, "tiny", fused_blocks)
     if beside:
         model.use(OpenVinoExecutor)
     model.use(partial(OnnxRuntimeExecutor, fallback=model.executor))
@@ -269,8 +269,8 @@ def test_packed_weights_are_those_of_torch(family: str, format: str) -> None:
     """The same matrices, also where a row has no whole number of groups."""
     hf = tiny(family)
     assert hf.config.intermediate_size % GROUP
-    pack(hf, format)
-    model = Decoder(hf, "tiny", blocks)
+    pack_layers(hf, format)
+    model = Decoder(hf, "tiny", fused_blocks)
 
     def rows() -> torch.Tensor:
         held, text = model.cache(), PROMPTS[1]
@@ -364,7 +364,7 @@ def test_what_it_does_not_do_is_torch_s() -> None:
 
 @here
 def test_another_number_of_threads_is_noticed() -> None:
-    model = Decoder(llama(), "tiny", blocks)
+    model = Decoder(llama(), "tiny", fused_blocks)
     model.use(OnnxRuntimeExecutor)
     executor, before = model.executor, torch.get_num_threads()
     assert isinstance(executor, OnnxRuntimeExecutor)
@@ -402,15 +402,15 @@ def test_large_models_and_wide_ones_do_not_suit(monkeypatch: pytest.MonkeyPatch)
     hf = llama()
     other = families.tiny("gemma2")  # whose layers it would refuse: they keep their number format
     with no_library():
-        assert not suits(hf) and not suits(hf, named=True)
-        pack(hf, "int8"), pack(other, "int8")
-        assert suits(hf) and not suits(other)
+        assert not suits_model(hf) and not suits_model(hf, by_name=True)
+        pack_layers(hf, "int8"), pack_layers(other, "int8")
+        assert suits_model(hf) and not suits_model(other)
         monkeypatch.setattr("foretell.backends.onnxruntime.LARGEST", 1000)
-        assert not suits(hf)
-    assert suits(hf, named=True)
-    if available():
+        assert not suits_model(hf)
+    assert suits_model(hf, by_name=True)
+    if is_available():
         monkeypatch.undo()
-        assert not suits(hf), "the C library is quicker"
+        assert not suits_model(hf), "the C library is quicker"
         target = foretell.load("demo", dtype="int8", executor="onnxruntime").models["target"]
         assert isinstance(target, Decoder) and isinstance(target.executor, OnnxRuntimeExecutor)
 
@@ -423,13 +423,13 @@ def test_a_wrong_graph_of_narrow_weights_is_refused(
 ) -> None:
     """One layer's scales taken for another's: nothing that rounding explains."""
     hf = llama()
-    pack(hf, format)
-    model = Decoder(hf, "tiny", blocks)
+    pack_layers(hf, format)
+    model = Decoder(hf, "tiny", fused_blocks)
 
     def other(packed: Packed, values: torch.Tensor) -> torch.Tensor:
-        return by_group(packed, values).roll(1, 0)
+        return group_values(packed, values).roll(1, 0)
 
-    monkeypatch.setattr("foretell.backends.onnxruntime_graph.by_group", other)
+    monkeypatch.setattr("foretell.backends.onnxruntime_graph.group_values", other)
     with pytest.raises(LookupError, match="differ from torch's by more than rounding"):
         model.use(OnnxRuntimeExecutor)
     monkeypatch.undo()
@@ -439,15 +439,15 @@ def test_a_wrong_graph_of_narrow_weights_is_refused(
 @here
 def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="computes in float32"):
-        Decoder(llama().bfloat16(), "tiny", blocks).use(OnnxRuntimeExecutor)
+        Decoder(llama().bfloat16(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
     with pytest.raises(Unsupported, match=r"executor='onnxruntime'.*float32"):
         foretell.load("demo", executor="onnxruntime")
     with pytest.raises(LookupError, match="loop over the layers"):
         Decoder(families.tiny("gpt2"), "tiny").use(OnnxRuntimeExecutor)
-    library.cache_clear()
+    load_package.cache_clear()
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(LookupError, match=r"onnx is missing.*foretell\[cpu\]"):
-        Decoder(llama(), "tiny", blocks).use(OnnxRuntimeExecutor)
+        Decoder(llama(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
     with pytest.raises(Unsupported, match=r"executor='onnxruntime'.*foretell\[cpu\]"):
         foretell.load("demo", dtype="int8", executor="onnxruntime")
     with pytest.raises(
@@ -460,23 +460,23 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 @here
 def test_layers_of_another_build_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="of another build"):
-        Decoder(tiny("gemma2"), "tiny", blocks).use(OnnxRuntimeExecutor)
+        Decoder(tiny("gemma2"), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
     with pytest.raises(LookupError, match="multiple of 16"):
-        Decoder(small(), "tiny", blocks).use(OnnxRuntimeExecutor)
+        Decoder(small(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
     monkeypatch.setattr("foretell.backends.onnxruntime_graph.LARGEST", 1000)
     with pytest.raises(LookupError, match="more than 2 GB"):
-        Decoder(llama(), "tiny", blocks).use(OnnxRuntimeExecutor)
+        Decoder(llama(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
 
 
 @both
 def test_a_refusal_leaves_the_executor_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = OnnxRuntimeExecutor._run
+    run = OnnxRuntimeExecutor._run_session
 
     def wrong(self: OnnxRuntimeExecutor, job: Job) -> Computed:
         return Computed(run(self, job).logits * 1.01)
 
-    monkeypatch.setattr(OnnxRuntimeExecutor, "_run", wrong)
-    model = Decoder(llama(), "tiny", blocks)
+    monkeypatch.setattr(OnnxRuntimeExecutor, "_run_session", wrong)
+    model = Decoder(llama(), "tiny", fused_blocks)
     model.use(OpenVinoExecutor)
     before = model.executor
     with pytest.raises(LookupError, match="differ"):
@@ -486,7 +486,7 @@ def test_a_refusal_leaves_the_executor_that_was_there(monkeypatch: pytest.Monkey
     def broken(*_: Any) -> None:
         raise RuntimeError("no such instruction\nand more")
 
-    monkeypatch.setattr(OnnxRuntimeExecutor, "_open", broken)
+    monkeypatch.setattr(OnnxRuntimeExecutor, "_open_session", broken)
     with pytest.raises(LookupError, match=r"it fails: no such instruction$"):
         model.use(partial(OnnxRuntimeExecutor, fallback=before))
     assert model.executor is before and len(model.score([1, 2, 3])) == 1
@@ -494,16 +494,16 @@ def test_a_refusal_leaves_the_executor_that_was_there(monkeypatch: pytest.Monkey
 
 @here
 def test_an_audit_is_of_the_executor() -> None:
-    from foretell.audit.copies import in_float32
+    from foretell.audit.copies import float32_copy
 
     lm = wrap(llama(), tokenizer(), name="tiny")
     lm.models["target"].use(OnnxRuntimeExecutor)  # type: ignore[attr-defined]
-    assert isinstance(in_float32(lm).models["target"].executor, OnnxRuntimeExecutor)  # type: ignore[attr-defined]
+    assert isinstance(float32_copy(lm).models["target"].executor, OnnxRuntimeExecutor)  # type: ignore[attr-defined]
 
 
 @here
 def test_it_says_nothing_while_it_is_made(capfd: pytest.CaptureFixture[str]) -> None:
-    model = Decoder(llama(), "tiny", blocks)
+    model = Decoder(llama(), "tiny", fused_blocks)
     model.use(OnnxRuntimeExecutor)
     model.score([1, 2, 3])
     assert capfd.readouterr() == ("", "")
@@ -517,7 +517,7 @@ def test_a_cache_is_torch_s_where_nobody_else_has_one() -> None:
 @here
 @torch.inference_mode()
 def test_hidden_states_are_those_of_torch() -> None:
-    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
     quick.use(OnnxRuntimeExecutor)
     hidden_states_are_those_of_torch(quick, slow, batches=False)
 
@@ -525,7 +525,7 @@ def test_hidden_states_are_those_of_torch() -> None:
 @both
 @torch.inference_mode()
 def test_hidden_states_of_long_texts_and_batches_are_the_fallback_s() -> None:
-    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
     quick.use(OpenVinoExecutor)
     quick.use(partial(OnnxRuntimeExecutor, fallback=quick.executor))
     assert quick.executor is not None and quick.executor.fallback is not None
@@ -569,7 +569,7 @@ def test_texts_are_the_same_before_and_after_a_tap() -> None:
 def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
     quick.use(OnnxRuntimeExecutor)
     export = onnxruntime.export
 
@@ -578,7 +578,7 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
             raise LookupError("no such output")
         return export(graph, *args)
 
-    monkeypatch.setattr(onnxruntime, "export", refuses)
+    monkeypatch.setattr(onnxruntime, "export_graph", refuses)
     ask = Ask(TokenTree(7).chain([1]), taps=(1,))
     with pytest.warns(UserWarning, match="onnxruntime.*no such output.*others compute"):
         ours = answer(quick, quick.cache(), ask, [5, 6, 7])

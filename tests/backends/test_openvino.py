@@ -20,15 +20,15 @@ import foretell
 from foretell import LM, wrap
 from foretell.backends.openvino import SIZES, OpenVinoExecutor
 from foretell.backends.openvino_compiled import CompiledGraph
-from foretell.backends.openvino_graph import Recording, library
+from foretell.backends.openvino_graph import Recording, load_library
 from foretell.core.model import Computed
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.models.decoder.packed import pack
-from foretell.native.packing import Packed, by_group
+from foretell.models.decoder.fused import fused_blocks
+from foretell.models.decoder.packed import pack_layers
+from foretell.native.packing import Packed, group_values
 from tests.backends.questions import (
     agree,
     close,
@@ -72,7 +72,7 @@ WINDOWED = [name for name in TAKEN if any(w is not None for w in decoder(name).l
 
 @cache
 def fast(family: str) -> Decoder:
-    model = Decoder(tiny(family), family, blocks)
+    model = Decoder(tiny(family), family, fused_blocks)
     model.use(OpenVinoExecutor)
     return model
 
@@ -151,8 +151,8 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
     """
     hf = llama().bfloat16() if kind == "bfloat16" else llama()
     if kind == "int8":
-        pack(hf, "int8")
-    model = Decoder(hf, "tiny", blocks)
+        pack_layers(hf, "int8")
+    model = Decoder(hf, "tiny", fused_blocks)
     model.use(OpenVinoExecutor)
     assert isinstance(model.executor, OpenVinoExecutor)
     model.executor.sizes = model.executor.sizes if small else ()
@@ -197,7 +197,7 @@ def test_requests_that_one_memory_cannot_hold() -> None:
     quick.executor.pool.segment_rows = 512
     texts = [[5, 6, 7], [7, 8], [9, 10, 11, 12]]
     jobs = [quick.cache().prepare(Ask(TokenTree(text[-1])), text, 999)[0] for text in texts]
-    low, high = quick.executor.pool.segments[0].free[-1]
+    low, high = quick.executor.pool.segments[0].sorted_free[-1]
     assert quick.executor.pool.segments[0].take(high - low) == low
     jobs[1] = quick.cache().prepare(Ask(TokenTree(8)), texts[1], 999)[0]
     assert len({job.cache.lease.segment for job in jobs}) == 2  # type: ignore[attr-defined]
@@ -361,7 +361,7 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
         Decoder(llama().double(), "tiny").use(OpenVinoExecutor)
     with pytest.raises(LookupError, match="loop over the layers"):
         Decoder(tiny("gpt2"), "tiny").use(OpenVinoExecutor)
-    library.cache_clear()
+    load_library.cache_clear()
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(LookupError, match=r"foretell\[cpu\]"):
         Decoder(llama(), "tiny").use(OpenVinoExecutor)
@@ -400,8 +400,8 @@ def test_packed_weights_are_computed_in_whole_numbers(format: str) -> None:
     """The same matrices as torch's, in graphs that hold them as they are packed."""
     hf = tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=True, noise=0.0)
     weights = sum(p.numel() for p in hf.parameters() if p.ndim > 1)
-    pack(hf, format)
-    model = Decoder(hf, "tiny", blocks)
+    pack_layers(hf, format)
+    model = Decoder(hf, "tiny", fused_blocks)
     before = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
     model.use(OpenVinoExecutor)
     after = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
@@ -428,13 +428,13 @@ def test_a_wrong_graph_of_narrow_weights_is_refused(
 ) -> None:
     """One layer's scales in another order: nothing that rounding explains."""
     hf = llama().bfloat16()
-    pack(hf, format)
-    model = Decoder(hf, "tiny", blocks)
+    pack_layers(hf, format)
+    model = Decoder(hf, "tiny", fused_blocks)
 
     def other(packed: Packed, values: torch.Tensor) -> torch.Tensor:
-        return by_group(packed, values).roll(1, 0)
+        return group_values(packed, values).roll(1, 0)
 
-    monkeypatch.setattr("foretell.backends.openvino_graph.by_group", other)
+    monkeypatch.setattr("foretell.backends.openvino_graph.group_values", other)
     with pytest.raises(LookupError, match="differ from torch's by more than rounding"):
         model.use(OpenVinoExecutor)
     monkeypatch.undo()
@@ -463,12 +463,12 @@ def test_what_it_has_no_rule_for_is_named() -> None:
 @in_bfloat16
 @here
 def test_an_audit_is_of_the_executor() -> None:
-    from foretell.audit.copies import in_float32
+    from foretell.audit.copies import float32_copy
 
     lm = wrap(llama().bfloat16(), tokenizer(), name="tiny")
-    assert in_float32(lm).models["target"].executor is None  # type: ignore[attr-defined]
+    assert float32_copy(lm).models["target"].executor is None  # type: ignore[attr-defined]
     lm.models["target"].use(OpenVinoExecutor)  # type: ignore[attr-defined]
-    wide = in_float32(lm).models["target"]
+    wide = float32_copy(lm).models["target"]
     assert isinstance(wide.executor, OpenVinoExecutor) and wide.dtype == torch.float32  # type: ignore[attr-defined]
 
 
@@ -487,7 +487,7 @@ def test_hidden_states_are_those_of_torch(
 ) -> None:
     """With graphs of fixed sizes, long texts in pieces, and with one graph for any number."""
     monkeypatch.setattr("foretell.backends.openvino.PIECE", 16)
-    quick, slow = (Decoder(llama().to(dtype), "tiny", blocks) for _ in range(2))
+    quick, slow = (Decoder(llama().to(dtype), "tiny", fused_blocks) for _ in range(2))
     quick.use(OpenVinoExecutor)
     assert isinstance(quick.executor, OpenVinoExecutor)
     quick.executor.sizes = SIZES if small else ()
@@ -498,7 +498,7 @@ def test_hidden_states_are_those_of_torch(
 @pytest.mark.parametrize("family", ["gemma3_text"])
 @torch.inference_mode()
 def test_hidden_states_of_other_families(family: str) -> None:
-    quick, slow = Decoder(tiny(family), family, blocks), decoder(family)
+    quick, slow = Decoder(tiny(family), family, fused_blocks), decoder(family)
     quick.use(OpenVinoExecutor)
     taps = tuple(range(len(quick.layout) + 1))
     ours, theirs = (
@@ -519,7 +519,7 @@ def test_texts_are_the_same_before_and_after_a_tap() -> None:
 @here
 @torch.inference_mode()
 def test_a_tap_leaves_no_second_copy_of_the_weights() -> None:
-    model = Decoder(llama(), "tiny", blocks)
+    model = Decoder(llama(), "tiny", fused_blocks)
     model.use(OpenVinoExecutor)
     executor = model.executor
     assert isinstance(executor, OpenVinoExecutor)
@@ -542,16 +542,16 @@ def test_a_tap_leaves_no_second_copy_of_the_weights() -> None:
 def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    quick, slow = (Decoder(llama(), "tiny", blocks) for _ in range(2))
+    quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
     quick.use(OpenVinoExecutor)
-    convert = Recording._convert
+    convert = Recording._convert_graph
 
     def refuses(self: Recording) -> Any:
         if self.forward_graph.taps:
             raise LookupError("no such output")
         return convert(self)
 
-    monkeypatch.setattr(Recording, "_convert", refuses)
+    monkeypatch.setattr(Recording, "_convert_graph", refuses)
     ask = Ask(TokenTree(7).chain([1]), taps=(1,))
     with pytest.warns(UserWarning, match="openvino.*no such output.*torch computes"):
         ours = answer(quick, quick.cache(), ask, [5, 6, 7])

@@ -16,7 +16,7 @@ CPU = torch.device("cpu")
 
 
 def pool(rows: int = 8 * BLOCK) -> Pool:
-    made = Pool(LAYOUT, torch.float32, spare=BLOCK)
+    made = Pool(LAYOUT, torch.float32, spare_rows=BLOCK)
     made.segment_rows = rows
     return made
 
@@ -54,21 +54,21 @@ def test_a_cache_that_grows_keeps_its_rows_and_gives_the_old_ones_back() -> None
     cache.k[0][:, :5] = 3.0
     cache.reserve(BLOCK + 1)
     assert cache.capacity == 2 * BLOCK and bool((cache.k[0][:, :5] == 3).all())
-    assert it.segments[0].free == [(BLOCK, 2 * BLOCK), (4 * BLOCK, 8 * BLOCK)]
+    assert it.segments[0].sorted_free == [(BLOCK, 2 * BLOCK), (4 * BLOCK, 8 * BLOCK)]
     twin = cache.fork()
     del cache
-    assert it.segments[0].free == [(BLOCK, 2 * BLOCK), (4 * BLOCK, 8 * BLOCK)], (
+    assert it.segments[0].sorted_free == [(BLOCK, 2 * BLOCK), (4 * BLOCK, 8 * BLOCK)], (
         "the twin has them still"
     )
     del twin
     gc.collect()
-    assert it.segments[0].free == [(BLOCK, 8 * BLOCK)]
+    assert it.segments[0].sorted_free == [(BLOCK, 8 * BLOCK)]
 
 
 def test_a_full_pool_gets_another_segment_and_drops_one_without_caches() -> None:
     it = pool(3 * BLOCK)
     caches = [it.cache_type(LAYOUT, torch.float32, CPU, BLOCK) for _ in range(3)]
-    assert [len(s.free) for s in it.segments] == [0, 1]
+    assert [len(s.sorted_free) for s in it.segments] == [0, 1]
     large = it.cache_type(LAYOUT, torch.float32, CPU, 16 * BLOCK)
     assert len(it.segments) == 3 and large.k[0].shape == (2, 16 * BLOCK, 4)
     del caches, large
@@ -83,15 +83,15 @@ def test_ranges_are_disjoint_and_all_comes_back(moves: list[tuple[bool, int, int
     segment, taken = Segment(LAYOUT, torch.float32, 20, 1), list[tuple[int, int]]()
     for take, size, which in moves:
         if take:
-            low = segment.take(size)
-            assert low >= 0 or all(high - low < size for low, high in segment.free)
+            low = segment.take_rows(size)
+            assert low >= 0 or all(high - low < size for low, high in segment.sorted_free)
             taken += [(low, low + size)] if low >= 0 else []
         elif taken:
-            segment.give(*taken.pop(which % len(taken)))
-        rows = sorted([*taken, *segment.free])
+            segment.give_back(*taken.pop(which % len(taken)))
+        rows = sorted([*taken, *segment.sorted_free])
         assert sum(high - low for low, high in rows) == 19
         assert all(a[1] <= b[0] for a, b in pairwise(rows))
-        assert all(a[1] < b[0] for a, b in pairwise(segment.free)), "neighbours are joined"
+        assert all(a[1] < b[0] for a, b in pairwise(segment.sorted_free)), "neighbours are joined"
     for piece in taken:
-        segment.give(*piece)
-    assert segment.free == [(1, 20)]
+        segment.give_back(*piece)
+    assert segment.sorted_free == [(1, 20)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foretell.batch.requests import Item, prepare, read, seed_of
+from foretell.batch.requests import Item, prepare_item, read_requests, seed_of
 from foretell.errors import BadFile
 from foretell.serve.errors import ApiError
 from foretell.serve.served import Served
@@ -23,30 +23,30 @@ def served() -> Served:
 
 def prepared(served: Served, document: dict[str, Any], method: str = "plain") -> Any:
     item = Item(1, document["custom_id"], document["url"], document["body"])
-    return prepare(item, served, method)
+    return prepare_item(item, served, method)
 
 
 def test_lines_are_read_and_counted_from_one(tmp_path: Path) -> None:
     file = write(tmp_path / "in", completion("a", "x"), "", "  ", chat("b", "y"))
-    found = read(file)
+    found = read_requests(file)
     assert [(item.line, item.custom_id) for item in found.items] == [(1, "a"), (4, "b")]
     assert found.items[0].url == "/v1/completions"
     assert found.items[0].body == {"prompt": "x"}
-    assert not found.refused and len(found) == 2
+    assert not found.refused_lines and len(found) == 2
 
 
 def test_marks_and_line_ends_of_other_systems_do_not_matter(tmp_path: Path) -> None:
     line = json.dumps(completion("a", "x")).encode()
     file = tmp_path / "in"
     file.write_bytes(b"\xef\xbb\xbf" + line + b"\r\n" + line.replace(b'"a"', b'"b"'))
-    assert [item.custom_id for item in read(file).items] == ["a", "b"]
+    assert [item.custom_id for item in read_requests(file).items] == ["a", "b"]
 
 
 def test_the_digest_is_of_every_byte(tmp_path: Path) -> None:
-    one = read(write(tmp_path / "one", completion("a", "x"))).digest
-    assert read(write(tmp_path / "two", completion("a", "x"))).digest == one
-    assert read(write(tmp_path / "two", completion("a", "y"))).digest != one
-    assert read(write(tmp_path / "two", completion("a", "x"), "")).digest != one
+    one = read_requests(write(tmp_path / "one", completion("a", "x"))).digest
+    assert read_requests(write(tmp_path / "two", completion("a", "x"))).digest == one
+    assert read_requests(write(tmp_path / "two", completion("a", "y"))).digest != one
+    assert read_requests(write(tmp_path / "two", completion("a", "x"), "")).digest != one
 
 
 BAD: list[tuple[Any, str | None, str]] = [
@@ -70,9 +70,11 @@ BAD: list[tuple[Any, str | None, str]] = [
 def test_a_bad_line_is_refused_by_number_and_the_rest_read(
     tmp_path: Path, line: Any, custom_id: str | None, message: str
 ) -> None:
-    found = read(write(tmp_path / "in", completion("first", "x"), line, completion("last", "y")))
+    found = read_requests(
+        write(tmp_path / "in", completion("first", "x"), line, completion("last", "y"))
+    )
     assert [item.custom_id for item in found.items] == ["first", "last"]
-    (refused,) = found.refused
+    (refused,) = found.refused_lines
     assert (refused.line, refused.custom_id) == (2, custom_id)
     with pytest.raises(ApiError, match=message):
         raise refused.error
@@ -81,23 +83,23 @@ def test_a_bad_line_is_refused_by_number_and_the_rest_read(
 def test_a_custom_id_that_stands_twice_is_refused_with_its_lines(tmp_path: Path) -> None:
     lines = [completion(name, "x") for name in "abcabb"]
     with pytest.raises(BadFile, match="lines 1 and 4 have the custom_id 'a', lines 2 and 5 and 6"):
-        read(write(tmp_path / "in", *lines))
+        read_requests(write(tmp_path / "in", *lines))
     many = [completion(str(i % 9), "x") for i in range(18)]
     with pytest.raises(BadFile, match="and so on, 9 in all; every request needs"):
-        read(write(tmp_path / "in", *many))
+        read_requests(write(tmp_path / "in", *many))
 
 
 @pytest.mark.parametrize("content", [b"", b"\n\n  \n"])
 def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "in").write_bytes(content)
     with pytest.raises(BadFile, match="holds no request; write one JSON object a line"):
-        read(tmp_path / "in")
+        read_requests(tmp_path / "in")
 
 
 def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         with pytest.raises(BadFile, match=f"{path}: .*; name a file of requests"):
-            read(path)
+            read_requests(path)
 
 
 # --- what the engine is asked
@@ -154,7 +156,7 @@ def test_a_body_that_cannot_run_is_refused_by_field(
 
 def test_groups_are_made_by_what_all_prompts_of_a_request_begin_with(served: Served) -> None:
     def beginning(prompt: Any, **more: Any) -> list[int]:
-        return list(prepared(served, completion("a", prompt, **more)).beginning())
+        return list(prepared(served, completion("a", prompt, **more)).shared_beginning())
 
     assert beginning([1, 2, 3]) == [1, 2, 3]
     assert beginning([[1, 2, 3, 4], [1, 2, 5]]) == [1, 2, 3]

@@ -25,15 +25,15 @@ ITEMS = [Item(line, f"c{line}", "/v1/completions", {}) for line in range(1, 6)]
 def filled(path: Path, lines: int = 3, run: Run = RUN) -> Path:
     with Results(path, run).opened() as results:
         for item in ITEMS[:lines]:
-            results.done(item, {"choices": [item.line], "text": "ü漢\n"})
+            results.write_answer(item, {"choices": [item.line], "text": "ü漢\n"})
     return path
 
 
 def test_a_result_has_the_form_of_openai(tmp_path: Path) -> None:
     path = tmp_path / "out"
     with Results(path, RUN).opened() as results:
-        results.done(ITEMS[0], {"object": "text_completion"})
-        results.refused(Refused(2, None, ApiError("it is no JSON", code="invalid_line")))
+        results.write_answer(ITEMS[0], {"object": "text_completion"})
+        results.write_refused(Refused(2, None, ApiError("it is no JSON", code="invalid_line")))
         results.broken(ITEMS[2], ApiError("top_k: too many", "top_k", "invalid_value", 400))
         assert results.failed == 2 and results.lines == {1, 2, 3}
     good, refused, broken = read(path)
@@ -76,7 +76,7 @@ def test_a_line_that_was_torn_is_removed(tmp_path: Path, missing: int) -> None:
     path.write_bytes(whole[:-missing])
     with Results(path, RUN).opened() as results:
         assert results.torn and results.lines == {1, 2}
-        results.done(ITEMS[2], {"choices": [3], "text": "ü漢\n"})
+        results.write_answer(ITEMS[2], {"choices": [3], "text": "ü漢\n"})
     assert path.read_bytes() == whole
 
 
@@ -180,12 +180,12 @@ def test_a_full_disk_is_one_line_and_loses_nothing(
         pytest.raises(BadFile, match="No space left on device; free some space and run the same"),
         Results(path, RUN).opened() as results,
     ):
-        results.done(ITEMS[2], {"choices": []})
+        results.write_answer(ITEMS[2], {"choices": []})
     monkeypatch.undo()
     assert not path.read_bytes().endswith(b"\n")
     with Results(path, RUN).opened() as results:
         assert results.torn and results.lines == {1, 2}
-        results.done(ITEMS[2], {"choices": []})
+        results.write_answer(ITEMS[2], {"choices": []})
     assert [one["custom_id"] for one in read(path)] == ["c1", "c2", "c3"]
 
 
@@ -195,10 +195,10 @@ def test_results_are_with_the_system_at_once_and_synced_at_the_end(
     synced: list[int] = []
     monkeypatch.setattr(os, "fsync", synced.append)
     with Results(tmp_path / "out", RUN).opened() as results:
-        results.done(ITEMS[0], {})
+        results.write_answer(ITEMS[0], {})
         count = len(synced)
         for item in ITEMS[1:]:
-            results.done(item, {})
+            results.write_answer(item, {})
             assert len(read(tmp_path / "out")) == item.line, "not kept in this process"
         assert len(synced) == count, "not each by itself: the disk would set the pace"
     assert len(synced) == count + 1
@@ -208,7 +208,7 @@ def test_results_are_with_the_system_at_once_and_synced_at_the_end(
 def test_what_is_no_json_is_never_written(tmp_path: Path, value: Any) -> None:
     with Results(tmp_path / "out", RUN).opened() as results:
         with pytest.raises(ValueError, match="not JSON compliant"):
-            results.done(ITEMS[0], {"logprob": value})
+            results.write_answer(ITEMS[0], {"logprob": value})
         assert not results.lines
     assert (tmp_path / "out").read_bytes() == b""
 
@@ -222,6 +222,6 @@ def test_a_device_or_a_folder_is_no_file_of_results(tmp_path: Path) -> None:
 def test_any_text_is_one_line(tmp_path: Path) -> None:
     text = "a\u2028b\u0085c\n\ud800 漢"
     with Results(tmp_path / "out", RUN).opened() as results:
-        results.done(ITEMS[0], {"text": text})
+        results.write_answer(ITEMS[0], {"text": text})
     (line,) = (tmp_path / "out").read_bytes().splitlines()
     assert json.loads(line)["response"]["body"]["text"] == text

@@ -10,8 +10,17 @@ import pytest
 
 import foretell
 from foretell.batch.prefixes import Group
-from foretell.batch.requests import Item, Prepared, prepare
-from foretell.batch.running import Lengths, Limits, Order, Room, claimed, grouped, run, share
+from foretell.batch.requests import Item, Prepared, prepare_item
+from foretell.batch.running import (
+    Lengths,
+    Limits,
+    Order,
+    Room,
+    expected_claim,
+    group_batch,
+    run_batch,
+    split_memory,
+)
 from foretell.errors import BadFile
 from foretell.serve.errors import ApiError
 from foretell.serve.served import Served
@@ -26,7 +35,7 @@ def batch_of(lm: foretell.LM, *documents: dict[str, Any], method: str = "plain")
     batch = []
     for line, one in enumerate(documents, 1):
         item = Item(line, one["custom_id"], one["url"], one["body"])
-        batch.append(prepare(item, served, method))
+        batch.append(prepare_item(item, served, method))
     return batch
 
 
@@ -38,7 +47,7 @@ def answers(lm: foretell.LM, batch: list[Prepared], limits: Limits = PLENTY) -> 
         assert one.item.custom_id not in found
         found[one.item.custom_id] = answer
 
-    asyncio.run(run(lm, batch, limits, deliver))
+    asyncio.run(run_batch(lm, batch, limits, deliver))
     return found
 
 
@@ -78,7 +87,7 @@ def test_every_answer_is_that_of_the_request_alone(method: str) -> None:
         if one.item.custom_id == "echo":
             continue
         outputs = alone.generate(one.call.prompts, one.call.method, **one.call.arguments)
-        assert told(found[one.item.custom_id]) == told(one.answer.whole(outputs))
+        assert told(found[one.item.custom_id]) == told(one.answer.full_answer(outputs))
     echo = found["echo"]["choices"][0]
     assert echo["text"] == "The fox"
     values = echo["logprobs"]["token_logprobs"]
@@ -105,7 +114,7 @@ def test_a_fault_of_ours_is_told_and_the_others_go_on(monkeypatch: pytest.Monkey
     def broken(*_: Any) -> None:
         raise KeyError("choices")
 
-    monkeypatch.setattr(batch[0].answer, "whole", broken)
+    monkeypatch.setattr(batch[0].answer, "full_answer", broken)
     found = answers(lm, batch)
     assert found["a"].status == 500 and "KeyError: 'choices'" in found["a"].message
     assert found["b"]["choices"]
@@ -121,7 +130,7 @@ def test_where_results_cannot_be_written_everything_ends() -> None:
         raise BadFile("the disk is full")
 
     with pytest.raises(BadFile, match="the disk is full"):
-        asyncio.run(run(lm, batch, Limits(10**9, 2), deliver))
+        asyncio.run(run_batch(lm, batch, Limits(10**9, 2), deliver))
     assert 1 <= len(delivered) <= 2
     until = time.monotonic() + 30
     while lm.engine.live:  # they end between two steps
@@ -164,7 +173,7 @@ def test_every_prefix_is_computed_once(rows: int) -> None:
         prompt = [*beginning, 100 + i, 200 + i]
         documents.append(completion(f"{i}", prompt, max_tokens=3 + i % 4, temperature=0))
     batch = batch_of(lm, *documents)
-    planned = sum(one.saved for one in grouped(batch))
+    planned = sum(one.saved for one in group_batch(batch))
     assert planned == 3 * 9 * 70
     answers(lm, batch, Limits(rows * lm.models["target"].row_bytes, 8))
     assert lm.engine.status()["prefix_tokens_reused"] == planned
@@ -201,26 +210,28 @@ def test_a_claim_is_what_the_rows_will_take() -> None:
     (one,) = batch_of(lm, completion("a", [[1] * 10, [2] * 20], max_tokens=30))
     row = lm.models["target"].row_bytes
     lengths = Lengths()
-    assert claimed(lm, one, 0, lengths) == ((30 + 2 * 30) * row, 2)
+    assert expected_claim(lm, one, 0, lengths) == ((30 + 2 * 30) * row, 2)
     lengths.add(4)
     lengths.add(7)
-    assert claimed(lm, one, 8, lengths) == ((14 + 2 * 6) * row, 2)
+    assert expected_claim(lm, one, 8, lengths) == ((14 + 2 * 6) * row, 2)
     one.call.method = "draft"
-    assert claimed(lm, one, 8, lengths) == ((14 + 2 * 6) * row * 2, 2), "the draft model has rows"
+    assert expected_claim(lm, one, 8, lengths) == ((14 + 2 * 6) * row * 2, 2), (
+        "the draft model has rows"
+    )
 
 
 def test_memory_is_set_aside_for_prefixes_where_some_are_shared() -> None:
     lm = tiny.lm(draft=False)
     row = lm.models["target"].row_bytes
     apart = batch_of(lm, *(completion(str(i), f"{i}", max_tokens=3) for i in range(3)))
-    assert share(lm, apart, grouped(apart), PLENTY) == PLENTY
+    assert split_memory(lm, apart, group_batch(apart), PLENTY) == PLENTY
     assert lm.engine.status()["prefix_limit"] == 0
     together = batch_of(lm, *(chat(str(i), f"{i}", max_tokens=3) for i in range(3)))
-    rest = share(lm, together, grouped(together), PLENTY)
+    rest = split_memory(lm, together, group_batch(together), PLENTY)
     kept = lm.engine.status()["prefix_limit"]
     assert kept == 4 * row * max(len(one.call.prompts[0]) + 3 for one in together)
     assert rest.memory + kept == PLENTY.memory
-    small = share(lm, together, grouped(together), Limits(1000, 2))
+    small = split_memory(lm, together, group_batch(together), Limits(1000, 2))
     assert small == Limits(500, 2)
 
 
@@ -236,10 +247,10 @@ def test_groups_with_long_answers_come_first_and_priorities_before_them() -> Non
         *(chat(f"chat{i}", f"{i}", max_tokens=10 + i) for i in range(3)),
     ]
     batch = batch_of(lm, *documents)
-    groups = grouped(batch)
-    assert sorted(map(len, (one.members for one in groups))) == [1, 1, 1, 3]
+    groups = group_batch(batch)
+    assert sorted(map(len, (one.group_members for one in groups))) == [1, 1, 1, 3]
     order = Order(groups, batch, Lengths())
-    names = [[one.item.custom_id for one in order.members(group)] for group in order]
+    names = [[one.item.custom_id for one in order.group_members(group)] for group in order]
     assert names == [["urgent"], ["long"], ["chat2", "chat1", "chat0"], ["short"]]
 
 
@@ -255,9 +266,11 @@ def test_the_order_follows_what_answers_turn_out_to_be() -> None:
     groups = [Group(0, (i,)) for i in range(3)]
     lengths = Lengths()
     order = iter(Order(groups, batch, lengths))
-    assert next(order).members == (0,)
-    assert next(iter(Order(groups[1:], batch, Lengths()))).members == (1,)
+    assert next(order).group_members == (0,)
+    assert next(iter(Order(groups[1:], batch, Lengths()))).group_members == (1,)
     batch[1].call.arguments["max_new_tokens"] = [15]
-    assert next(iter(Order(groups[1:], batch, Lengths()))).members == (2,), "50/30 is above 15/10"
+    assert next(iter(Order(groups[1:], batch, Lengths()))).group_members == (2,), (
+        "50/30 is above 15/10"
+    )
     lengths.add(6)
-    assert next(order).members == (1,), "6/10 is above 6/30"
+    assert next(order).group_members == (1,), "6/10 is above 6/30"

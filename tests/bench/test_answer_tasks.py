@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.answer_tasks import FORMS, Task, asked, last_number, own_tasks, read_tasks, said
+from foretell.bench.answer_tasks import (
+    FORMS,
+    Task,
+    find_words,
+    last_number,
+    make_tasks,
+    read_tasks,
+    user_message,
+)
 from foretell.errors import BadConfig
 
 
@@ -30,8 +38,8 @@ def test_the_last_number_is_the_answer(text: str, number: str | None) -> None:
 
 def test_of_words_the_last_places_count() -> None:
     words = ("red", "blue", "green")
-    assert said("Green and red. So: RED, green.", words) == "red green"
-    assert said("reddish, bluer", words) is None
+    assert find_words("Green and red. So: RED, green.", words) == "red green"
+    assert find_words("reddish, bluer", words) is None
     task = Task("?", words)
     assert task.answer("blue it is") == "blue" and Task("?").answer("blue 3") == "3"
 
@@ -45,8 +53,8 @@ def test_files_of_questions_are_read(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)) + "\n\n")
     assert read_tasks(path) == [
-        Task(asked("1 + 1?")),
-        Task(asked("Which, a or b?"), ("a", "b")),
+        Task(user_message("1 + 1?")),
+        Task(user_message("Which, a or b?"), ("a", "b")),
         Task([{"role": "user", "content": "3?"}]),
     ]
 
@@ -60,9 +68,9 @@ def test_words_that_are_none_are_refused(tmp_path: Path, words: object) -> None:
 
 
 def test_own_tasks_are_different_ones_of_every_form_and_the_same_for_a_seed() -> None:
-    made = own_tasks(300, 5)
+    made = make_tasks(300, 5)
     questions = [str(task.prompt) for task in made]
-    assert len(set(questions)) == 300 and made == own_tasks(300, 5) != own_tasks(300, 6)
+    assert len(set(questions)) == 300 and made == make_tasks(300, 5) != make_tasks(300, 6)
     beginnings = {question[30:38] for question in questions}
     assert len(beginnings) >= len(FORMS) - 2
     for task in made:
@@ -73,4 +81,4 @@ def test_own_tasks_are_different_ones_of_every_form_and_the_same_for_a_seed() ->
 def test_more_than_can_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("foretell.bench.answer_tasks.FORMS", (lambda draw: ("the same", ()),))
     with pytest.raises(BadConfig, match="--own 2: so many different tasks cannot be made"):
-        own_tasks(2, 0)
+        make_tasks(2, 0)

@@ -101,7 +101,7 @@ def test_a_failed_cell_is_exit_1(run: Any, monkeypatch: pytest.MonkeyPatch) -> N
     def broken(*_: Any) -> Any:
         raise ArithmeticError("overflow")
 
-    monkeypatch.setattr(registry.load("ngram", "drafter"), "propose", broken)
+    monkeypatch.setattr(registry.load_method("ngram", "drafter"), "propose", broken)
     code, out, err = run("--methods", "ngram:nodes=3,draft", "--json", "-")
     document = json.loads(out)
     assert code == 1

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from foretell.bench.contenders import CommitMark, EngineRun, Method, Watched
-from foretell.bench.figures import timeline
+from foretell.bench.figures import step_timeline
 from foretell.core.stats import Stats
 from foretell.core.types import Commit, Kept, Steps
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Strategy
 from tests import tiny
 from tests.bench.fakes import PROMPTS
@@ -28,7 +28,7 @@ def test_a_method_is_measured_step_by_step() -> None:
     assert sum(run.counts) == 24
     assert run.times == sorted(run.times)
     assert len(run.marks) == run.stats.steps + 1
-    line = timeline(run)
+    line = step_timeline(run)
     assert sum(step[1] for step in line) == expected.stats.drafted > 0
     assert sum(step[2] for step in line) == expected.stats.accepted > 0
     assert sum(step[3] for step in line) == pytest.approx(run.times[-1])
@@ -54,10 +54,10 @@ def test_nothing_learnt_is_kept_or_shared() -> None:
 
 def test_a_watched_strategy_is_equal_to_another_one_of_the_same() -> None:
     """So that what requests of one method share is shared, though each notes its own commits."""
-    ngram = resolve("ngram")[1]
+    ngram = resolve_method("ngram")[1]
     one = Watched(ngram)
     one.marks.append(CommitMark(0.0, 1, 0, 0, 0.0, 0.0, {}))
-    assert one == Watched(ngram) != Watched(resolve("suffix")[1])
+    assert one == Watched(ngram) != Watched(resolve_method("suffix")[1])
     assert hash(one) == hash(Watched(ngram))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.document import begin, opened, write
+from foretell.bench.document import begin_document, open_document, write_document
 from foretell.errors import BadFile
 from tests.bench.fakes import PROMPTS, SMALL
 from tests.files import full_disk
@@ -29,39 +29,39 @@ def test_a_file_of_other_settings_is_refused(
 ) -> None:
     sets = {"a": PROMPTS}
     path = tmp_path / "out.json"
-    write(begin(SMALL, sets), path)
+    write_document(begin_document(SMALL, sets), path)
     other = dataclasses.replace(SMALL, **change)
     with pytest.raises(BadFile) as raised:
-        begin(other, sets, path)
+        begin_document(other, sets, path)
     assert said in str(raised.value)
     assert "name another file" in str(raised.value)
-    assert begin(SMALL, sets, path)["cells"] == []
+    assert begin_document(SMALL, sets, path)["cells"] == []
 
 
 def test_other_prompts_machines_and_files_are_refused(tmp_path: Path) -> None:
     sets = {"a": PROMPTS}
     path = tmp_path / "out.json"
-    document = begin(SMALL, sets)
-    write(document, path)
+    document = begin_document(SMALL, sets)
+    write_document(document, path)
     with pytest.raises(BadFile, match=r"settings\.sets"):
-        begin(SMALL, {"a": ["other"]}, path)
+        begin_document(SMALL, {"a": ["other"]}, path)
     elsewhere = copy.deepcopy(document)
     elsewhere["machine"]["threads"] = 99
-    write(elsewhere, path)
+    write_document(elsewhere, path)
     with pytest.raises(BadFile, match=r"machine\.threads \(99 there"):
-        begin(SMALL, sets, path)
+        begin_document(SMALL, sets, path)
     for text in ("{", "[]", '{"schema": "foretell.audit/1", "cells": []}'):
         path.write_text(text)
         with pytest.raises(BadFile, match="no document of foretell bench"):
-            begin(SMALL, sets, path)
+            begin_document(SMALL, sets, path)
 
 
 def test_a_full_disk_is_one_error_and_leaves_the_last_document(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
-    document = begin(SMALL, {"a": PROMPTS})
-    write(document, path)
+    document = begin_document(SMALL, {"a": PROMPTS})
+    write_document(document, path)
     longer = document | {"cells": [{"reason": "x" * 10_000}]}
     with full_disk(5000), pytest.raises(BadFile, match=r"cannot be written \(File too large\)"):
-        write(longer, path)
-    assert opened(path) == document
+        write_document(longer, path)
+    assert open_document(path) == document
     assert list(tmp_path.iterdir()) == [path]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from foretell.bench.contenders import Method
-from foretell.bench.figures import cells, speed, spread
+from foretell.bench.figures import batch_speed, group_cells, percentile_range
 from foretell.bench.peers import Run
 from foretell.bench.turns import interleave
 from tests import tiny
@@ -31,7 +31,9 @@ def test_ratios_come_from_the_same_prompt_and_round() -> None:
 
     log: list[tuple[str, Any]] = []
     contenders = [Slowing("plain", 0.4, log), Slowing("fast", 0.1, log)]
-    base, fast = cells(contenders, interleave(contenders, [[[1]], [[2]]], SMALL, 0.0), {}, None)
+    base, fast = group_cells(
+        contenders, interleave(contenders, [[[1]], [[2]]], SMALL, 0.0), {}, None
+    )
     assert base["ratio"] == pytest.approx({"median": 1, "low": 1, "high": 1})
     assert (
         fast["ratio"] == fast["ratio_to_plain"] == pytest.approx({"median": 4, "low": 4, "high": 4})
@@ -49,16 +51,20 @@ def test_ratios_come_from_the_same_prompt_and_round() -> None:
 def test_speed_counts_what_follows_the_last_first_token() -> None:
     early = Run([1, 2, 3], [1.0, 2.0, 3.0], [1, 1, 1])
     late = Run([1, 2, 3, 4], [2.0, 4.0], [2, 2])
-    assert speed([early]) == 1.0
-    assert speed([late]) == 1.0
-    assert speed([early, late]) == (1 + 2) / 2.0
-    assert speed([Run([1], [1.0], [1])]) == 0.0
+    assert batch_speed([early]) == 1.0
+    assert batch_speed([late]) == 1.0
+    assert batch_speed([early, late]) == (1 + 2) / 2.0
+    assert batch_speed([Run([1], [1.0], [1])]) == 0.0
 
 
 def test_a_range_leaves_a_tenth_out_on_both_sides() -> None:
-    assert spread([float(i) for i in range(1, 21)]) == {"median": 10.5, "low": 3.0, "high": 18.0}
-    assert spread([2.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
-    assert spread([]) is None
+    assert percentile_range([float(i) for i in range(1, 21)]) == {
+        "median": 10.5,
+        "low": 3.0,
+        "high": 18.0,
+    }
+    assert percentile_range([2.0]) == {"median": 2.0, "low": 2.0, "high": 2.0}
+    assert percentile_range([]) is None
 
 
 def test_other_tokens_are_told_with_their_place() -> None:
@@ -69,7 +75,7 @@ def test_other_tokens_are_told_with_their_place() -> None:
         Fake("short", 1, log, (5, 6)),
     ]
     tallies = interleave(contenders, [[[1]], [[2]]], SMALL, 0.0)
-    _, other, short = cells(contenders, tallies, {}, None)
+    _, other, short = group_cells(contenders, tallies, {}, None)
     assert other["identical"] == short["identical"] == {"same": 0, "of": 4}
     assert tallies[1].first == (0, 2, [5, 6, 7, 8])
     assert tallies[2].first == (0, 2, [5, 6, 7, 8])
@@ -80,7 +86,7 @@ def test_the_inside_of_a_cell_adds_up() -> None:
     contenders = [Method(lm, "plain"), Method(lm, "draft:length=3,nodes=3")]
     batches = [[lm.encode(p)] for p in PROMPTS]
     tallies = interleave(contenders, batches, dataclasses.replace(SMALL, max_new_tokens=32), 0.0)
-    plain, draft = cells(contenders, tallies, {"target": 1000, "draft": 100}, 1e9)
+    plain, draft = group_cells(contenders, tallies, {"target": 1000, "draft": 100}, 1e9)
     assert plain["bytes_per_token"] == 1000
     assert plain["drafted"] == 0
     assert plain["by_depth"] == []

@@ -10,7 +10,7 @@ import torch
 import foretell
 from foretell import wrap
 from foretell.bench import hardware
-from foretell.models.decoder.packed import PackedLinear, pack
+from foretell.models.decoder.packed import PackedLinear, pack_layers
 from tests import tiny
 from tests.models.decoder import families
 
@@ -68,7 +68,7 @@ def test_the_speed_of_memory_is_the_best_try(monkeypatch: pytest.MonkeyPatch) ->
 def test_packed_weights_count() -> None:
     for tied in (False, True):
         hf = families.tiny("llama", tie_word_embeddings=tied)
-        pack(hf, "int8")
+        pack_layers(hf, "int8")
         model = wrap(hf, name="tiny").models["target"]
         layers = [m.packed.nbytes for m in hf.modules() if isinstance(m, PackedLinear)]
         norms = sum(4 * p.numel() for p in hf.parameters() if p.ndim == 1)

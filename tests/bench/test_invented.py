@@ -6,7 +6,7 @@ import ast
 import sys
 from pathlib import Path
 
-from foretell.bench.invented import invent, names_in, put
+from foretell.bench.invented import invent_modules, judge_names, write_modules
 from foretell.constraints.completing import Documents
 from foretell.constraints.language_server import LanguageServer
 from tests.constraints import lsp_server
@@ -14,9 +14,9 @@ from tests.constraints.lsp_server import drawn
 
 
 def test_modules_are_whole_and_prompts_use_them(tmp_path: Path) -> None:
-    modules = invent(12, seed=3)
-    assert modules == invent(12, seed=3) and modules != invent(12, seed=4)
-    put(modules, tmp_path)
+    modules = invent_modules(12, seed=3)
+    assert modules == invent_modules(12, seed=3) and modules != invent_modules(12, seed=4)
+    write_modules(modules, tmp_path)
     for module in modules:
         path = tmp_path / "kit" / f"mod_{module.number}.py"
         space: dict[str, type] = {}
@@ -40,7 +40,7 @@ def test_names_behind_dots_of_whole_lines_are_judged(tmp_path: Path) -> None:
         for number in range(12):
             prompt = f"x{number}.skipped = y{number}."
             text = "abc + z.b\nw.cc.ab(1)\n'no. name' # q.a\nu.\nv.ba\nlast.a"
-            for name, exists in names_in(prompt, text, judge):
+            for name, exists in judge_names(prompt, text, judge):
                 found.append((number, name, exists))
             whole = prompt + text
             for own, name in ((f"y{number}.", "abc"), ("z.", "b"), ("w.cc.", "ab"), ("v.", "ba")):

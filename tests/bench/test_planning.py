@@ -12,7 +12,7 @@ import pytest
 
 from foretell.bench.planning import (
     Planner,
-    chance_of,
+    acceptance_for,
     draft_points,
     mean_tokens,
     read_points,
@@ -83,14 +83,14 @@ def test_other_lengths_follow_by_the_chance_of_a_draft() -> None:
     for chance in (0.0, 0.3, 0.8, 0.999, 1.0):
         tokens = mean_tokens(chance, 5)
         assert tokens == pytest.approx(sum(chance**i for i in range(6)))
-        assert chance_of(tokens, 5) == pytest.approx(chance, abs=1e-9)
+        assert acceptance_for(tokens, 5) == pytest.approx(chance, abs=1e-9)
     planner = Planner(points())
-    chance = chance_of(mat(1e9, 1e7), 4)
+    chance = acceptance_for(mat(1e9, 1e7), 4)
     assert planner.tokens_a_step(1e9, 1e7, 9)[0] == pytest.approx(mean_tokens(chance, 9))
     assert planner.tokens_a_step(1e9, 1e7, 0) == (1.0, 0.0)
     mixed = points()
     for point in mixed["mat"][::2]:  # measured with other lengths, of the same chances
-        value = chance_of(point["mat"], 4)
+        value = acceptance_for(point["mat"], 4)
         point.update(length=7, mat=mean_tokens(value, 7))
     again = Planner(mixed)
     assert again.reference == 7
@@ -113,7 +113,7 @@ def test_the_best_is_that_of_a_search_by_plain_loops() -> None:
     for batch in (1, 2, 8, 40, 150):
         lengths = sorted(draw.sample(range(1, 30), 8))
         sizes, widths = draw.sample([2e7, 1e8, 1e9, 5e10], 3), draw.sample([1e6, 1e7, 9e8], 2)
-        best = planner.best(batch, lengths, sizes, widths)
+        best = planner.best_choice(batch, lengths, sizes, widths)
         v = planner.verify.coefficients
         speed, found = batch / (v[0] + v[1] * batch), (0, 0.0, 0.0)
         for g in lengths:
@@ -135,7 +135,7 @@ def test_plain_decoding_is_among_the_choices() -> None:
     poor = points()
     for point in poor["mat"]:
         point["mat"] = 1 + 1e-3 * math.log(point["tokens"] * point["parameters"])
-    best = Planner(poor).best(16, range(1, 9), SIZES, WIDTHS)
+    best = Planner(poor).best_choice(16, range(1, 9), SIZES, WIDTHS)
     assert best.length == 0 and best.ratio == pytest.approx(1) and best.mat == 1
 
 

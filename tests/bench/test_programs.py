@@ -6,9 +6,9 @@ import re
 
 import pytest
 
-from foretell.bench.programs import HIDDEN, KINDS, PUBLIC, programs
+from foretell.bench.programs import HIDDEN, KINDS, PUBLIC, make_programs
 from foretell.errors import BadConfig
-from foretell.rewards.cases import verdicts
+from foretell.rewards.cases import judge_program
 from foretell.rewards.sandbox import Limits
 
 # Of each kind a body; 0, 1 stand for the first and second number or word of what is wanted.
@@ -34,12 +34,12 @@ NUMBER = re.compile(r"\d+|'[^']+'|\bsecond\b|\bthird\b")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_task_says_what_its_tests_hold_it_to(kind: str) -> None:
-    (task,) = [one for one in programs(len(KINDS), 3) if one.kind == kind]
+    (task,) = [one for one in make_programs(len(KINDS), 3) if one.kind == kind]
     words = {"second": "2", "third": "3"}
     found = [words.get(word, word) for word in NUMBER.findall(task.says)]
     good = f"{task.begins}\n    {BODIES[kind].format(*found)}\n"
     tests = [*task.public, *task.hidden]
-    assert all(verdicts(good, tests, Limits())), good
+    assert all(judge_program(good, tests, Limits())), good
     assert len({test.call.args.__repr__() for test in tests}) == PUBLIC + HIDDEN
     for call, value in task.examples:
         assert f"{call} == {value}" in task.question and f">>> {call}\n    {value}" in task.head
@@ -48,9 +48,9 @@ def test_a_task_says_what_its_tests_hold_it_to(kind: str) -> None:
 
 
 def test_tasks_are_different_and_come_again() -> None:
-    tasks = programs(90, 1)
-    assert tasks == programs(90, 1) != programs(90, 2)
+    tasks = make_programs(90, 1)
+    assert tasks == make_programs(90, 1) != make_programs(90, 2)
     assert len({(task.kind, task.says) for task in tasks}) == 90
     assert len({task.kind for task in tasks}) == len(KINDS) >= 10
     with pytest.raises(BadConfig, match="different tasks cannot be made"):
-        programs(1000, 0)
+        make_programs(1000, 0)

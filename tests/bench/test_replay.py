@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from rich.progress import Progress
 
 from foretell import cli
-from foretell.bench.replay import SHOWN, Report, Row, Tally, replay
+from foretell.bench.replay import SHOWN, Report, Row, Tally, replay_documents
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
@@ -87,9 +87,11 @@ def test_the_steps_are_those_of_the_loops(
             text += answer
     if not any(turn.tokens for turn in turns):
         with pytest.raises(BadConfig, match="hold no recorded text"):
-            replay(tiny.tokenizer(), ["ngram"], documents)
+            replay_documents(tiny.tokenizer(), ["ngram"], documents)
         return
-    report = replay(tiny.tokenizer(), [f"ngram:n={n},k={k}", "plain"], iter(documents), nodes)
+    report = replay_documents(
+        tiny.tokenizer(), [f"ngram:n={n},k={k}", "plain"], iter(documents), nodes
+    )
     assert report.rows[0].turns == turns
     assert report.documents == len(documents)
     total = report.rows[0].total
@@ -102,7 +104,9 @@ def test_the_steps_are_those_of_the_loops(
 def test_repetition_pays(method: str) -> None:
     draw = random.Random(1)
     text = "".join(draw.choice(WORDS) for _ in range(40))
-    report = replay(tiny.tokenizer(), [method], [[("Write.", text), ("Once more.", text)]])
+    report = replay_documents(
+        tiny.tokenizer(), [method], [[("Write.", text), ("Once more.", text)]]
+    )
     first, second = report.rows[0].turns
     assert first.tokens == second.tokens
     assert second.tokens_per_step > 4 > first.tokens_per_step > 1
@@ -111,7 +115,7 @@ def test_repetition_pays(method: str) -> None:
 def test_nodes_are_the_size_where_a_method_does_not_say() -> None:
     letters = "abcdefghijklmnopqrstuvwxyz"
     methods = ["ngram:k=64", "ngram:k=64,nodes=4", Ngram(k=2), Speculative(Ngram(k=64), None, 6)]
-    rows = replay(tiny.tokenizer(), methods, [[(letters * 2, letters * 4)]], 8).rows
+    rows = replay_documents(tiny.tokenizer(), methods, [[(letters * 2, letters * 4)]], 8).rows
     assert [row.method for row in rows[:3]] == [*methods[:2], "ngram"]
     for row, size in zip(rows, (8, 4, 2, 6), strict=True):
         assert row.total.steps == math.ceil(row.total.tokens / (size + 1))
@@ -131,7 +135,7 @@ class Reading(Drafter):
 
 def test_a_drafter_can_read_the_text() -> None:
     reader = Reading()
-    replay(tiny.tokenizer(), [reader], [[("caf", "é 🙂"), (" naïve", "x")]])
+    replay_documents(tiny.tokenizer(), [reader], [[("caf", "é 🙂"), (" naïve", "x")]])
     assert reader.seen[0] == "caf"
     assert reader.seen[-1] == "café 🙂 naïve"
 
@@ -157,10 +161,12 @@ class Remembering(Drafter):
 def test_what_is_learnt_is_kept_unless_fresh() -> None:
     document = [("x", "abcdefgh"), ("y", "abcdefgh")]
     kept, fresh = (
-        replay(tiny.tokenizer(), [Remembering(), Remembering()], [document] * 3, fresh=fresh)
+        replay_documents(
+            tiny.tokenizer(), [Remembering(), Remembering()], [document] * 3, fresh=fresh
+        )
         for fresh in (False, True)
     )
-    once = replay(tiny.tokenizer(), [Remembering()], [document])
+    once = replay_documents(tiny.tokenizer(), [Remembering()], [document])
     assert fresh.rows[0].total == sum([once.rows[0].total] * 3, Tally())
     assert kept.rows[0].total.steps < fresh.rows[0].total.steps
     assert kept.rows[0] == kept.rows[1], "each method has stores of its own"
@@ -179,7 +185,7 @@ def test_documents_are_taken_one_by_one() -> None:
             yield [("ab", "abab")]
 
     told: list[tuple[int, int]] = []
-    report = replay(
+    report = replay_documents(
         tiny.tokenizer(), ["ngram"], documents(), tell=lambda done: told.append((done, taken))
     )
     assert told == [(i, i) for i in range(1, 6)]
@@ -197,7 +203,7 @@ def test_special_tokens_begin_a_document_and_nothing_else() -> None:
             asked.append((text, add_special_tokens))
             return tiny.tokenizer()(text)
 
-    replay(Spy(), ["plain"], [[("a", "b"), ("c", "d")]])  # type: ignore[arg-type]
+    replay_documents(Spy(), ["plain"], [[("a", "b"), ("c", "d")]])  # type: ignore[arg-type]
     assert asked == [("a", True), ("b", False), ("c", False), ("d", False)]
 
 
@@ -220,7 +226,7 @@ def test_special_tokens_begin_a_document_and_nothing_else() -> None:
 )
 def test_what_needs_more_than_text_is_refused(method: str, said: str) -> None:
     with pytest.raises(Unsupported) as raised:
-        replay(tiny.tokenizer(), ["ngram", method], [[("a", "b")]])
+        replay_documents(tiny.tokenizer(), ["ngram", method], [[("a", "b")]])
     assert str(raised.value).startswith(said)
 
 
@@ -237,7 +243,7 @@ def test_what_needs_more_than_text_is_refused(method: str, said: str) -> None:
 )
 def test_bad_arguments_are_refused(methods: list[str], nodes: Any, said: str) -> None:
     with pytest.raises(BadConfig, match=said):
-        replay(tiny.tokenizer(), methods, [[("a", "b")]], nodes)
+        replay_documents(tiny.tokenizer(), methods, [[("a", "b")]], nodes)
 
 
 @dataclass(frozen=True)
@@ -263,9 +269,9 @@ class Broken(Drafter):
 
 def test_a_method_that_strays_or_fails_is_not_scored() -> None:
     with pytest.raises(Unsupported, match="strays from the recorded text"):
-        replay(tiny.tokenizer(), [Straying()], [[("a", "bcd")]])
+        replay_documents(tiny.tokenizer(), [Straying()], [[("a", "bcd")]])
     with pytest.raises(RequestFailed, match="ArithmeticError: overflow"):
-        replay(tiny.tokenizer(), [Broken()], [[("a", "bcd")]])
+        replay_documents(tiny.tokenizer(), [Broken()], [[("a", "bcd")]])
 
 
 # --- the report
@@ -423,7 +429,7 @@ def test_the_command_writes_json_and_a_plot(run: Any, folder: Path, tmp_path: Pa
         [(row["prompt"], row["text"])]
         for row in map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     ]
-    expected = replay(tiny.tokenizer(), ["ngram"], rows[:2], 3, fresh=True).to_dict()
+    expected = replay_documents(tiny.tokenizer(), ["ngram"], rows[:2], 3, fresh=True).to_dict()
     assert expected.items() <= document.items()
     assert document["tokenizer"].endswith("tokenizer")
 

@@ -13,9 +13,9 @@ import torch
 import foretell
 from foretell.bench import runner
 from foretell.bench.contenders import Method
-from foretell.bench.document import begin, write
+from foretell.bench.document import begin_document, write_document
 from foretell.bench.peers import Run
-from foretell.bench.runner import bench
+from foretell.bench.runner import run_bench
 from foretell.bench.sets import LONG
 from foretell.bench.settings import Settings
 from foretell.errors import BadModel, Unsupported
@@ -25,8 +25,8 @@ from tests.bench.fakes import PROMPTS, SMALL, load
 
 def test_a_batch_runs_together_and_a_small_set_begins_again() -> None:
     settings = Settings(methods=("plain",), max_new_tokens=4, rounds=1, requests=(3,))
-    document = begin(settings, {"mine": PROMPTS})
-    bench(settings, {"mine": PROMPTS}, load, document)
+    document = begin_document(settings, {"mine": PROMPTS})
+    run_bench(settings, {"mine": PROMPTS}, load, document)
     (cell,) = document["cells"]
     assert cell["requests"] == 3
     assert cell["prompts"] == 2
@@ -48,8 +48,12 @@ def test_contexts_are_cells_of_their_own() -> None:
         methods=("plain", "ngram:n=2,nodes=3"), max_new_tokens=4, rounds=1, contexts=(10, 40, 4000)
     )
     told: list[tuple[int, int]] = []
-    document = bench(
-        settings, sets, load, begin(settings, sets), lambda w, *n: told.append((n[0], n[1]))
+    document = run_bench(
+        settings,
+        sets,
+        load,
+        begin_document(settings, sets),
+        lambda w, *n: told.append((n[0], n[1])),
     )
     found = [(c["set"], c["context"], c["contender"], c["status"]) for c in document["cells"]]
     names = ["plain", "ngram:n=2,nodes=3"]
@@ -67,7 +71,7 @@ def test_contexts_are_cells_of_their_own() -> None:
 def test_memory_is_noted_beside_what_should_be_enough() -> None:
     sets = {"a": PROMPTS}
     settings = Settings(methods=("plain",), max_new_tokens=4, rounds=1, requests=(1, 2))
-    document = bench(settings, sets, load, begin(settings, sets))
+    document = run_bench(settings, sets, load, begin_document(settings, sets))
     limit, one = document["memory_limit"], document["cells"][0]["cache_bytes"]
     both = sum(4 * sum(p.numel() for p in m.hf.parameters()) for m in tiny.lm().models.values())  # type: ignore[attr-defined]
     assert limit == {
@@ -82,13 +86,15 @@ def test_what_failed_is_tried_again(tmp_path: Path) -> None:
     sets = {"a": PROMPTS[:1], "b": PROMPTS[1:]}
     path = tmp_path / "out.json"
     settings = dataclasses.replace(SMALL, methods=("draft:nodes=3",))
-    without = bench(settings, sets, lambda m, d: tiny.lm(draft=False), begin(settings, sets, path))
+    without = run_bench(
+        settings, sets, lambda m, d: tiny.lm(draft=False), begin_document(settings, sets, path)
+    )
     assert [c["status"] for c in without["cells"]] == ["ok", "failed"] * 2
     without["cells"][3] = without["cells"][3] | {
         "status": "ok"
     }  # only the first set has a failure left
-    write(without, path)
-    whole = bench(settings, sets, load, begin(settings, sets, path))
+    write_document(without, path)
+    whole = run_bench(settings, sets, load, begin_document(settings, sets, path))
     assert [(c["set"], c["contender"], c["status"]) for c in whole["cells"]] == [
         ("a", "plain", "ok"),
         ("a", "draft:nodes=3", "ok"),
@@ -112,11 +118,11 @@ def test_a_document_is_whole_and_json() -> None:
         temperatures=(0.0, 0.8),
     )
     told: list[tuple[int, int]] = []
-    document = bench(
+    document = run_bench(
         settings,
         sets,
         load,
-        begin(settings, sets),
+        begin_document(settings, sets),
         lambda what, done, total: told.append((done, total)),
     )
     document = json.loads(json.dumps(document))
@@ -138,7 +144,9 @@ def test_a_document_is_whole_and_json() -> None:
 def test_what_cannot_run_is_reported_and_the_rest_goes_on() -> None:
     sets = {"a": PROMPTS[:1]}
     settings = Settings(methods=("draft", "ngram:zzz=1", "ngram"), max_new_tokens=4, rounds=1)
-    document = bench(settings, sets, lambda m, d: tiny.lm(draft=False), begin(settings, sets))
+    document = run_bench(
+        settings, sets, lambda m, d: tiny.lm(draft=False), begin_document(settings, sets)
+    )
     status = {c["contender"]: (c["status"], c.get("reason", "")) for c in document["cells"]}
     assert status["plain"][0] == status["ngram"][0] == "ok"
     assert status["draft"][0] == "failed"
@@ -147,7 +155,7 @@ def test_what_cannot_run_is_reported_and_the_rest_goes_on() -> None:
     assert "zzz" in status["ngram:zzz=1"][1]
     sets = {"long": ["x" * 5000], "chat": [[{"role": "user", "content": "hi"}]]}
     settings = Settings(methods=("plain",), max_new_tokens=4, rounds=1)
-    document = bench(settings, sets, load, begin(settings, sets))
+    document = run_bench(settings, sets, load, begin_document(settings, sets))
     assert "shorten" in document["cells"][0]["reason"]
     assert document["cells"][1]["status"] == "ok", "without a chat template it is given as text"
 
@@ -160,14 +168,14 @@ def test_one_of_several_models_may_be_missing() -> None:
 
     sets = {"a": PROMPTS[:1]}
     settings = Settings(models=("gone", "tiny"), methods=("plain",), max_new_tokens=4, rounds=1)
-    document = bench(settings, sets, some, begin(settings, sets))
+    document = run_bench(settings, sets, some, begin_document(settings, sets))
     assert [(c["model"], c["status"]) for c in document["cells"]] == [
         ("gone", "failed"),
         ("tiny", "ok"),
     ]
     alone = Settings(models=("gone",), methods=("plain",), max_new_tokens=4, rounds=1)
     with pytest.raises(BadModel, match="no such folder"):
-        bench(alone, sets, some, begin(alone, sets))
+        run_bench(alone, sets, some, begin_document(alone, sets))
 
 
 def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
@@ -175,15 +183,17 @@ def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
     path = tmp_path / "out.json"
 
     def interrupted(document: dict[str, Any]) -> None:
-        write(document, path)
+        write_document(document, path)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bench(SMALL, sets, load, begin(SMALL, sets, path), save=interrupted)
+        run_bench(SMALL, sets, load, begin_document(SMALL, sets, path), save=interrupted)
     first = json.loads(path.read_text("utf-8"))
     assert {c["set"] for c in first["cells"]} == {"a"}
     assert list(tmp_path.iterdir()) == [path]
-    whole = bench(SMALL, sets, load, begin(SMALL, sets, path), save=lambda d: write(d, path))
+    whole = run_bench(
+        SMALL, sets, load, begin_document(SMALL, sets, path), save=lambda d: write_document(d, path)
+    )
     assert [c["set"] for c in whole["cells"]] == ["a", "a", "b", "b"]
     assert whole["cells"][:2] == first["cells"]
     assert json.loads(path.read_text("utf-8")) == json.loads(json.dumps(whole))
@@ -191,7 +201,9 @@ def test_an_interrupted_run_is_continued(tmp_path: Path) -> None:
     def never(model: str, dtype: str) -> foretell.LM:
         raise AssertionError("everything is there already")
 
-    assert bench(SMALL, sets, never, begin(SMALL, sets, path))["cells"] == whole["cells"]
+    assert (
+        run_bench(SMALL, sets, never, begin_document(SMALL, sets, path))["cells"] == whole["cells"]
+    )
 
 
 def test_peers_lead_and_a_missing_one_is_a_failed_cell(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,7 +228,7 @@ def test_peers_lead_and_a_missing_one_is_a_failed_cell(monkeypatch: pytest.Monke
         rounds=1,
         requests=(1, 2),
     )
-    document = bench(settings, sets, load, begin(settings, sets))
+    document = run_bench(settings, sets, load, begin_document(settings, sets))
     found = [
         (c["model"], c["requests"], c["contender"], c["status"], c["baseline"])
         for c in document["cells"]

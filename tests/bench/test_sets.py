@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretell.bench.sets import LONG, SETS, cut, read_sets
+from foretell.bench.sets import LONG, SETS, cut_prompts, read_sets
 from foretell.errors import BadConfig
 from tests import tiny
 
@@ -21,8 +21,8 @@ def test_prompts_are_cut_to_a_context_and_end_alike() -> None:
         "y",
         "z = 3",
     ]
-    short = cut(lm, texts, 20, 8)
-    long = cut(lm, texts, 60, 8)
+    short = cut_prompts(lm, texts, 20, 8)
+    long = cut_prompts(lm, texts, 60, 8)
     assert len(short) == len(long) == LONG
     assert {len(p) for p in short} == {20}
     assert {len(p) for p in long} == {60}
@@ -36,11 +36,11 @@ def test_prompts_are_cut_to_a_context_and_end_alike() -> None:
         [{"role": "user", "content": "hello there"}],
         [{"role": "user", "content": "more of it"}],
     ]
-    assert lm.decode(cut(lm, chat, 12, 8)[1]).endswith("more of it")
+    assert lm.decode(cut_prompts(lm, chat, 12, 8)[1]).endswith("more of it")
     with pytest.raises(BadConfig, match=r"context of 900 and 8 new tokens: tiny .*holds 128"):
-        cut(lm, texts, 900, 8)
+        cut_prompts(lm, texts, 900, 8)
     with pytest.raises(BadConfig, match="all prompts together have"):
-        cut(lm, texts[3:], 60, 8)
+        cut_prompts(lm, texts[3:], 60, 8)
 
 
 def test_the_sets_that_ship_are_the_default(tmp_path: Path) -> None:

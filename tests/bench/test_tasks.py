@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foretell.bench import tasks
-from foretell.bench.document import write
+from foretell.bench.document import write_document
 from foretell.bench.settings import Settings
 from foretell.errors import BadConfig, BadFile
 
@@ -47,12 +47,12 @@ class Loop:
             self.told.append((what, done, of))
 
         args = self.load, document, self.work, total, tell, self.save
-        return tasks.answered(SETTINGS, 5, *args, together=2)
+        return tasks.answer_all(SETTINGS, 5, *args, batch_size=2)
 
 
 def test_all_tasks_are_answered_several_together() -> None:
     loop = Loop()
-    document = loop.run(tasks.begin(SETTINGS, "x", [1, 2], None, ["methods"]))
+    document = loop.run(tasks.begin_suite(SETTINGS, "x", [1, 2], None, ["methods"]))
     assert loop.asked == [[0, 1], [2, 3], [4]] * 2 and loop.loaded == ["a", "b"]
     done = [("a", 2), ("a", 4), ("a", 5), ("b", 7), ("b", 9), ("b", 10)]
     assert loop.told == [(model, count, 10) for model, count in done]
@@ -64,16 +64,19 @@ def test_all_tasks_are_answered_several_together() -> None:
 
 def test_what_failed_is_named_counts_for_nothing_and_is_tried_again() -> None:
     loop = Loop(broken=[2])
-    document = loop.run(tasks.begin(SETTINGS, "x", [], None, ["methods"]))
+    document = loop.run(tasks.begin_suite(SETTINGS, "x", [], None, ["methods"]))
     assert loop.asked[:5] == [[0, 1], [2, 3], [2], [3], [4]]
     assert [cell["tasks"] for cell in document["cells"]] == [4, 4]
-    assert tasks.failures(document) == ["a, auto, task 2: will not", "b, auto, task 2: will not"]
+    assert tasks.failure_lines(document) == [
+        "a, auto, task 2: will not",
+        "b, auto, task 2: will not",
+    ]
     again = Loop()
     again.run(document)
-    assert again.asked == [[2], [2]] and not tasks.failures(document)
+    assert again.asked == [[2], [2]] and not tasks.failure_lines(document)
     assert [cell["total"] for cell in document["cells"]] == [100, 100]
-    nothing = Loop(broken=range(5)).run(tasks.begin(SETTINGS, "x", [], None, ["methods"]))
-    assert nothing["cells"] == [] and len(tasks.failures(nothing)) == 10
+    nothing = Loop(broken=range(5)).run(tasks.begin_suite(SETTINGS, "x", [], None, ["methods"]))
+    assert nothing["cells"] == [] and len(tasks.failure_lines(nothing)) == 10
 
 
 def test_settings_without_a_use_are_refused(tmp_path: Path) -> None:
@@ -83,22 +86,22 @@ def test_settings_without_a_use_are_refused(tmp_path: Path) -> None:
             odd = ("transformers",)
         settings = Settings(**{name: odd})
         with pytest.raises(BadConfig, match=f"^{option}: --suite x has no use for it"):
-            tasks.begin(settings, "x", [], None)
-        tasks.begin(settings, "x", [], None, [name])
+            tasks.begin_suite(settings, "x", [], None)
+        tasks.begin_suite(settings, "x", [], None, [name])
     with pytest.raises(BadConfig, match="--temperature: --suite x takes one"):
-        tasks.begin(Settings(temperatures=(0.0, 1.0)), "x", [], None)
+        tasks.begin_suite(Settings(temperatures=(0.0, 1.0)), "x", [], None)
     path = tmp_path / "o.json"
-    write(tasks.begin(Settings(), "x", ["one"], path), path)
-    assert tasks.begin(Settings(), "x", ["one"], path)["answers"] == []
+    write_document(tasks.begin_suite(Settings(), "x", ["one"], path), path)
+    assert tasks.begin_suite(Settings(), "x", ["one"], path)["answers"] == []
     with pytest.raises(BadFile, match=r"another settings\.sets"):
-        tasks.begin(Settings(), "x", ["two"], path)
+        tasks.begin_suite(Settings(), "x", ["two"], path)
     with pytest.raises(BadFile, match="no document"):
-        tasks.begin(Settings(), "y", ["one"], path)
+        tasks.begin_suite(Settings(), "y", ["one"], path)
 
 
 def test_differences_are_of_pairs() -> None:
-    found = tasks.more([1.0, 1.0, 0.0], [0.0, 0.0, -1.0])
+    found = tasks.compare_scores([1.0, 1.0, 0.0], [0.0, 0.0, -1.0])
     assert found == {"mean": 1.0, "low": 1.0, "high": 1.0}
-    wide = tasks.more([1.0, 0.0, 1.0, 1.0], [0.0] * 4)
+    wide = tasks.compare_scores([1.0, 0.0, 1.0, 1.0], [0.0] * 4)
     assert wide["low"] < wide["mean"] == 0.75 < wide["high"]
-    assert tasks.told(found) == "+100.0% (+100.0% to +100.0%)"
+    assert tasks.format_difference(found) == "+100.0% (+100.0% to +100.0%)"

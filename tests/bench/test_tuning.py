@@ -18,7 +18,7 @@ from foretell.bench import report, runner, tuning
 from foretell.engine import cost_profile as profiling
 from foretell.engine.cost_profile import folder
 from foretell.errors import BadConfig, BadFile, UnknownMethod
-from foretell.spec import AUTO, QUICK, resolve
+from foretell.spec import AUTO, QUICK, resolve_method
 from tests import files, tiny
 
 SETS = {"code": ["def add(a, b):"], "prose": ["The quick brown fox", "The fox"]}
@@ -43,8 +43,8 @@ def invent(
     took part.
     """
     seen: list[list[str]] = []
-    whole = bench.bench
-    real = runner.cells
+    whole = bench.run_bench
+    real = runner.group_cells
 
     def begun(settings: Any, *rest: Any) -> dict[str, Any]:
         seen.append(settings.specs)
@@ -57,13 +57,13 @@ def invent(
             cell["ratio"] = {"median": value, "low": value, "high": value}
         return found
 
-    monkeypatch.setattr(bench, "bench", begun)
-    monkeypatch.setattr(runner, "cells", cells)
+    monkeypatch.setattr(bench, "run_bench", begun)
+    monkeypatch.setattr(runner, "group_cells", cells)
     return seen
 
 
 def tune(lm: foretell.LM | None = None, **options: Any) -> dict[str, Any]:
-    return tuning.tune(lm or tiny.lm(), SETS, [OTHER], **options)
+    return tuning.tune_model(lm or tiny.lm(), SETS, [OTHER], **options)
 
 
 # --- what is chosen
@@ -80,10 +80,10 @@ def test_a_method_that_wins_twice_is_what_auto_stands_for(monkeypatch: pytest.Mo
     assert profile["final"]["means"][OTHER] == pytest.approx(2.05)
     assert profile["best"] == {"code": OTHER, "prose": OTHER}
     assert profile["default"] == AUTO
-    assert "won a second measurement" in report.reasons(profile)
+    assert "won a second measurement" in report.explain_choice(profile)
     fresh = tiny.lm()
     assert fresh.auto == OTHER
-    assert fresh.resolve("auto") == resolve(OTHER)
+    assert fresh.resolve("auto") == resolve_method(OTHER)
     assert set(fresh.generate("a b a b a b a b", max_new_tokens=20).draft) <= {"ngram", "target"}
     assert bench.Method(fresh, "auto").about == f"stands for {OTHER}, as foretell tune found"
     assert json.loads(Path(profile["file"]).read_text("utf-8")) == json.loads(json.dumps(profile))
@@ -94,7 +94,7 @@ def test_luck_in_the_first_measurement_is_not_enough(monkeypatch: pytest.MonkeyP
     profile = tune()
     assert profile["chosen"] == AUTO == tiny.lm().auto
     assert profile["final"]["challenger"] == OTHER
-    assert "did not find behind" in report.reasons(profile)
+    assert "did not find behind" in report.explain_choice(profile)
 
 
 def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +103,7 @@ def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatc
     assert profile["chosen"] == AUTO
     assert profile["final"] is None
     assert len(seen) == 1
-    assert "It is the default" in report.reasons(profile)
+    assert "It is the default" in report.explain_choice(profile)
     assert bench.Method(tiny.lm(), "auto").about == f"stands for {AUTO}, the default"
 
 
@@ -118,10 +118,10 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
         assert lm.auto == lm.default == expected
         costs = lm.engine.costs_of(lm.models["target"])
         for _ in range(99):
-            costs.note(1, later)
-        assert (costs.single() < limit) != (expected == QUICK) and lm.default == expected, (
-            "what is seen later changes it"
-        )
+            costs.note_forward(1, later)
+        assert (costs.one_token_seconds() < limit) != (
+            expected == QUICK
+        ) and lm.default == expected, "what is seen later changes it"
         assert bench.Method(lm, "auto").about == f"stands for {expected}, the default"
     monkeypatch.setattr(tuning, "CANDIDATES", (OTHER,))
     invent(monkeypatch, {QUICK: 2.0}, {})
@@ -134,15 +134,15 @@ def test_chat_messages_are_texts_to_a_model_without_a_template(
 ) -> None:
     invent(monkeypatch, {AUTO: 2.0}, {})
     chat = {"chat": [[{"role": "user", "content": "The quick brown fox"}]]}
-    assert tuning.tune(tiny.lm(), chat, [OTHER])["chosen"] == AUTO
+    assert tuning.tune_model(tiny.lm(), chat, [OTHER])["chosen"] == AUTO
 
 
 def test_a_model_may_draft_for_itself_where_its_layers_can_be_run_one_by_one() -> None:
     lm = tiny.lm()
-    assert {*tuning.candidates(lm)} > {"swift:best=yes", "layerskip:best=yes"}
-    assert all(profiles.objection(spec) is None for spec in tuning.SELF)
+    assert {*tuning.candidate_methods(lm)} > {"swift:best=yes", "layerskip:best=yes"}
+    assert all(profiles.find_objection(spec) is None for spec in tuning.SELF)
     lm.models["target"].caps -= {"parts"}
-    assert not {*tuning.candidates(lm)} & {*tuning.SELF}
+    assert not {*tuning.candidate_methods(lm)} & {*tuning.SELF}
 
 
 def test_plain_decoding_may_win(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,14 +155,14 @@ def test_what_cannot_follow_costs_is_shown_and_never_chosen(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     invent(monkeypatch, {AUTO: 2.0, "draft": 9.0, "ngram:nodes=4": 9.0}, {})
-    profile = tuning.tune(tiny.lm(), SETS, ["draft", "ngram:nodes=4", "auto"])
+    profile = tuning.tune_model(tiny.lm(), SETS, ["draft", "ngram:nodes=4", "auto"])
     assert profile["chosen"] == AUTO
     assert profile["shown_only"] == ["draft", "ngram:nodes=4"]
     assert profile["best"]["code"] in (
         "draft",
         "ngram:nodes=4",
     )
-    assert "draft, ngram:nodes=4" in report.reasons(profile)
+    assert "draft, ngram:nodes=4" in report.explain_choice(profile)
     assert [c["contender"] for c in profile["bench"]["cells"][:4]] == [
         "plain",
         AUTO,
@@ -185,29 +185,29 @@ def test_what_cannot_follow_costs_is_shown_and_never_chosen(
     ],
 )
 def test_only_guarded_methods_are_eligible(spec: str, able: bool) -> None:
-    assert (profiles.objection(spec) is None) is able
+    assert (profiles.find_objection(spec) is None) is able
 
 
 def test_ahead_needs_a_margin() -> None:
-    assert tuning.ahead({AUTO: 1.0, "a": 1.005, "b": 0.5}, [AUTO, "a", "b"], AUTO) is None
-    assert tuning.ahead({AUTO: 1.0, "a": 1.2, "b": 1.3}, [AUTO, "a"], AUTO) == "a"
-    assert tuning.ahead({"a": 1.2}, ["a"], AUTO) == "a", (
+    assert tuning.best_ahead({AUTO: 1.0, "a": 1.005, "b": 0.5}, [AUTO, "a", "b"], AUTO) is None
+    assert tuning.best_ahead({AUTO: 1.0, "a": 1.2, "b": 1.3}, [AUTO, "a"], AUTO) == "a"
+    assert tuning.best_ahead({"a": 1.2}, ["a"], AUTO) == "a", (
         "a default that failed is beaten by anybody"
     )
-    assert tuning.ahead({}, [], AUTO) is None
+    assert tuning.best_ahead({}, [], AUTO) is None
 
 
 def test_the_plan_fits_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tuning, "PLANS", ((64, 4, 2), (64, 1, 1), (8, 1, 1)))
-    assert tuning.plan(0.0001, 5, 5, 10.0) == (64, 4, 2)
+    assert tuning.choose_plan(0.0001, 5, 5, 10.0) == (64, 4, 2)
     # 64 tokens x 3 plain decodings' worth x 4 prompts x 5 kinds x 3 rounds: 11,520 plain tokens
-    assert tuning.plan(0.001, 5, 5, 11.6) == (64, 4, 2)
-    assert tuning.plan(0.001, 5, 5, 11.4) == (
+    assert tuning.choose_plan(0.001, 5, 5, 11.6) == (64, 4, 2)
+    assert tuning.choose_plan(0.001, 5, 5, 11.4) == (
         64,
         1,
         1,
     )
-    assert tuning.plan(9.0, 5, 5, 10.0) == (8, 1, 1), "nothing fits: the shortest"
+    assert tuning.choose_plan(9.0, 5, 5, 10.0) == (8, 1, 1), "nothing fits: the shortest"
 
 
 def test_wrong_methods_and_prompts_are_refused_before_measuring(
@@ -215,10 +215,10 @@ def test_wrong_methods_and_prompts_are_refused_before_measuring(
 ) -> None:
     lm = tiny.lm()
     with pytest.raises(UnknownMethod, match="zzz"):
-        tuning.tune(lm, SETS, ["ngram:zzz=1"])
+        tuning.tune_model(lm, SETS, ["ngram:zzz=1"])
     assert not lm.models["target"].calls > 100
     with pytest.raises(BadConfig, match="shorten"):
-        tuning.tune(lm, {"code": ["a"], "long": ["x y z " * 400]}, [OTHER])
+        tuning.tune_model(lm, {"code": ["a"], "long": ["x y z " * 400]}, [OTHER])
     assert not list((folder() / "tuned").glob("*")), "nothing is kept of a failure"
 
 
@@ -249,7 +249,7 @@ def test_a_damaged_profile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_written_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     invent(monkeypatch, {AUTO: 2.0, OTHER: 3.0}, {AUTO: 2.0, OTHER: 3.0})
     profile = tune()
-    assert profiles.read(Path(profile["file"])) == json.loads(json.dumps(profile))
+    assert profiles.read_profile(Path(profile["file"])) == json.loads(json.dumps(profile))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(
@@ -318,7 +318,7 @@ def test_the_command_shows_what_it_chose(
     assert page.count("<svg") == 3
     assert f"auto stands for {OTHER}" in page
     assert "Tokens per second" in page
-    monkeypatch.setattr(tuning, "tune", lambda *_, **__: pytest.fail("measured again"))
+    monkeypatch.setattr(tuning, "tune_model", lambda *_, **__: pytest.fail("measured again"))
     code, out, _ = run("--show", "--json")
     document = json.loads(out)
     assert code == 0
@@ -360,7 +360,7 @@ def test_a_handful_of_prompts_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -
     seen = invent(monkeypatch, {AUTO: 2.0, OTHER: 9.0}, {AUTO: 2.0, OTHER: 9.0})
     profile = tune()
     assert profile["chosen"] == AUTO and profile["final"] is None and len(seen) == 1
-    assert "3 prompts are too few to choose another by" in report.reasons(profile)
+    assert "3 prompts are too few to choose another by" in report.explain_choice(profile)
 
 
 @pytest.mark.parametrize(

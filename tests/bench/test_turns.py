@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from foretell.bench.figures import cells
-from foretell.bench.turns import interleave, warming
+from foretell.bench.figures import group_cells
+from foretell.bench.turns import interleave, warm_up_batches
 from tests.bench.fakes import SMALL, Broken, Fake
 
 
@@ -33,7 +33,10 @@ def test_a_warm_up_may_take_a_few_prompts_only() -> None:
     log: list[tuple[str, Any]] = []
     batches = [[[0], [1]], [[2], [3]]]
     settings = dataclasses.replace(SMALL, warm_up=3, rounds=1)
-    assert warming(batches, 3) == [[[0], [1]], [[2]]] and warming(batches, 0) == batches
+    assert (
+        warm_up_batches(batches, 3) == [[[0], [1]], [[2]]]
+        and warm_up_batches(batches, 0) == batches
+    )
     interleave([Fake("a", 1.0, log)], batches, settings, 0.0)
     assert [what for _, what in log].count("forget") == 2
     assert len(log) - 2 == 2 + 2
@@ -45,12 +48,14 @@ def test_a_warm_up_may_take_a_few_prompts_only() -> None:
 def test_who_fails_is_out_and_the_others_go_on() -> None:
     log: list[tuple[str, Any]] = []
     contenders = [Fake("plain", 1, log), Broken("b", 1, log)]
-    good, bad = cells(contenders, interleave(contenders, [[[1]], [[2]]], SMALL, 0.0), {}, None)
+    good, bad = group_cells(
+        contenders, interleave(contenders, [[[1]], [[2]]], SMALL, 0.0), {}, None
+    )
     assert good["status"] == "ok"
     assert bad["status"] == "failed"
     assert bad["reason"] == "ArithmeticError: overflow at length"
     assert sum(name == "b" and what != "forget" for name, what in log) == 1
-    base, other = cells(
+    base, other = group_cells(
         contenders[::-1], interleave(contenders[::-1], [[[1]]], SMALL, 0.0), {}, None
     )
     assert base["status"] == "failed"

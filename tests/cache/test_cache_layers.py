@@ -107,9 +107,9 @@ def test_a_view_keeps_rows_of_its_layers_only() -> None:
         assert held.length == len(TEXT) + 2
         assert_same_rows(held, view, text)
         assert_same_rows(twin, view, text)
-        segment = held.share(text)
+        segment = held.share_rows(text)
         other = view.cache()
-        assert other.adopt(segment) and segment.k[1] is None
+        assert other.adopt_segment(segment) and segment.k[1] is None
         job, _ = other.prepare(Ask(TokenTree(6)), text, 99)
         assert job.tokens == [6]
         rows = view.forward([job])[0].logits

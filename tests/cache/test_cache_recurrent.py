@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.core.refusals import lacks
+from foretell.core.refusals import unmet_capability
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
@@ -126,9 +126,9 @@ def test_batches_equal_alone() -> None:
 def test_a_tree_is_refused_with_all_names() -> None:
     """Method, model, capability and cure."""
     tree = TokenTree(1).chain([2]).chain([3])
-    assert lacks(models()["target"], Ask(tree)) == ("branching trees", 3)
-    assert lacks(models()["target"], Ask(TokenTree(1).chain([2, 3]))) is None
-    assert lacks(models()["target"], Ask(tree, taps=(1,))) == ("hidden states", (1,))
+    assert unmet_capability(models()["target"], Ask(tree)) == ("branching trees", 3)
+    assert unmet_capability(models()["target"], Ask(TokenTree(1).chain([2, 3]))) is None
+    assert unmet_capability(models()["target"], Ask(tree, taps=(1,))) == ("hidden states", (1,))
     wide = Guess((*PROMPT, *PROMPT), wide=True, vocab=VOCAB)
     engine = Engine(models())
     live = engine.add(Request(PROMPT, Speculative(wide, nodes=8), name="guess"))
@@ -177,7 +177,7 @@ def test_a_state_that_was_kept_too_far_is_caught(monkeypatch: pytest.MonkeyPatch
             self.committed = self.ahead  # type: ignore[attr-defined]
         return len(nodes)
 
-    monkeypatch.setattr(cache_type, "keep", greedy)
+    monkeypatch.setattr(cache_type, "keep_nodes", greedy)
     plain = run(models(), Request(PROMPT, Plain(), SAMPLINGS[0]))[0].ctx.output
     drafter = Guess((*PROMPT, *plain), 5, 3, vocab=VOCAB)
     request = Request(PROMPT, Speculative(drafter, nodes=16), SAMPLINGS[0])

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.cache.edited import Edited, joined, part_of
+from foretell.cache.edited import Edited, join_layers, part_of
 from foretell.cache.policy import Segment
 
 Token = tuple[int, int]  # it, and the position at which its rows were computed
@@ -48,7 +48,7 @@ def check(held: Edited, tokens: Sequence[Token]) -> None:
     assert held.tokens == tuple(token for token, _ in tokens)
     assert held.at.tolist() == [at for _, at in tokens]
     now = [(token, place) for place, (token, _) in enumerate(tokens)]
-    shown = held.segment(move)
+    shown = held.to_segment(move)
     for got, want in ((held.k, tokens), (held.v, tokens), (shown.k, now), (shown.v, tokens)):
         assert all(map(torch.equal, got, rows(want)))
     assert shown.states[1][:, 0].tolist() == [token for token, _ in tokens]
@@ -63,38 +63,38 @@ edits = st.tuples(st.integers(0, 12), st.integers(0, 4), st.lists(st.integers(0,
 def test_any_edits_are_those_of_a_list(
     text: list[int], changes: list[tuple[int, int, list[int]]]
 ) -> None:
-    held = Edited.computed(segment(text, 0))
+    held = Edited.from_segment(segment(text, 0))
     tokens = [(token, place) for place, token in enumerate(text)]
     undos = []
     for start, length, new in changes:
         start = min(start, len(tokens))
         stop = min(start + length, len(tokens))
-        undos.append((list(tokens), start, start + len(new), held.part(start, stop)))
-        held = held.spliced(start, stop, Edited.computed(segment(new, start)))
+        undos.append((list(tokens), start, start + len(new), held.copy_part(start, stop)))
+        held = held.replace_tokens(start, stop, Edited.from_segment(segment(new, start)))
         tokens[start:stop] = [(token, start + place) for place, token in enumerate(new)]
         check(held, tokens)
     for before, start, stop, removed in reversed(undos):
-        held = held.spliced(start, stop, removed)
+        held = held.replace_tokens(start, stop, removed)
         check(held, before)
 
 
 def test_an_edit_leaves_what_was_shown_before() -> None:
-    held = Edited.computed(segment([3, 4, 5], 0))
-    shown = held.segment(move)
-    later = held.spliced(0, 1, Edited.computed(segment([7, 7], 0)))
-    later.segment(move)
+    held = Edited.from_segment(segment([3, 4, 5], 0))
+    shown = held.to_segment(move)
+    later = held.replace_tokens(0, 1, Edited.from_segment(segment([7, 7], 0)))
+    later.to_segment(move)
     check(held, [(3, 0), (4, 1), (5, 2)])
     assert all(map(torch.equal, shown.k, rows([(3, 0), (4, 1), (5, 2)])))
 
 
 def test_rows_that_stand_where_they_were_made_are_not_copied() -> None:
-    held = Edited.computed(segment([3, 4, 5], 0))
-    assert held.segment(move).k is held.k
+    held = Edited.from_segment(segment([3, 4, 5], 0))
+    assert held.to_segment(move).k is held.k
 
 
 def test_what_is_removed_has_memory_of_its_own() -> None:
-    held = Edited.computed(segment(list(range(9)) * 9, 0))
-    removed = held.part(2, 4)
+    held = Edited.from_segment(segment(list(range(9)) * 9, 0))
+    removed = held.copy_part(2, 4)
     assert removed.k[0].untyped_storage().nbytes() < held.k[0].untyped_storage().nbytes() / 4
 
 
@@ -108,7 +108,7 @@ def test_a_part_of_a_segment_is_a_view() -> None:
 
 
 def test_layers_of_one_shape_lie_in_one_tensor() -> None:
-    first, second, third = joined([rows([(1, 0)]), rows([(2, 1), (3, 2)])])
+    first, second, third = join_layers([rows([(1, 0)]), rows([(2, 1), (3, 2)])])
     assert torch.equal(third, rows([(1, 0), (2, 1), (3, 2)])[2])
     same = [part.untyped_storage().data_ptr() for part in (first, second, third)]
     assert same[0] == same[2] != same[1]

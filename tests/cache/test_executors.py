@@ -22,9 +22,9 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.models.executor import Executor
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.cache.users import Evictor, Rounded, Sparse, run
@@ -90,12 +90,12 @@ class Counting(Executor):
 
 @cache
 def by_torch(family: str) -> Decoder:
-    return Decoder(tiny(family, head_dim=16), family, blocks)
+    return Decoder(tiny(family, head_dim=16), family, fused_blocks)
 
 
 @cache
 def quick(family: str, make: Any) -> Decoder:
-    model = Decoder(tiny(family, head_dim=16), family, blocks)
+    model = Decoder(tiny(family, head_dim=16), family, fused_blocks)
     model.use(make)
     assert model.executor is not None
     model.executor = Counting(model.executor)
@@ -173,7 +173,7 @@ def test_a_shared_prefix_is_torchs(make: Any) -> None:
     with torch.inference_mode():
         job, _ = cache_.prepare(Ask(TokenTree(TEXT[12])), TEXT[:13], 99)
         slow.forward([job])
-        segment = cache_.share(TEXT[:14])
+        segment = cache_.share_rows(TEXT[:14])
     strategy = laws.build("suffix")
     mine = Request(TEXT, strategy, GREEDY, prefix=segment)
     other = Request(TEXT[:9], strategy, GREEDY, tenant="other")
@@ -205,7 +205,9 @@ def test_positions_far_beyond_the_rows(make: Any) -> None:
     text = [(7 * i + i * i) % 90 for i in range(400)]
     rows = []
     for executor in (None, make):
-        model = Decoder(tiny("llama", head_dim=16, max_position_embeddings=2048), "far", blocks)
+        model = Decoder(
+            tiny("llama", head_dim=16, max_position_embeddings=2048), "far", fused_blocks
+        )
         if executor is not None:
             model.use(executor)
         held = model.cache()
@@ -223,7 +225,9 @@ def test_positions_far_beyond_the_rows(make: Any) -> None:
 def test_heads_with_rows_of_their_own_stay_on_it(make: Any, spec: str) -> None:
     """Each head keeps other tokens, so many that all are read: behind a change they are plain."""
     model, slow = quick("llama", make), by_torch("llama")
-    request = Request(TEXT, laws.build("suffix"), GREEDY, policy=kv_of(spec).named(slow))
+    request = Request(
+        TEXT, laws.build("suffix"), GREEDY, policy=build_cache_policy(spec).build_named(slow)
+    )
     (want,) = run({"target": slow}, request)
     seen = counted(model)
     (live,) = run({"target": model}, request)
@@ -264,7 +268,7 @@ def test_heads_that_stream_are_refused_where_they_cannot_be_computed(name: str) 
     class Named(Decoder):
         usual_executor = "openvino"  # type: ignore[assignment]
 
-    found = Named(tiny("llama", head_dim=16), "quick", blocks)
+    found = Named(tiny("llama", head_dim=16), "quick", fused_blocks)
     with pytest.raises(Unsupported, match=rf"kv={name} cannot run on quick: .*executor='torch'"):
-        small(name).named(found)
-    assert replace(small(name), sparsity=0.0).named(found).name == name  # type: ignore[call-arg]
+        small(name).build_named(found)
+    assert replace(small(name), sparsity=0.0).build_named(found).name == name  # type: ignore[call-arg]

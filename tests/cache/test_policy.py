@@ -139,7 +139,7 @@ def test_the_law_of_an_evictors_cache(spec: str, prompt: list[int]) -> None:
         request = Request(prompt, strategy, setting.sampling, rng=door, policy=Evictor())
         return tuple(run(models, request)[0].ctx.output)
 
-    for weight, output in Enumerator.walk(once):
+    for weight, output in Enumerator.walk_outcomes(once):
         outputs[output] = outputs.get(output, 0.0) + weight
     law = laws.Law(outputs)
     expected = EvictedToy(**toy)  # type: ignore[arg-type]
@@ -325,7 +325,7 @@ def test_a_model_without_rows_refuses_a_policy() -> None:
 class Silent(Evictor):
     """Does not say when its rows change, and changes them wherever a step has ended."""
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         return 1 << 60
 
 
@@ -339,7 +339,7 @@ def test_a_policy_that_changes_rows_between_its_lengths_is_caught(
         before = self.length // EVERY
         commit(self, text)
         if self.policy is not None and self.length // EVERY > before:
-            self.policy.change(self)
+            self.policy.change_rows(self)
 
     monkeypatch.setattr(Cache, "commit", changing)
     request = Request(PROMPT, Plain(), GREEDY, policy=Silent())

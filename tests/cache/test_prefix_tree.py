@@ -13,9 +13,9 @@ from foretell.cache.prefix_tree import (
     MOST_PARTS,
     PrefixTree,
     common_length,
-    cut,
+    cut_segment,
     digest_of,
-    join,
+    join_segments,
 )
 
 ROW = 2 * 3 * 2 * 8  # bytes of a token's rows below: 2 layers, keys and values of 2 numbers
@@ -55,14 +55,14 @@ def test_a_text_finds_its_longest_known_beginning(
 ) -> None:
     tree = PrefixTree(MUCH)
     for text, tenant in known:
-        tree.insert(tenant, [segment(text)])
-        assert not tree.troubles()
+        tree.insert_text(tenant, [segment(text)])
+        assert not tree.find_troubles()
     for tenant in "ab":
         told = [text for text, teller in known if teller == tenant]
         longest = max((common_length(text, asked) for text in told), default=0)
-        assert tree.known(tenant, asked) == longest
-        assert says(tree.match(tenant, asked)) == asked[:longest]
-        assert not tree.troubles()
+        assert tree.count_known(tenant, asked) == longest
+        assert says(tree.match_prefix(tenant, asked)) == asked[:longest]
+        assert not tree.find_troubles()
     held = {(tenant, tuple(text[:n])) for text, tenant in known for n in range(1, len(text) + 1)}
     assert tree.bytes == len(held) * ROW
 
@@ -75,14 +75,14 @@ def test_states_are_found_as_far_as_some_text_kept_them(
     """Also where another text had brought the rows without them, or only some of them."""
     tree = PrefixTree(MUCH)
     for text, taps in known:
-        tree.insert("", [segment(text, taps=taps)])
-        assert not tree.troubles()
+        tree.insert_text("", [segment(text, taps=taps)])
+        assert not tree.find_troubles()
     for taps in ((), (1,), (2,), (1, 2)):
         told = [text for text, held in known if {*taps} <= {*held}]
         longest = max((common_length(text, asked) for text in told), default=0)
-        assert tree.known("", asked, taps) == longest
-        assert says(tree.match("", asked, taps), taps) == asked[:longest]
-    assert not tree.troubles()
+        assert tree.count_known("", asked, taps) == longest
+        assert says(tree.match_prefix("", asked, taps), taps) == asked[:longest]
+    assert not tree.find_troubles()
 
 
 @settings(deadline=None, max_examples=80)
@@ -90,54 +90,54 @@ def test_states_are_found_as_far_as_some_text_kept_them(
 def test_the_tree_never_holds_more_than_it_may(known: list[list[int]], rows: int) -> None:
     tree = PrefixTree(rows * ROW)
     for text in known:
-        tree.insert("", [segment(text)])
+        tree.insert_text("", [segment(text)])
         assert tree.bytes <= rows * ROW
-        assert not tree.troubles()
-        assert says(tree.match("", text)) == text[: tree.known("", text)]
+        assert not tree.find_troubles()
+        assert says(tree.match_prefix("", text)) == text[: tree.count_known("", text)]
 
 
 def test_a_text_in_very_many_parts_is_known_as_far_as_is_read() -> None:
     tree = PrefixTree(MUCH)
     text = [0] * (MOST_PARTS + 20)
-    tree.insert("", [segment(text)])
+    tree.insert_text("", [segment(text)])
     for end in range(1, len(text)):  # every one goes on in its own way, and cuts a node in two
-        tree.insert("", [segment([*text[:end], 1])])
-        assert not tree.troubles()
-    assert says(tree.match("", text)) == text[:MOST_PARTS]
+        tree.insert_text("", [segment([*text[:end], 1])])
+        assert not tree.find_troubles()
+    assert says(tree.match_prefix("", text)) == text[:MOST_PARTS]
 
 
 def test_what_was_used_last_stays_and_what_is_read_goes_last() -> None:
     tree = PrefixTree(8 * ROW)
     first, second, third = [1, 1, 1, 1], [2, 2, 2, 2], [3, 3, 3, 3]
-    tree.insert("", [segment(first)])
-    tree.insert("", [segment(second)])
-    tree.match("", first)
-    tree.insert("", [segment(third)])
-    assert [tree.known("", text) for text in (first, second, third)] == [4, 0, 4]
-    tree.match("", first)[0].readers = 1
-    tree.match("", third)
-    tree.insert("", [segment(second)])
-    assert [tree.known("", text) for text in (first, second, third)] == [4, 4, 0]
+    tree.insert_text("", [segment(first)])
+    tree.insert_text("", [segment(second)])
+    tree.match_prefix("", first)
+    tree.insert_text("", [segment(third)])
+    assert [tree.count_known("", text) for text in (first, second, third)] == [4, 0, 4]
+    tree.match_prefix("", first)[0].readers = 1
+    tree.match_prefix("", third)
+    tree.insert_text("", [segment(second)])
+    assert [tree.count_known("", text) for text in (first, second, third)] == [4, 4, 0]
 
 
 def test_the_parts_of_a_segment_are_copies_that_join_to_the_whole() -> None:
     whole = segment([5, 6, 7, 8, 9])
-    parts = [cut(whole, 0, 2), cut(whole, 2, 5)]
+    parts = [cut_segment(whole, 0, 2), cut_segment(whole, 2, 5)]
     assert says(parts) == [5, 6, 7, 8, 9]
     whole.k[0].fill_(0)
     assert says(parts) == [5, 6, 7, 8, 9]
-    again = join(*parts)
+    again = join_segments(*parts)
     assert says([again]) == [5, 6, 7, 8, 9] and again.bytes == 5 * ROW
     assert digest_of(again) == digest_of(segment([5, 6, 7, 8, 9]))
 
 
 def test_changed_rows_and_wrong_counts_are_found() -> None:
     tree = PrefixTree(MUCH)
-    tree.insert("", [segment([1, 2, 3])])
-    assert not tree.troubles()
-    node = next(tree.nodes())
+    tree.insert_text("", [segment([1, 2, 3])])
+    assert not tree.find_troubles()
+    node = next(tree.iterate_nodes())
     node.segment.v[1][0, 2, 0] += 1
-    assert tree.troubles() == ["rows 0 to 2 of a prefix have changed"]
-    assert not tree.troubles()
+    assert tree.find_troubles() == ["rows 0 to 2 of a prefix have changed"]
+    assert not tree.find_troubles()
     tree.bytes += 1
-    assert len(tree.troubles()) == 1
+    assert len(tree.find_troubles()) == 1

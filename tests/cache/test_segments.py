@@ -23,8 +23,8 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Fork, Sampling, Steps, Together
 from foretell.engine.engine import Engine
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.speculation.strategy import Strategy, settle
+from foretell.models.decoder.fused import fused_blocks
+from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests import laws
@@ -47,7 +47,7 @@ def segment_of(model: Any, tokens: Sequence[int], taps: Sequence[int] = ()) -> S
     text = [*tokens, 0]
     job, _ = held.prepare(Ask(TokenTree(0)), text, 999)
     model.forward([job])
-    shared: Segment = held.share(text)
+    shared: Segment = held.share_rows(text)
     held.drop()
     assert shared.tokens == tuple(tokens)
     return shared
@@ -157,7 +157,7 @@ def test_a_text_in_two_segments_and_own_rows_is_one_text(
     whole, parted = (Cache(layout, torch.float64, torch.device("cpu"), 4) for _ in range(2))
     for start, end in ((0, 8), (8, 14)):
         rows = slice(start, end)
-        assert parted.adopt(Segment(tuple(tokens[rows]), start, [k[:, rows]], [v[:, rows]], {}))
+        assert parted.adopt_segment(Segment(tuple(tokens[rows]), start, [k[:, rows]], [v[:, rows]], {}))
     tree = TokenTree(4).chain([5, 6, 7]).chain([8, 9]).chain([1], at=2)
     outs = []
     q, new_k, new_v = (random(generator, n, 7, d) for n, d in ((4, KEY), (2, KEY), (2, VALUE)))
@@ -181,7 +181,7 @@ def test_shared_rows_outlive_the_cache_they_were_taken_from() -> None:
     if not missing("openvino"):
         makers.append(OpenVinoExecutor)
     for make in makers:
-        model = Decoder(tiny("llama", head_dim=16), "llama", blocks)
+        model = Decoder(tiny("llama", head_dim=16), "llama", fused_blocks)
         model.use(make)
         segment = segment_of(model, [5, 6, 7, 8])
         before = copied(segment)
@@ -197,17 +197,17 @@ def test_a_cache_may_copy_what_it_shares() -> None:
     toy = Toy(VOCAB)
     first = segment_of(toy, text[:9])
     cache_ = toy.cache()
-    cache_.adopt(first)
-    cache_.own()
+    cache_.adopt_segment(first)
+    cache_.unshare_rows()
     assert (cache_.base, cache_.length, first.readers, cache_.segments) == (9, 9, 0, ())
     cache_ = toy.cache()
-    cache_.adopt(first)
+    cache_.adopt_segment(first)
     job, _ = cache_.prepare(Ask(TokenTree(text[24]), rows=()), text[:25], 99)
     toy.forward([job])
     cache_.commit(text[:25])
     assert (cache_.base, cache_.length) == (15, 24)
     for _ in range(2):
-        cache_.own()
+        cache_.unshare_rows()
         assert (cache_.base, cache_.length, first.readers, cache_.segments) == (24, 24, 0, ())
         for layer in range(2):
             assert cache_.k[layer][0, :24, 0].tolist() == text[:24]
@@ -221,11 +221,11 @@ def test_a_cache_that_keeps_states_adopts_those_rows_only_that_have_them() -> No
     bare, full = segment_of(toy, prefix), segment_of(toy, prefix, (2,))
     held = toy.cache()
     held.states = TappedStates((2,))
-    assert not held.adopt(bare) and held.length == 0 and not held.segments
+    assert not held.adopt_segment(bare) and held.length == 0 and not held.segments
     held.states = TappedStates((1, 2))
-    assert not held.adopt(full)
+    assert not held.adopt_segment(full)
     held.states = TappedStates((2,))
-    assert held.adopt(full) and held.length == 4
+    assert held.adopt_segment(full) and held.length == 4
     other = toy.cache()
     other.states = TappedStates((2,))
     text = [*prefix, 5, 6]
@@ -234,7 +234,7 @@ def test_a_cache_that_keeps_states_adopts_those_rows_only_that_have_them() -> No
             job, _ = each.prepare(Ask(TokenTree(6)), text, 99)
             toy.forward([job])
             each.commit([*text, 7])
-    assert torch.equal(held.states.read((2,), -1, 6), other.states.read((2,), -1, 6))
+    assert torch.equal(held.states.read_states((2,), -1, 6), other.states.read_states((2,), -1, 6))
     assert len(full.states[2]) == 4, "a writer never changes a segment"
 
 
@@ -270,7 +270,7 @@ def few(ctx: Context) -> Steps:
     for _ in range(8):
         tree = TokenTree(ctx.tokens[-1])
         reply = yield Ask(tree, branch=ctx.branch)
-        yield from settle(ctx, tree, reply)
+        yield from verify_and_commit(ctx, tree, reply)
 
 
 @pytest.mark.parametrize("family", ["toy", "llama", "gemma2"])
@@ -314,7 +314,7 @@ def test_who_forgets_rows_that_were_lent_has_them_again(
         job, _ = held.prepare(Ask(TokenTree(part[-1])), part, 99)
         model.forward([job])
         held.settle(part)
-        held.lend(part)
+        held.lend_rows(part)
     assert len(held.segments) == 2 and held.length == 16
     twin = held.fork()
     held.forget()
@@ -328,7 +328,7 @@ def test_who_forgets_rows_that_were_lent_has_them_again(
         assert held.states is not None and twin.states is not None
         assert held.states.reach == twin.states.reach == 20
         for start in (0, 5, 12, 18):
-            ours, theirs = (one.states.read(taps, start - 2, 20) for one in (held, twin))
+            ours, theirs = (one.states.read_states(taps, start - 2, 20) for one in (held, twin))
             assert torch.allclose(ours, theirs, atol=1e-9)
 
 
@@ -343,7 +343,7 @@ def test_what_a_text_lends_is_given_back_with_its_last_reader(
     toy.forward([job])
     early = first.fork()
     first.settle(text)
-    first.lend(text)
+    first.lend_rows(text)
     (segment,) = first.segments
     assert first.base == 0 and first.length == 29 and segment.readers == 1
     twin = first.fork()

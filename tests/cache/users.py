@@ -41,11 +41,11 @@ NEAR = 4  # positions back that are read in any case
 class Evictor(CachePolicy):
     """Keeps the first SINKS rows and the latest RECENT ones, whenever EVERY tokens have come."""
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         return EVERY - length % EVERY
 
-    def change(self, cache: Cache) -> None:
-        cache.compact(left_over(list(range(cache.base))))
+    def change_rows(self, cache: Cache) -> None:
+        cache.compact_rows(left_over(list(range(cache.base))))
 
 
 def left_over(rows: list[int]) -> list[int]:
@@ -57,13 +57,13 @@ class Sparse(CachePolicy):
 
     plain = False
 
-    def attend(self, job: Job, asked: Attention) -> torch.Tensor:
+    def attend_job(self, job: Job, asked: Attention) -> torch.Tensor:
         here = torch.tensor(job.positions)[:, None]
         there = torch.tensor([*job.cache.row_positions(), *job.scratch_positions])[None, :]
         hidden = (here - there >= NEAR) & (there % 2 == 1)
         added = torch.where(hidden, -torch.inf, 0.0).to(asked.q.dtype)
         mask = added if asked.mask is None else added + asked.mask
-        return replace(asked, mask=mask).whole()
+        return replace(asked, mask=mask).full_output()
 
 
 class Rounded(CachePolicy):
@@ -71,9 +71,9 @@ class Rounded(CachePolicy):
 
     plain = False
 
-    def attend(self, job: Job, asked: Attention) -> torch.Tensor:
+    def attend_job(self, job: Job, asked: Attention) -> torch.Tensor:
         keys, values = (asked.keys * 8).round() / 8, (asked.values * 8).round() / 8
-        return replace(asked, keys=keys, values=values).whole()
+        return replace(asked, keys=keys, values=values).full_output()
 
 
 # --- what a token sees, (number of tokens) -> for each of them the positions it sees
@@ -189,6 +189,6 @@ def run(
         steps += 1
         for live in list(engine.live):
             if steps in (preempt, 2 * preempt):
-                assert engine.preempt(live)
+                assert engine.preempt_request(live)
     laws.finish(engine, *lives)
     return lives

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.cli._conversation import SCHEMA, Chat, conversation
+from foretell.cli._conversation import SCHEMA, Chat, read_conversation
 from foretell.errors import BadConfig, BadFile, PromptTooLong, UnknownMethod
 from tests import tiny
 
@@ -65,7 +65,7 @@ def test_a_question_without_a_word_of_answer_is_forgotten(chat: Chat) -> None:
         raise KeyboardInterrupt
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("foretell.engine.driver.Driver._received", interrupted)
+        patch.setattr("foretell.engine.driver.Driver._receive_events", interrupted)
         with pytest.raises(KeyboardInterrupt):
             say(chat, "One?")
     assert chat.turns == [] and not chat.lm.engine.live
@@ -180,4 +180,4 @@ def test_another_document_is_refused(chat: Chat, document: Any, said: str) -> No
 
 
 def test_an_empty_conversation_can_be_saved() -> None:
-    assert conversation({"schema": SCHEMA, "messages": []}, "x") == ("", [])
+    assert read_conversation({"schema": SCHEMA, "messages": []}, "x") == ("", [])

@@ -17,7 +17,7 @@ import pytest
 import foretell
 from foretell import cli
 from foretell.batch import answering
-from foretell.batch.requests import Item, prepare
+from foretell.batch.requests import Item, prepare_item
 from foretell.errors import BadFile
 from foretell.serve.served import Served
 from tests import tiny
@@ -51,9 +51,9 @@ def expected(folder: str, asked: list[dict[str, Any]]) -> dict[str, Any]:
     served = Served(lm, folder)
     found = {}
     for one in asked:
-        ready = prepare(Item(1, one["custom_id"], one["url"], one["body"]), served)
+        ready = prepare_item(Item(1, one["custom_id"], one["url"], one["body"]), served)
         outputs = lm.generate(ready.call.prompts, ready.call.method, **ready.call.arguments)
-        found[one["custom_id"]] = said(ready.answer.whole(outputs))
+        found[one["custom_id"]] = said(ready.answer.full_answer(outputs))
     return found
 
 
@@ -235,7 +235,7 @@ def test_a_full_disk_ends_the_run_in_one_line(
     def full(*_: Any) -> None:
         raise BadFile("out: No space left on device; free some space")
 
-    monkeypatch.setattr(answering.Results, "done", full)
+    monkeypatch.setattr(answering.Results, "write_answer", full)
     requests = write(tmp_path / "in", *documents(6, 4))
     code, _, err = run(*arguments(folder, requests, tmp_path / "out"))
     assert code == 2 and err.endswith("error: out: No space left on device; free some space\n")

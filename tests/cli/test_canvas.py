@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from foretell.api.lm import LM
-from foretell.cli._canvas import MASK, Canvas, show
+from foretell.cli._canvas import MASK, Canvas, show_canvas
 from foretell.models.diffusion.canvas import Denoiser
 from tests import tiny
 from tests.diffusion.test_surfaces import lm
@@ -61,7 +61,7 @@ def test_what_remains_on_a_terminal_is_the_answer() -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system=None, width=200, height=20)
     pieces = lm().stream("def", "threshold:block=5", max_new_tokens=10, ignore_eos=True)
-    last = show(Text("def"), pieces, lm().decode, console)
+    last = show_canvas(Text("def"), pieces, lm().decode, console)
     assert last is not None and last.finish_reason == "length"
     shown = file.getvalue()
     assert MASK in shown and MASK not in shown.rpartition("\x1b[?25h")[2]

@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 import foretell
 from foretell.api.outputs import Piece
 from foretell.cli import chat as module
-from foretell.cli._answers import coloured
+from foretell.cli._answers import colour_piece
 from foretell.cli.chat import COMMANDS
 from tests import tiny
 
@@ -197,7 +197,7 @@ def test_colours_are_for_terminals_that_want_them(
 
 def test_a_model_cannot_command_the_terminal() -> None:
     piece = Piece("a\x1b[2Jb\x9b1mc", [1, 2], ["target", "ngram"], parts=["a\x1b[2J", "b"])
-    text = coloured(piece, {})
+    text = colour_piece(piece, {})
     assert text.plain == "a\u241b[2Jb\u241b1mc"
     assert [span.style for span in text.spans] == ["green"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretell.cli._cluster import ClusterOptions, travelling
+from foretell.cli._cluster import ClusterOptions, portable_options
 from foretell.cli._options import ModelOptions
 from foretell.errors import BadConfig
 
@@ -45,6 +45,6 @@ def test_folders_are_named_in_full(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     (tmp_path / "model").mkdir()
     named = ["judge=./model", "small=demo"]
-    found = travelling(ModelOptions(model="./model", draft="demo", named=named))
+    found = portable_options(ModelOptions(model="./model", draft="demo", named=named))
     assert found.model == str(tmp_path / "model") and found.draft == "demo"
-    assert found.others == {"judge": str(tmp_path / "model"), "small": "demo"}
+    assert found.named_models == {"judge": str(tmp_path / "model"), "small": "demo"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -29,6 +30,11 @@ class Size:
     deep: bool = False
 
 
+def sized(size: Size) -> int:
+    """Draw."""
+    return 0
+
+
 def test_a_file_is_a_command_and_a_folder_a_group(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,6 +43,10 @@ def test_a_file_is_a_command_and_a_folder_a_group(
     (tmp_path / "tools" / "__init__.py").write_text("")
     (tmp_path / "tools" / "say_hello.py").write_text(
         "def say_hello(name: str) -> int:\n    print('hello', name)\n    return 0\n"
+    )
+    (tmp_path / "tools" / "many.py").write_text(
+        "def walk() -> int:\n    print('far')\n    return 0\n"
+        "def run_fast() -> int:\n    return 0\ndef _hide() -> int:\n    return 0\n"
     )
     (tmp_path / "tools" / "_shared.py").write_text("raise RuntimeError('no command')\n")
     (tmp_path / "tools" / "notes.txt").write_text("")
@@ -47,6 +57,13 @@ def test_a_file_is_a_command_and_a_folder_a_group(
     invoke = CliRunner().invoke
     assert invoke(group, ["say-hello", "you"]).output == "hello you\n"
     assert invoke(group, ["make", "one"]).output == "made\n"
+    assert invoke(group, ["walk"]).output == "far\n"
+    assert {*typer.main.get_command(group).commands} == {  # type: ignore[attr-defined]
+        "make",
+        "run-fast",
+        "say-hello",
+        "walk",
+    }
     listed = invoke(group, ["--help"]).output
     assert "About." in listed and "Make things." in listed and "shared" not in listed
 
@@ -55,8 +72,9 @@ def test_every_file_of_the_folder_is_a_command() -> None:
     files = {path.stem.replace("_", "-") for path in FOLDER.glob("[!_]*.py")}
     listed = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
     assert files | {"train"} == set(listed)
-    trainers = {path.stem.replace("_", "-") for path in FOLDER.glob("train/[!_]*.py")}
-    assert set(listed["train"].commands) == trainers
+    trainers = "".join(path.read_text() for path in FOLDER.glob("train/[!_]*.py"))
+    names = re.findall(r"^@trainer\(.*\)\ndef (\w+)", trainers, re.M)
+    assert set(listed["train"].commands) == {name.replace("_", "-") for name in names}
 
 
 def test_a_dataclass_is_a_group_of_options() -> None:
@@ -72,6 +90,37 @@ def test_a_dataclass_is_a_group_of_options() -> None:
     result = CliRunner().invoke(app, ["it", "--width", "5", "--colour", "blue"])
     assert result.output == f"it {dataclasses.replace(Size(), width=5)} blue\n"
     assert "In steps." in CliRunner().invoke(app, ["--help"]).output
+
+
+def test_a_docstring_has_the_help_of_options() -> None:
+    def draw(
+        size: Size, of_what: str, colour: Annotated[str, typer.Option("--hue")] = "red"
+    ) -> int:
+        """Draw something.
+
+        It takes a while.
+
+        --of-what: The thing
+            itself.
+        --width: In miles.
+        --colour: A hue.
+        """
+        return 0
+
+    command = with_fields(draw)
+    assert command.__doc__ == "Draw something.\n\nIt takes a while."
+    app = typer.Typer()
+    app.command()(command)
+    options = {option.name: option for option in typer.main.get_command(app).params}
+    helps = {name: getattr(options[name], "help", None) for name in ("width", "of_what", "colour")}
+    assert helps == {"width": "In miles.", "of_what": "The thing itself.", "colour": "A hue."}
+    assert options["colour"].opts == ["--hue"] and options["of_what"].required
+    other = typer.Typer()
+    other.command()(with_fields(sized))
+    assert "In steps." in CliRunner().invoke(other, ["--help"]).output  # each has its own words
+    sized.__doc__ = "Draw.\n\n--height: In steps."
+    with pytest.raises(AssertionError, match="height"):
+        with_fields(sized)
 
 
 @pytest.mark.parametrize("arguments", ["['--help']", "['generate', '--help']", "['nothing']"])

@@ -27,7 +27,7 @@ def test_a_datastore_is_a_command(
     )
     args = ["--tokenizer", folder, "--out", str(out)]
     code, said, err = run("datastore", str(texts), str(texts / "a.md"), *args)
-    store = datastore.load(out)
+    store = datastore.load_datastore(out)
     ids = [
         tiny.tokenizer()(t, add_special_tokens=False)["input_ids"] for t in (*tiny.TEXTS, "half ?")
     ]

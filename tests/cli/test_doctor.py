@@ -14,7 +14,7 @@ from foretell.api import diagnosis
 from foretell.cli import doctor
 from foretell.cli.doctor import c_library
 from foretell.loading import load as loading
-from foretell.native.library import available, kind
+from foretell.native.library import is_available, kernel_kind
 from tests.native.machines import no_library
 
 
@@ -47,7 +47,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(lm)
         return [REFUSED, Report(name="draft", executor="openvino", fused=True)]
 
-    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
+    monkeypatch.setattr(diagnosis, "diagnose_models", diagnose)
     monkeypatch.setattr(loading, "notice_refusals", lambda *_: None)  # which diagnoses too
     return asked
 
@@ -129,5 +129,5 @@ def test_without_metadata_the_packages_are_not_known(monkeypatch: pytest.MonkeyP
 def test_the_c_library_is_named_or_why_there_is_none() -> None:
     with no_library():
         assert c_library() == "none: FORETELL_NATIVE=off"
-    if available():
-        assert c_library() == f"{kind()} kernels"
+    if is_available():
+        assert c_library() == f"{kernel_kind()} kernels"

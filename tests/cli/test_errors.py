@@ -124,7 +124,7 @@ def test_a_request_that_fails_is_exit_1(
     def broken(*_: Any) -> Any:
         raise ArithmeticError("overflow")
 
-    monkeypatch.setattr(registry.load("ngram", "drafter"), "propose", broken)
+    monkeypatch.setattr(registry.load_method("ngram", "drafter"), "propose", broken)
     for more in ([], ["--json"]):
         code, _, err = run("generate", "x", "--model", folder, "--method", "ngram", *more)
         assert (code, err) == (1, "error: ngram: ArithmeticError: overflow\n")

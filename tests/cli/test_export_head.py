@@ -9,14 +9,14 @@ import pytest
 import torch
 
 import foretell
-from foretell.drafters.heads.formats.reading import load
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.formats.reading import load_any_head
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 
 
 def test_a_head_goes_to_speculators_and_back(run: Any, folder: str, tmp_path: Path) -> None:
     target = foretell.load(folder, device="cpu").models["target"]
-    save(
-        build("eagle3", target_shape(target), {"taps": [2, 1, 0]}),
+    save_head(
+        build_head("eagle3", target_shape(target), {"taps": [2, 1, 0]}),
         None,
         tmp_path / "head",
         target,
@@ -30,7 +30,7 @@ def test_a_head_goes_to_speculators_and_back(run: Any, folder: str, tmp_path: Pa
     back = [str(tmp_path / "theirs"), "--to", "foretell", "--out", str(tmp_path / "back")]
     code, said, _ = run(*args, *back)
     assert code == 0 and "input" in said and "layout foretell" in said
-    head, kept = load(tmp_path / "back", target, "eagle3")
+    head, kept = load_any_head(tmp_path / "back", target, "eagle3")
     assert head.matrix is not None and kept is not None and len(kept) == target.vocab
 
 
@@ -47,11 +47,13 @@ def test_a_head_goes_to_the_layout_of_its_kind(
     kind: str, to: list[str], layout: str, run: Any, folder: str, tmp_path: Path
 ) -> None:
     target = foretell.load(folder, device="cpu").models["target"]
-    save(build(kind, target_shape(target)), torch.tensor([1, 5]), tmp_path / "head", target, {})
+    save_head(
+        build_head(kind, target_shape(target)), torch.tensor([1, 5]), tmp_path / "head", target, {}
+    )
     args = ["export-head", "--model", folder, "--check", "0", str(tmp_path / "head"), *to]
     code, said, err = run(*args, "--out", str(tmp_path / "out"))
     assert code == 0 and f"a head of kind {kind} in the layout {layout}" in said, err
-    _, kept = load(tmp_path / "out", target, kind)
+    _, kept = load_any_head(tmp_path / "out", target, kind)
     assert (kept is None) == (layout in ("medusa", "mlp-speculator"))
 
 

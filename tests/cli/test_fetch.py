@@ -26,7 +26,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Alias]:
         return Path("/models") / alias.name if alias in found else None
 
     monkeypatch.setattr(fetching, "fetch", fetch)
-    monkeypatch.setattr(fetching, "here", here)
+    monkeypatch.setattr(fetching, "fetched_folder", here)
     return found
 
 

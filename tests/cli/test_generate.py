@@ -317,13 +317,13 @@ def test_contexts_are_read_apart(run: Any, folder: str, tmp_path: Path) -> None:
 @cache
 def pages() -> Any:
     """The script that writes the methods' pages."""
-    path = Path(__file__).parents[2] / "scripts" / "docs.py"
-    spec = importlib.util.spec_from_file_location("docs_pages", path)
+    path = Path(__file__).parents[2] / "scripts" / "method_pages.py"
+    spec = importlib.util.spec_from_file_location("method_pages", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "path", [*sys.path])
-        patch.setitem(sys.modules, "docs_pages", module)
+        patch.setitem(sys.modules, "method_pages", module)
         spec.loader.exec_module(module)
     return module
 
@@ -333,7 +333,7 @@ def command_of(kind: str, name: str) -> list[str]:
     return shlex.split(pages().command(cards.card(name, kind)).replace("$'", "'"))
 
 
-@pytest.mark.parametrize(("kind", "name"), sorted(registry.files()))
+@pytest.mark.parametrize(("kind", "name"), sorted(registry.method_files()))
 def test_the_command_of_every_page_is_one(
     kind: str, name: str, run: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -348,13 +348,13 @@ def test_the_command_of_every_page_is_one(
     assert err.splitlines()[-1].endswith("all that is checked before a model is loaded")
     # A method that draws is not tried where nothing is drawn, and says so.
     method = args[args.index("--method") + 1].partition(":")[0] if "--method" in args else "auto"
-    strategy = method in registry.names("strategy")
+    strategy = method in registry.method_names("strategy")
     draws = cards.card(method, "strategy").temperature if strategy else 0.0
     assert ("chooses among what is drawn" in err) == bool(draws)
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in registry.names("strategy") if cards.card(n, "strategy").temperature]
+    "name", [n for n in registry.method_names("strategy") if cards.card(n, "strategy").temperature]
 )
 def test_a_method_that_draws_has_a_temperature(name: str, run: Any, folder: str) -> None:
     args = command_of("strategy", name)[1:]

@@ -15,7 +15,7 @@ def test_methods_are_listed(run: Any) -> None:
     document = json.loads(out)
     assert code == 0 and document["schema"] == "foretell.methods/1"
     cards = {card["name"]: card for card in document["methods"]}
-    others = registry.names("kv", "rows", "warp", "reward", "constraint")
+    others = registry.method_names("kv", "rows", "warp", "reward", "constraint")
     assert set(cards) == {card.name for card in foretell.methods()} | set(others)
     assert cards["momentum"]["kind"] == "warp" and cards["cfg"]["kind"] == "rows"
     assert cards["ngram"]["defaults"]["k"] == 10 and Path(cards["ngram"]["file"]).is_file()

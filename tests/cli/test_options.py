@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foretell import cli
-from foretell.cli._options import DEFAULT, SamplingOptions, biases, numbers, schema
+from foretell.cli._options import DEFAULT, SamplingOptions, read_biases, split_numbers, read_schema
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 
@@ -27,28 +27,28 @@ def test_values_out_of_range_are_refused_before_anything_is_loaded() -> None:
 
 
 def test_numbers_and_biases_are_read() -> None:
-    assert numbers("--requests", "1, 8,", int) == (1, 8)
-    assert biases(["7=1.5", "8=-inf"]) == {7: 1.5, 8: float("-inf")}
+    assert split_numbers("--requests", "1, 8,", int) == (1, 8)
+    assert read_biases(["7=1.5", "8=-inf"]) == {7: 1.5, 8: float("-inf")}
     with pytest.raises(BadConfig, match="--requests 1,x: write numbers separated by commas"):
-        numbers("--requests", "1,x", int)
+        split_numbers("--requests", "1,x", int)
     with pytest.raises(BadConfig, match="--logit-bias x=1: write ID=BIAS"):
-        biases(["x=1"])
+        read_biases(["x=1"])
 
 
 def test_forms_are_texts_or_stand_in_files(tmp_path: Path) -> None:
     file = tmp_path / "person.json"
     file.write_text('{"type": "object"}')
-    assert schema('{"a": 1}') == '{"a": 1}' and schema(" true ") == " true "
-    assert schema(str(file)) == '{"type": "object"}'
+    assert read_schema('{"a": 1}') == '{"a": 1}' and read_schema(" true ") == " true "
+    assert read_schema(str(file)) == '{"type": "object"}'
     given = SamplingOptions(grammar=str(file)).arguments()
     assert given["grammar"] == '{"type": "object"}' and given["json_schema"] is None
     file.write_text('{"type": ')
     with pytest.raises(
         BadConfig, match=r"--json-schema .*person.json: this is no JSON \(Expecting"
     ):
-        schema(str(file))
+        read_schema(str(file))
     with pytest.raises(BadConfig, match="--json-schema: this is no JSON"):
-        schema("{type}")
+        read_schema("{type}")
     file.write_bytes(b"\xff")
     with pytest.raises(BadConfig, match=r"--grammar .*: cannot be read \(it is not UTF-8 text\)"):
         SamplingOptions(grammar=str(file)).arguments()

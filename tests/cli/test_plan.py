@@ -56,7 +56,7 @@ def test_forwards_can_be_measured_here(
         costs.seconds = {1: 0.01, 64: 0.02}
         return costs, Path("unused")
 
-    monkeypatch.setattr(profiling, "profile", kept)
+    monkeypatch.setattr(profiling, "profile_model", kept)
     path = tmp_path / "points.json"
     given = points()
     del given["verify"]

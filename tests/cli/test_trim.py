@@ -19,7 +19,7 @@ def test_a_file_of_kept_tokens_is_a_command(
     texts.write_text(tiny.TEXTS[0])
     models = ["--model", folder, "--draft", small, "--device", "cpu"]
     code, said, err = run("trim", str(texts), *models, "--out", str(out), "--alpha", "0.7")
-    kept = trimming.load(out)
+    kept = trimming.load_kept_tokens(out)
     ids = tiny.tokenizer()(tiny.TEXTS[0], add_special_tokens=False)["input_ids"]
     assert (
         code == 0 and "these are few texts: about" in err and f"{len(ids):,} tokens counted" in said
@@ -40,7 +40,7 @@ def test_a_file_of_kept_tokens_is_a_command(
     texts.write_text(tiny.TEXTS[0] * 20)  # in which no token stands once
     code, said, err = run("trim", str(texts), *models, "--out", str(out), "--size", "20")
     assert err == ""
-    assert code == 0 and len(trimming.load(out).ids) == 20
+    assert code == 0 and len(trimming.load_kept_tokens(out).ids) == 20
 
 
 def test_what_cannot_be_trimmed_is_one_line(

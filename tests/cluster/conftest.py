@@ -25,13 +25,13 @@ def free_port() -> int:
 
 @pytest.fixture
 def two_cpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    from foretell.cluster.cluster import cluster
+    from foretell.cluster.cluster import ray_cluster
 
     folder = tempfile.mkdtemp(prefix="ray-")  # sockets lie in it, whose names may not be long
     monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)  # else Ray writes one into the home folder
     monkeypatch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     try:
-        with cluster(num_cpus=2, object_store_memory=100_000_000, _temp_dir=folder):
+        with ray_cluster(num_cpus=2, object_store_memory=100_000_000, _temp_dir=folder):
             yield
     finally:
         # Ray does not wait for the processes that it has ended, of which Python would complain.

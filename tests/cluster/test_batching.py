@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from foretell.batch.progress import Meter
-from foretell.batch.requests import Item, read
+from foretell.batch.requests import Item, read_requests
 from foretell.batch.results import Results, Run
 from foretell.errors import RequestFailed
 from foretell.serve.errors import ApiError
@@ -46,12 +46,12 @@ def test_dead_workers_lose_and_double_nothing(two_cpus: None, tmp_path: Path) ->
     """Two workers, one of which is killed when it has given its first answer. Before them one that
     cannot start: a cluster takes seconds, so this is one test.
     """
-    from foretell.cluster.batching import Crew, workers
+    from foretell.cluster.batching import Crew, worker_starter
 
     with pytest.raises(RequestFailed, match=r"^a worker cannot be started: .*no such model$"):
-        Crew(workers(broken, "auto", cpus=0.5), 1)
+        Crew(worker_starter(broken, "auto", cpus=0.5), 1)
 
-    crew = Crew(workers(toy.worker, "auto", cpus=0.5), 2)
+    crew = Crew(worker_starter(toy.worker, "auto", cpus=0.5), 2)
     results: dict[int, Any] = {}
     killed: list[int] = []
 
@@ -96,12 +96,12 @@ def test_a_deadly_request_is_found_and_given_up() -> None:
 
 def file_to_file(crew: Any, folder: Path) -> None:
     """The same workers answer a file, a second run what the first one left, and a third nothing."""
-    from foretell.cluster.batching import answer
+    from foretell.cluster.batching import answer_on_cluster
 
     lines = [json.dumps(line_of(item)) for item in items()[:4]]
     source = folder / "in.jsonl"
     source.write_text("\n".join([*lines, "nonsense", ""]))
-    requests = read(source)
+    requests = read_requests(source)
     target = folder / "out.jsonl"
     for left in (5, 2, 0):
         told: list[int] = []
@@ -109,7 +109,7 @@ def file_to_file(crew: Any, folder: Path) -> None:
         with results.opened():
             assert len(requests) - len(results.lines) == left
             meter = Meter(left)
-            answer(
+            answer_on_cluster(
                 crew,
                 requests,
                 results,

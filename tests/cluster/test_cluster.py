@@ -13,7 +13,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(free_port: int) -> None:
     for address in (f"127.0.0.1:{free_port}", f"ray://127.0.0.1:{free_port}", "nonsense"):
         with (
             pytest.raises(BadConfig, match=r"no Ray cluster answers there .*; start one with"),
-            cluster.cluster(address),
+            cluster.ray_cluster(address),
         ):
             pass
 

@@ -8,7 +8,7 @@ pytest.importorskip("prometheus_client")
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretell.cluster.numbers import merged
+from foretell.cluster.numbers import merge_metrics
 
 PAGE = """# HELP asked_total Requests.
 # TYPE asked_total counter
@@ -23,7 +23,7 @@ seconds_count 3
 
 
 def test_every_number_has_its_replica() -> None:
-    page = merged({"a": PAGE % 3, "b": PAGE % 4}).decode()
+    page = merge_metrics({"a": PAGE % 3, "b": PAGE % 4}).decode()
     families = {family.name: family for family in text_string_to_metric_families(page)}
     assert {name: family.type for name, family in families.items()} == {
         "asked": "counter",

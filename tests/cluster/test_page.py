@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretell.drafters.lookup.datastore import build
+from foretell.drafters.lookup.datastore import build_datastore
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "scaling.md"
 BLOCKS = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
@@ -36,7 +36,7 @@ def test_the_proposer_continues_what_the_datastore_knows(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     documents = [[1, 2, 3, 4, 5, 6], [9, 2, 3, 4, 5, 7], [8, 2, 3, 4, 1, 1]]
-    build(Path("texts.safetensors"), documents)
+    build_datastore(Path("texts.safetensors"), documents)
     (source,) = [block for block in BLOCKS if "class FromDatastore" in block]
     names: dict[str, Any] = {}
     exec(source, names)

@@ -20,8 +20,8 @@ from foretell.cluster.plan import (
     least_sparsity,
     network_bytes,
     phase_ratio,
-    replicas,
-    reuse,
+    needed_replicas,
+    prefix_reuse,
     shape_of,
     speculation_gain,
     stage_seconds,
@@ -86,10 +86,10 @@ def test_requests_fit_until_the_memory_is_full() -> None:
     assert fitting_requests(memory=rows, weights=2 * rows, row_bytes=rows, tokens=1) == 0
     # 64 requests that share 2,000 of 2,100 tokens take the memory of 4 that share nothing.
     memory = (2000 + 64 * 100) * rows
-    assert fitting_requests(memory, 0, rows, 2100, shared=2000) == 64
+    assert fitting_requests(memory, 0, rows, 2100, shared_tokens=2000) == 64
     assert fitting_requests(memory, 0, rows, 2100) == 4
-    with pytest.raises(BadConfig, match="shared=5: must be"):
-        fitting_requests(1, 0, 1, 5, shared=5)
+    with pytest.raises(BadConfig, match="shared_tokens=5: must be"):
+        fitting_requests(1, 0, 1, 5, shared_tokens=5)
 
 
 def test_ranks_divide_the_heads() -> None:
@@ -125,19 +125,21 @@ def test_littles_law_counts_requests_in_flight() -> None:
 
 
 def test_replicas_by_measured_speed() -> None:
-    assert replicas(arrivals=1, tokens=100, tokens_per_second=412) == 1
-    assert replicas(arrivals=10, tokens=200, tokens_per_second=412) == 7  # 4.85 busy ones / 0.7
-    assert replicas(arrivals=10, tokens=200, tokens_per_second=412, busy=0.99) == 5
+    assert needed_replicas(arrivals=1, tokens=100, tokens_per_second=412) == 1
+    assert (
+        needed_replicas(arrivals=10, tokens=200, tokens_per_second=412) == 7
+    )  # 4.85 busy ones / 0.7
+    assert needed_replicas(arrivals=10, tokens=200, tokens_per_second=412, busy=0.99) == 5
     with pytest.raises(BadConfig, match=r"busy=1\.0: must be between 0 and 1"):
-        replicas(1, 1, 1, busy=1.0)
+        needed_replicas(1, 1, 1, busy=1.0)
     with pytest.raises(BadConfig, match="tokens_per_second=0: must be above 0"):
-        replicas(1, 1, 0)
+        needed_replicas(1, 1, 0)
 
 
 def test_requests_by_prefix_find_more_rows() -> None:
-    assert reuse(replicas=4, held=10, prefixes=40, by_prefix=True) == 1
-    assert reuse(replicas=4, held=10, prefixes=40, by_prefix=False) == 0.25
-    assert reuse(replicas=4, held=10, prefixes=5, by_prefix=False) == 1
+    assert prefix_reuse(replicas=4, held_prefixes=10, prefixes=40, by_prefix=True) == 1
+    assert prefix_reuse(replicas=4, held_prefixes=10, prefixes=40, by_prefix=False) == 0.25
+    assert prefix_reuse(replicas=4, held_prefixes=10, prefixes=5, by_prefix=False) == 1
 
 
 # --- prefill and decoding apart

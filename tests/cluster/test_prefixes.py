@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from foretell.cluster.prefixes import PREFIX, preference, prefix_key
+from foretell.cluster.prefixes import PREFIX, preferred_order, prefix_key
 
 
 def key(tenant: bytes = b"", **body: Any) -> str:
@@ -48,10 +48,10 @@ def test_what_has_no_prompt_may_go_anywhere(body: bytes) -> None:
 def test_replicas_are_chosen_evenly_and_few_requests_move() -> None:
     names = ["a", "b", "c", "d"]
     keys = [str(i) for i in range(4000)]
-    before = {key: preference(key, names) for key in keys}
+    before = {key: preferred_order(key, names) for key in keys}
     counts = Counter(order[0] for order in before.values())
     assert all(900 < counts[name] < 1100 for name in names)
     seconds = Counter(order[1] for order in before.values() if order[0] == "a")
     assert all(250 < seconds[name] < 420 for name in "bcd")
-    without = {key: preference(key, ["a", "b", "c"])[0] for key in keys}
+    without = {key: preferred_order(key, ["a", "b", "c"])[0] for key in keys}
     assert all(without[key] == before[key][0] for key in keys if before[key][0] != "d")

@@ -44,13 +44,13 @@ def deployed(two_cpus: None, free_port: int, tmp_path: Path) -> Iterator[Any]:
     """Deploys a version of the toy server; returns a client of it."""
     from ray import serve
 
-    from foretell.cluster.serving import Scale, application
+    from foretell.cluster.serving import Scale, build_application
 
     serve.start(http_options={"host": "127.0.0.1", "port": free_port})
     client = httpx.Client(base_url=f"http://127.0.0.1:{free_port}", timeout=PATIENCE)
 
     def deploy(version: str = "1", **scale: Any) -> httpx.Client:
-        made = application(
+        made = build_application(
             partial(toy.app, tmp_path, version), Scale(cpus=0.1, health_every=0.5, **scale)
         )
         serve.run(made, name="foretell")
@@ -70,7 +70,7 @@ def ask(client: httpx.Client, prompt: str, **more: Any) -> dict[str, Any]:
 
 def test_the_life_of_two_replicas(deployed: Any, tmp_path: Path) -> None:
     """One story, since a cluster takes seconds to start."""
-    client = deployed(least=2, most=2, busy=2, body=10_000)
+    client = deployed(min_replicas=2, max_replicas=2, busy=2, body=10_000)
     with ThreadPoolExecutor(16) as threads:
         # Prompts that begin alike go to one replica, others to both.
         alike = {ask(client, "a" * 300 + str(i))["pid"] for i in range(4)}
@@ -116,7 +116,7 @@ def test_the_life_of_two_replicas(deployed: Any, tmp_path: Path) -> None:
 
         asking = threads.submit(keep_asking)
         until(lambda: versions)
-        deployed("2", least=2, most=2)
+        deployed("2", min_replicas=2, max_replicas=2)
         asking.result()
         assert versions[0] == "1" and versions[-1] == "2"
         until(lambda: (tmp_path / f"ended-{(pids - {victim}).pop()}").exists())
@@ -153,9 +153,9 @@ def test_a_replica_is_the_server_itself() -> None:
 
 @pytest.mark.parametrize(("least", "most"), [(2, 2), (1, 4)])
 def test_replicas_grow_with_the_load_where_they_may(least: int, most: int) -> None:
-    from foretell.cluster.serving import Scale, application
+    from foretell.cluster.serving import Scale, build_application
 
-    made: Any = application(toy.tiny_server, Scale(least, most, cpus=2, busy=8))
+    made: Any = build_application(toy.tiny_server, Scale(least, most, cpus=2, busy=8))
     (bound,) = [
         one for one in made._bound_deployment.init_args if hasattr(one, "_bound_deployment")
     ]

@@ -77,9 +77,9 @@ def app(folder: Path, version: str = "1") -> Starlette:
 
 def tiny_server() -> Any:
     """The real application over a tiny random model."""
-    from foretell.serve.app import build
+    from foretell.serve.app import build_app
 
-    return build(served())
+    return build_app(served())
 
 
 def served() -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.constraints.asking import Asking, asking, bare
+from foretell.constraints.asking import Asking, ask_ahead, inner_method
 from foretell.constraints.completing import Completing
 from foretell.core.request import Request
 from foretell.core.types import Sampling
@@ -35,7 +35,7 @@ class Threads(Asked):
 
     def names(self, uri: str, text: str, behind: str = "") -> tuple[set[str], str]:
         self.threads.add(threading.current_thread().name)
-        return super().names(uri, text, behind)
+        return super().complete_names(uri, text, behind)
 
 
 class Looking:
@@ -70,7 +70,7 @@ def test_the_law_is_that_of_looking_at_every_token(spec: str) -> None:
     wanted = laws.reference(toy, laws.PROMPT, laws.Setting(shown))
     found, _ = made(FEW)
     setting = laws.Setting(Sampling(temperature=1.0, max_new_tokens=2, constraint=found))
-    led = asking(strategy, setting.sampling)
+    led = ask_ahead(strategy, setting.sampling)
     assert isinstance(led, Asking)
     law = laws.enumerate_law(led, laws.PROMPT, setting, models, warm=False)
     assert law.distance(wanted) < 1e-9
@@ -86,7 +86,7 @@ def tokens(method: Strategy, greedy: bool, wrap: bool = True) -> tuple[list[int]
     )
     models = laws.world(method, len(JOINED), copy=2.0)
     engine = Engine(models)
-    led: Any = asking(method, sampling) if wrap else method
+    led: Any = ask_ahead(method, sampling) if wrap else method
     live = engine.add(Request([0, 1, 2, 0, 1], led, sampling, text=str))
     laws.finish(engine, live)
     return live.ctx.output, server, live.ctx.stats
@@ -120,9 +120,11 @@ def test_it_is_its_method_for_whatever_is_kept_by_method() -> None:
     found, _ = made(FEW)
     sampling = Sampling(constraint=found, max_new_tokens=8)
     plain = laws.build("draft:length=3,nodes=4")
-    led = asking(plain, sampling)
-    assert isinstance(led, Asking) and bare(led) is plain and asking(led, sampling) is led
-    assert asking(plain, Sampling()) is plain and bare(plain) is plain
+    led = ask_ahead(plain, sampling)
+    assert (
+        isinstance(led, Asking) and inner_method(led) is plain and ask_ahead(led, sampling) is led
+    )
+    assert ask_ahead(plain, Sampling()) is plain and inner_method(plain) is plain
     assert {plain: 1}[led] == 1 and led == Asking(plain) and led != Asking(laws.build("plain"))
     assert led.models == ("draft",) and led.needs == plain.needs and led.one_text
     target = Toy(len(FEW))
@@ -136,10 +138,10 @@ def test_what_a_question_raises_is_the_requests_error() -> None:
     def broken(uri: str, text: str, behind: str = "") -> tuple[set[str], str]:
         raise OSError("no")
 
-    server.names = broken  # type: ignore[method-assign]
+    server.complete_names = broken  # type: ignore[method-assign]
     sampling = Sampling(constraint=found, max_new_tokens=8)
     engine = Engine({"target": Toy(len(FEW))})
-    live = engine.add(Request([0], asking(laws.build("plain"), sampling), sampling))
+    live = engine.add(Request([0], ask_ahead(laws.build("plain"), sampling), sampling))
     other = engine.add(Request([0], laws.build("plain"), Sampling(max_new_tokens=8)))
     for _ in engine.run():
         pass
@@ -153,7 +155,7 @@ def test_closing_it_leaves_nothing_behind() -> None:
         sampling = Sampling(constraint=found, max_new_tokens=30)
         method = laws.build("draft:length=2,nodes=3")
         engine = Engine(laws.world(method, len(JOINED)))
-        live = engine.add(Request([0, 1], asking(method, sampling), sampling))
+        live = engine.add(Request([0, 1], ask_ahead(method, sampling), sampling))
         for _ in range(count):
             engine.step()
         engine.end(live)

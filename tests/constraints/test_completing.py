@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretell.constraints.completing import Completing, Documents, Names, Vocabulary
-from foretell.constraints.members import NAME_BYTES, read
+from foretell.constraints.members import NAME_BYTES, find_member_dots
 from foretell.constraints.stems import Stems
 from foretell.core.constraint import Guide, Prompted
 from foretell.core.tokenizer_bytes import Words
@@ -53,7 +53,7 @@ def names_at(text: bytes) -> set[bytes]:
     found = drawn(shown)
     if not found:
         closing = {"(": ")", "[": "]"}
-        opened = read(text)[0].brackets[::-1].decode()
+        opened = find_member_dots(text)[0].brackets[::-1].decode()
         found = drawn(shown + opened) if opened else []
         assert not set(opened) - set(closing.values())
     return {name.encode() for name in found}
@@ -64,7 +64,7 @@ def may_follow(pieces: list[bytes | None], text: bytes, token: int) -> bool:
     piece = pieces[token] or b""
     joined = any(p and len(p) > 1 and p[:1] == b"." and p[1:2].isalpha() for p in pieces)
     whole, start, end = text + piece, len(text), len(text + piece)
-    for dot in read(whole)[1]:
+    for dot in find_member_dots(whole)[1]:
         run = dot + 1
         while run < end and whole[run] in NAME_BYTES:
             run += 1
@@ -130,7 +130,7 @@ def test_a_text_may_end_where_no_name_is_begun() -> None:
     ends = set()
     for output, tracker in texts(LETTERS, 150, seed=2):
         text = bytes(tracker.text)
-        dots = read(text)[1]
+        dots = find_member_dots(text)[1]
         whole = True
         if dots and all(byte in NAME_BYTES for byte in text[dots[-1] + 1 :]):
             typed = text[dots[-1] + 1 :]
@@ -227,7 +227,7 @@ def no_break(vocabulary: Vocabulary) -> None:
 
 def no_inner(vocabulary: Vocabulary) -> None:
     """Dots further inside are overlooked."""
-    vocabulary.inner = []
+    vocabulary.dotted_tokens = []
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def json_grammars() -> Grammars:
 
 
 def matcher(form: str) -> Matcher:
-    return laws.grammars(LETTERS).compile({"regex": form}).track()
+    return laws.grammars(LETTERS).compile_form({"regex": form}).track()
 
 
 def shortest(form: str, output: tuple[int, ...]) -> int | None:
@@ -92,7 +92,7 @@ def test_a_token_fits_where_its_ending_does(form: str) -> None:
 
 
 def test_few_places_are_kept() -> None:
-    tracker = json_grammars().compile({"json_schema": True}).track()
+    tracker = json_grammars().compile_form({"json_schema": True}).track()
     ids: list[int] = tiny.tokenizer()('["' + "a b c d " * KEPT)["input_ids"]
     for length in range(1, len(ids)):
         tracker.ending(ids[:length])
@@ -118,7 +118,7 @@ def test_few_places_are_kept() -> None:
 def test_json_is_closed(schema: object, begin: str, most: int) -> None:
     """Without properties that no schema asks for."""
     tokenizer = tiny.tokenizer()
-    tracker = json_grammars().compile({"json_schema": schema}).track()
+    tracker = json_grammars().compile_form({"json_schema": schema}).track()
     output = tokenizer(begin)["input_ids"] if begin else []
     ending = tracker.ending(output)
     assert ending is not None and len(ending) <= most
@@ -165,7 +165,7 @@ def test_a_free_part_is_led_to_what_must_follow(form: dict[str, Any], begins: li
     """Wherever the mask is the same at all places, far from the end and near it."""
     tokenizer = tiny.tokenizer()
     for begin in begins:
-        tracker = json_grammars().compile(form).track()
+        tracker = json_grammars().compile_form(form).track()
         output: list[int] = tokenizer(begin)["input_ids"] if begin else []
         ending = tracker.ending(output)
         assert ending is not None, begin
@@ -185,34 +185,34 @@ def test_an_ending_of_a_regular_expression_has_the_fewest_characters() -> None:
         (r"\s*y(\w+ )*x{2}", "yxx"),
         ("(?s:.)*</think>", "</think>"),
     ):
-        ending = json_grammars().compile({"regex": regex}).track().ending([])
+        ending = json_grammars().compile_form({"regex": regex}).track().ending([])
         assert ending is not None and len(tokenizer.decode(ending)) == len(want)
 
 
 def test_a_text_far_on_is_not_read_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    tracker = json_grammars().compile({"regex": "(.*x.*ab|.*y.*cd)"}).track()
+    tracker = json_grammars().compile_form({"regex": "(.*x.*ab|.*y.*cd)"}).track()
     ids: list[int] = tiny.tokenizer()("some words " * 80)["input_ids"]
     steps: list[int] = []
-    own = Endings._step
+    own = Endings._step_place
 
     def step(self: Endings, *given: Any) -> Any:
         steps.append(1)
         return own(self, *given)
 
-    monkeypatch.setattr(Endings, "_step", step)
+    monkeypatch.setattr(Endings, "_find_step", step)
     first = tracker.ending(ids)
     assert first and len(steps) < ANCHORS < len(ids) / 4
     assert tracker.ending([*ids, ids[0]]) and len(steps) <= ANCHORS
-    again = json_grammars().compile({"regex": "(.*x.*ab|.*y.*cd)"}).track()
+    again = json_grammars().compile_form({"regex": "(.*x.*ab|.*y.*cd)"}).track()
     assert [again.ending(ids[:n]) for n in range(len(ids) + 1)][-1] == first
 
 
 def test_little_is_looked_at_where_no_ending_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part behind which the same may follow always, of which no last part is known."""
     form = {"grammar": "start: a+ /b/\na: /.{40}/"}
-    tracker = json_grammars().compile(form).track()
+    tracker = json_grammars().compile_form(form).track()
     masks: list[int] = []
-    own = Alphabet.following
+    own = Alphabet.following_tokens
 
     def following(self: Alphabet, *given: Any) -> Any:
         masks.append(1)
@@ -226,7 +226,7 @@ def test_little_is_looked_at_where_no_ending_is_found(monkeypatch: pytest.Monkey
 
 
 def test_what_is_too_much_work_leaves_the_form_itself_usable() -> None:
-    grammar = json_grammars().compile({"regex": "(a|b)+c"})
+    grammar = json_grammars().compile_form({"regex": "(a|b)+c"})
     tracker = grammar.track()
 
     class Broken:
@@ -252,5 +252,5 @@ def test_bytes_are_tried_by_what_they_close() -> None:
         return sum(1 << one for one in ids).to_bytes(34, "little")
 
     able = [16 + byte for byte in b'a"}{\\\xc3 0']
-    assert bytes(one - 16 for one in alphabet.following(bits(*able))) == b'}0"a{ '
-    assert list(alphabet.following(bits(0, 3, 16 + 92))) == [16 + 92, 3]
+    assert bytes(one - 16 for one in alphabet.following_tokens(bits(*able))) == b'}0"a{ '
+    assert list(alphabet.following_tokens(bits(0, 3, 16 + 92))) == [16 + 92, 3]

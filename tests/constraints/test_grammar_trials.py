@@ -15,7 +15,7 @@ import pytest
 from foretell.constraints import grammar_trials as form_trials
 from foretell.constraints import grammars as forms
 from foretell.constraints.grammar_trials import Trials
-from foretell.constraints.grammar_worker import tried
+from foretell.constraints.grammar_worker import try_form
 from foretell.constraints.grammars import LARGEST, Grammars
 from foretell.errors import BadConfig, DeadlineExceeded
 from tests import tiny
@@ -38,7 +38,7 @@ def question(name: str, source: str) -> dict[str, Any]:
 
 def asked(trials: Trials, name: str, source: str, seconds: float = 60, **given: Any) -> Any:
     options = {"tenant": "", "deadline": time.perf_counter() + 600, **given}
-    return trials.ask(question(name, source), seconds=seconds, **options)
+    return trials.ask_process(question(name, source), seconds=seconds, **options)
 
 
 def letters(answer: Any) -> str:
@@ -71,14 +71,14 @@ def test_what_breaks_a_process_is_refused(trials: Trials) -> None:
 def test_one_tenant_does_not_crowd_out_another(trials: Trials) -> None:
     """It waits for itself, no longer than it may."""
     begun = threading.Event()
-    own = trials._taken
+    own = trials._take_process
 
     def taken(*given: Any) -> Any:
         process = own(*given)
         begun.set()
         return process
 
-    trials._taken = taken  # type: ignore[method-assign]
+    trials._take_process = taken  # type: ignore[method-assign]
     ended: list[str] = []
 
     def slow() -> None:
@@ -93,7 +93,7 @@ def test_one_tenant_does_not_crowd_out_another(trials: Trials) -> None:
     with pytest.raises(DeadlineExceeded, match="regex: others were compiled in all the time"):
         asked(trials, "regex", "a", tenant="a", deadline=time.perf_counter() + 0.1)
     assert letters(asked(trials, "regex", "a*b", tenant="b")) == "b"
-    trials.end()
+    trials.end_processes()
     thread.join(60)
     assert not thread.is_alive() and len(ended) == 1
     assert not trials._busy and not trials._of_tenant
@@ -112,7 +112,7 @@ def test_who_waits_is_refused_when_the_processes_are_ended() -> None:
     thread = threading.Thread(target=wait)
     thread.start()
     while thread.is_alive():
-        trials.end()
+        trials.end_processes()
         thread.join(0.01)
     assert len(refused) == 1
 
@@ -126,9 +126,9 @@ def test_a_fork_begins_without_processes(trials: Trials) -> None:
 
 def test_the_program_says_what_is_nested_too_deeply() -> None:
     nested = '{"items":' * 300 + "{}" + "}" * 300
-    refused = tried(question("json_schema", nested))["refused"]
+    refused = try_form(question("json_schema", nested))["refused"]
     assert refused.startswith("json_schema") and "\n" not in refused
-    assert tried(question("regex", "a*b"))["ending"] == [16 + ord("b")]
+    assert try_form(question("regex", "a*b"))["ending"] == [16 + ord("b")]
 
 
 # --- through a model
@@ -137,18 +137,18 @@ def test_the_program_says_what_is_nested_too_deeply() -> None:
 def test_forms_have_a_size_and_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     grammars = Grammars(tiny.tokenizer(), 330)
     with pytest.raises(BadConfig, match=f"regex: it has {LARGEST + 1} bytes.*shorten it"):
-        grammars.compile({"regex": "a" * (LARGEST + 1)})
+        grammars.compile_form({"regex": "a" * (LARGEST + 1)})
     monkeypatch.setattr(forms, "COMPILING", 0.0)
     with pytest.raises(BadConfig, match="regex: it takes too long to compile; simplify it"):
-        grammars.compile({"regex": "ab+"})
+        grammars.compile_form({"regex": "ab+"})
     monkeypatch.setattr(forms, "SECONDS", 0.01)
     with pytest.raises(BadConfig, match=r"json_schema: it takes more than 0\.01 seconds"):
-        grammars.compile({"json_schema": SLOW})
+        grammars.compile_form({"json_schema": SLOW})
 
 
 def test_a_text_without_a_choice_is_not_spelled_over_and_over() -> None:
     with pytest.raises(BadConfig, match=r"gave up after 0 tokens \(more than 8192 bytes"):
-        Grammars(tiny.tokenizer(), 330).compile({"regex": "(word ){3000}"})
+        Grammars(tiny.tokenizer(), 330).compile_form({"regex": "(word ){3000}"})
 
 
 def test_a_call_waits_no_longer_for_a_form_than_its_own_time(

@@ -77,12 +77,12 @@ def is_person(text: str) -> bool:
 @cache
 def pieces() -> list[bytes]:
     """The bytes of each token; none for the end."""
-    tokens = grammars()._tokens
+    tokens = grammars()._llguidance_tokens
     return [tokens.decode_bytes([token]) if token else b"" for token in range(grammars().vocab)]
 
 
 def test_what_may_follow_is_what_words_of_the_language_go_on_with() -> None:
-    tracker = grammars().compile({"regex": WORDS}).track()
+    tracker = grammars().compile_form({"regex": WORDS}).track()
     language = [word.encode() for word in LANGUAGE]
     for word in LANGUAGE:
         output = encoded(word)
@@ -107,7 +107,7 @@ def test_a_tracker_answers_alike_in_any_order() -> None:
     """Trees ask about branches, engines about what was committed: back and forth (complaint 16)."""
     draw = random.Random(5)
     for form in ({"regex": "(ab|ba|c{2,3})+x?"}, {"json_schema": True}, {"json_schema": PERSON}):
-        grammar = grammars().compile(form)
+        grammar = grammars().compile_form(form)
         tracker = grammar.track()
         texts: list[list[int]] = [[]]
         for _ in range(60):
@@ -125,7 +125,7 @@ def test_a_tracker_answers_alike_in_any_order() -> None:
 
 
 def test_forced_tokens_may_follow_and_nothing_else_could() -> None:
-    tracker = grammars().compile({"json_schema": PERSON}).track()
+    tracker = grammars().compile_form({"json_schema": PERSON}).track()
     begun = encoded('{"')
     forced = tracker.forced(begun)
     assert forced and tracker.permits([*begun, *forced])
@@ -137,14 +137,14 @@ def test_forced_tokens_may_follow_and_nothing_else_could() -> None:
 
 def test_a_model_with_more_tokens_than_its_tokenizer_never_writes_these() -> None:
     known = len(tiny.tokenizer())
-    wide = Grammars(tiny.tokenizer(), known + 10, [0]).compile({"regex": ".*"}).track()
+    wide = Grammars(tiny.tokenizer(), known + 10, [0]).compile_form({"regex": ".*"}).track()
     assert len(wide.allowed(())) == known + 10 and not wide.allowed(())[known:].any()
-    narrow = Grammars(tiny.tokenizer(), 40, [0]).compile({"regex": ".*"}).track()
+    narrow = Grammars(tiny.tokenizer(), 40, [0]).compile_form({"regex": ".*"}).track()
     assert len(narrow.allowed(())) == 40
 
 
 def test_an_end_is_never_part_of_a_text() -> None:
-    tracker = grammars().compile({"regex": "a*"}).track()
+    tracker = grammars().compile_form({"regex": "a*"}).track()
     assert (
         not tracker.allowed(())[0] and not tracker.permits([0]) and tracker.permits(encoded("aa"))
     )
@@ -199,7 +199,7 @@ def test_streams_and_event_loops_have_the_form() -> None:
     assert sum(len(step.tokens) for step in steps) == len(output.tokens)
 
 
-@pytest.mark.parametrize("name", registry.names("strategy"))
+@pytest.mark.parametrize("name", registry.method_names("strategy"))
 def test_every_strategy_honours_a_form(name: str) -> None:
     for spec in laws.variants(name):
         with contextlib.suppress(PromptTooLong):  # it asks more than this model can read
@@ -215,7 +215,7 @@ def test_every_strategy_honours_a_form(name: str) -> None:
 @pytest.mark.filterwarnings("ignore:.*was not trained with exits")
 def test_every_drafter_honours_a_form_or_says_what_it_lacks() -> None:
     ran = 0
-    for name in registry.names("drafter"):
+    for name in registry.method_names("drafter"):
         try:
             output = lm().generate("yes no yes no yes", name, regex="(yes|no)( (yes|no)){2}")
         except foretell.errors.ForetellError as error:
@@ -277,7 +277,7 @@ def test_a_form_ends_before_the_length_does(method: str, temperature: float) -> 
         "required": ["a"],
         "additionalProperties": False,
     }
-    shortest = grammars().compile({"json_schema": schema}).track().ending(())
+    shortest = grammars().compile_form({"json_schema": schema}).track().ending(())
     assert shortest is not None
     for most in (len(shortest), len(shortest) + 1, len(shortest) + 9, 40):
         options = {"temperature": temperature, "max_new_tokens": most, "seed": most}
@@ -310,7 +310,7 @@ def test_a_free_part_may_take_in_what_must_follow_and_the_text_ends(
     form: dict[str, Any], means: str
 ) -> None:
     """The tokens of the ending are counted as they are written, with drafts and without."""
-    shortest = grammars().compile(form).track().ending(())
+    shortest = grammars().compile_form(form).track().ending(())
     assert shortest is not None
     for most in (len(shortest), 24, 60):
         for temperature, method in ((0.0, METHODS[1]), (1.0, "plain")):
@@ -451,7 +451,7 @@ def test_what_is_not_supported_may_be_left_out_by_the_schema() -> None:
 
 def test_true_is_any_json() -> None:
     for form in (True, "true", {}, "{}"):
-        tracker = grammars().compile({"json_schema": form}).track()
+        tracker = grammars().compile_form({"json_schema": form}).track()
         for text in ('{"a": [1, {"b": null}]}', "3", '"x"', "true", "[ ]"):
             assert tracker.whole(encoded(text)), text
         for text in ("{", '{{"a": 1}', "'x'", " 3", "[1,]", "{" + " " * 50 + "}"):
@@ -461,7 +461,7 @@ def test_true_is_any_json() -> None:
 def test_a_grammar_too_large_to_go_on_in_ends_its_request_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    grammar = grammars().compile({"regex": "(x|y)+"})
+    grammar = grammars().compile_form({"regex": "(x|y)+"})
 
     class Broken:
         """A matcher that gives up, as llguidance's do where a grammar exceeds its limits."""
@@ -486,7 +486,9 @@ def test_a_grammar_too_large_to_go_on_in_ends_its_request_alone(
         grammar.track().permits([7])
     broken, sound = lm().generate(["a", "b"], "plain", constraint=[grammar, None])
     assert isinstance(broken.error, BadConfig) and sound.error is None
-    assert grammars().compile({"regex": "(x|y)+"}) is not grammar, "later requests get a sound one"
+    assert grammars().compile_form({"regex": "(x|y)+"}) is not grammar, (
+        "later requests get a sound one"
+    )
 
 
 def test_without_a_tokenizer_it_is_refused_by_name() -> None:
@@ -500,7 +502,7 @@ def test_without_a_tokenizer_it_is_refused_by_name() -> None:
 def test_without_the_package_it_is_refused_with_the_cure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(Unsupported, match=r"pip install 'foretell\[constrain\]'"):
-        Grammars(tiny.tokenizer(), 330).compile({"regex": "a"})
+        Grammars(tiny.tokenizer(), 330).compile_form({"regex": "a"})
 
 
 def test_an_unusual_tokenizer_is_refused() -> None:
@@ -511,7 +513,7 @@ def test_an_unusual_tokenizer_is_refused() -> None:
             return 9
 
     with pytest.raises(Unsupported, match="cannot read this model's tokenizer"):
-        Grammars(Words(), 9).compile({"regex": "a"})  # type: ignore[arg-type]
+        Grammars(Words(), 9).compile_form({"regex": "a"})  # type: ignore[arg-type]
 
 
 # --- compiled once
@@ -537,18 +539,18 @@ def test_a_form_that_takes_too_much_work_fails_alone_and_breaks_no_later_request
     """llguidance limits the work between two masks, and what exceeds it breaks all copies."""
     pattern = {"type": "string", "maxLength": 1000, "pattern": "^(?:\\S+\\s+){0,60}\\S+$"}
     form = {"json_schema": {"type": "array", "items": pattern, "minItems": 1}}
-    grammar = grammars().compile(form)
+    grammar = grammars().compile_form(form)
     output = encoded('["the quick brown fox jumps over"]')
     with pytest.raises(BadConfig, match=r"json_schema: gave up after \d tokens \(lexer error"):
         grammar.track().permits(output)
     assert not grammar.usable
-    again = grammars().compile(form)
+    again = grammars().compile_form(form)
     assert again is not grammar and bool(again.track().allowed(()).any())
 
 
 def test_a_mask_is_asked_for_before_every_token(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that each token has the whole limit of work to itself."""
-    grammar = grammars().compile({"regex": "[a-z ]+"})
+    grammar = grammars().compile_form({"regex": "[a-z ]+"})
     calls: list[str] = []
 
     class Noting:
@@ -577,7 +579,7 @@ def test_a_mask_is_asked_for_before_every_token(monkeypatch: pytest.MonkeyPatch)
 )
 def test_a_token_that_is_asked_about_alone_passes_where_the_mask_allows_it(form: Any) -> None:
     """Forced ones too, of which the tokenizer's own alone may follow."""
-    grammar, rng = grammars().compile(form), random.Random(7)
+    grammar, rng = grammars().compile_form(form), random.Random(7)
     forced = unmasked = 0
     for _ in range(4):
         output: list[int] = []
@@ -601,7 +603,7 @@ def test_a_token_that_is_asked_about_alone_passes_where_the_mask_allows_it(form:
 def test_masks_come_often_enough_where_tokens_are_asked_about_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    tracker = grammars().compile({"regex": "[a-z ]+"}).track()
+    tracker = grammars().compile_form({"regex": "[a-z ]+"}).track()
     calls: list[str] = []
 
     class Noting:
@@ -627,7 +629,7 @@ def test_masks_come_often_enough_where_tokens_are_asked_about_alone(
 
 
 def test_texts_that_are_written_side_by_side_are_not_read_anew_each_time() -> None:
-    grammar = grammars().compile({"regex": "[a-z ]+"})
+    grammar = grammars().compile_form({"regex": "[a-z ]+"})
     tracker, alone = grammar.track(), [grammar.track() for _ in range(3)]
     words = [encoded(text * 60) for text in ("the fox ", "a bird ", "some mouse ")]
     taken = 0
@@ -672,11 +674,11 @@ def test_forms_are_kept_for_each_tenant_alone() -> None:
 
     grammars = forms.Grammars(tiny.tokenizer(), len(tiny.tokenizer()))
     form = {"regex": "[ab]+"}
-    first = grammars.compile(form, "one")
-    assert grammars.compile(form, "one") is first
-    assert grammars.compile(form, "two") is not first
+    first = grammars.compile_form(form, "one")
+    assert grammars.compile_form(form, "one") is first
+    assert grammars.compile_form(form, "two") is not first
     for k in range(2 * forms.KEPT):  # who has many loses its own
         grammars._compiled["greedy", "regex", str(k)] = first
         while len(grammars._compiled) > forms.KEPT:
-            grammars._forget_one()
-    assert grammars.compile(form, "one") is first
+            grammars._forget_oldest()
+    assert grammars.compile_form(form, "one") is first

@@ -28,7 +28,7 @@ def server(tmp_path: Path) -> Iterator[LanguageServer]:
 def test_names_are_those_of_the_text_up_to_its_end(server: LanguageServer) -> None:
     assert any(not drawn(text) for text in TEXTS) and any(map(drawn, TEXTS))
     for text in [*TEXTS, "é🙂 = 1; 🙂.", "a\r\nb."]:
-        found, what = server.names(URI, text, ")]")
+        found, what = server.complete_names(URI, text, ")]")
         assert found == set(drawn(text)), "keywords and what is no name are left out"
         assert what == ("answered" if found else "empty")
     assert server.counts["answered"] + server.counts["empty"] == len(TEXTS) + 2
@@ -37,9 +37,9 @@ def test_names_are_those_of_the_text_up_to_its_end(server: LanguageServer) -> No
 def test_a_text_is_a_document_whose_versions_rise(server: LanguageServer, tmp_path: Path) -> None:
     other = URI.replace("_1", "_2")
     for uri, text in [(URI, "a."), (other, "b."), (URI, "c."), (other, "d."), (URI, "e.")]:
-        assert server.names(uri, text)[0] == set(drawn(text))
+        assert server.complete_names(uri, text)[0] == set(drawn(text))
     server.unused.append(URI)
-    server.names(other, "f.")
+    server.complete_names(other, "f.")
     lines = (tmp_path / "log").read_text().splitlines()
     told = [json.loads(line) for line in lines if "warming_up" not in line]
     assert [(method.rpartition("did")[2], name[5], version) for method, name, version in told] == [
@@ -51,11 +51,11 @@ def test_a_text_is_a_document_whose_versions_rise(server: LanguageServer, tmp_pa
 def test_a_late_answer_is_left_aside(tmp_path: Path) -> None:
     server = LanguageServer(COMMAND, tmp_path, 20.0, 3)
     try:
-        server.names(URI, "a.")
+        server.complete_names(URI, "a.")
         server.limit = 0.05
-        assert server.names(URI, "late a.") == (set(), "late")
+        assert server.complete_names(URI, "late a.") == (set(), "late")
         server.limit = 20.0
-        assert server.names(URI, TEXTS[1])[0] == set(drawn(TEXTS[1])), "not the late one's"
+        assert server.complete_names(URI, TEXTS[1])[0] == set(drawn(TEXTS[1])), "not the late one's"
         assert server.late == 0 and not server.counts["restarts"]
     finally:
         server.close()
@@ -63,26 +63,26 @@ def test_a_late_answer_is_left_aside(tmp_path: Path) -> None:
 
 def test_one_that_is_always_late_is_dead(tmp_path: Path) -> None:
     server = LanguageServer(COMMAND, tmp_path, 20.0, 0)
-    server.names(URI, "a.")
+    server.complete_names(URI, "a.")
     server.limit = 0.02
     for _ in range(2):
-        assert server.names(URI, "late.")[1] == "late"
+        assert server.complete_names(URI, "late.")[1] == "late"
     with pytest.warns(UserWarning, match="was given up .3 answers in a row were late"):
-        assert server.names(URI, "late.") == (set(), "late")
-    assert server.connection is None and server.names(URI, "a.") == (set(), "unasked")
+        assert server.complete_names(URI, "late.") == (set(), "late")
+    assert server.connection is None and server.complete_names(URI, "a.") == (set(), "unasked")
 
 
 @pytest.mark.parametrize("word", ["die", "garbage", "list", "huge", "odd"])
 def test_a_dead_one_is_started_three_times_and_then_given_up(tmp_path: Path, word: str) -> None:
     server = LanguageServer(COMMAND, tmp_path, 20.0, 3)
-    assert server.names(URI, "a.")[0] == set(drawn("a."))
+    assert server.complete_names(URI, "a.")[0] == set(drawn("a."))
     first = server.connection
     assert first is not None
     with pytest.warns(UserWarning, match="names are free from here on") as told:
-        assert server.names(URI, f"{word} b.") == (set(), "unasked")
+        assert server.complete_names(URI, f"{word} b.") == (set(), "unasked")
     assert len(told) == 1 and server.counts["restarts"] == 3
     assert first.process.poll() is not None, "it is left running"
-    assert server.names(URI, "a.") == (set(), "unasked"), "and it is said once"
+    assert server.complete_names(URI, "a.") == (set(), "unasked"), "and it is said once"
 
 
 def test_after_a_death_it_goes_on(tmp_path: Path) -> None:
@@ -91,25 +91,25 @@ def test_after_a_death_it_goes_on(tmp_path: Path) -> None:
     try:
         for round_ in range(3):
             assert server.connection is None or not round_ or server.connection.versions
-            assert server.names(URI, TEXTS[round_])[0] == set(drawn(TEXTS[round_]))
+            assert server.complete_names(URI, TEXTS[round_])[0] == set(drawn(TEXTS[round_]))
             assert server.connection is not None
             server.connection.process.kill()
             server.connection.process.wait()
-        assert server.names(URI, TEXTS[3])[0] == set(drawn(TEXTS[3]))
+        assert server.complete_names(URI, TEXTS[3])[0] == set(drawn(TEXTS[3]))
         assert server.counts["restarts"] == 3 and not server.given_up
     finally:
         server.close()
 
 
 def test_what_a_server_refuses_is_no_death(server: LanguageServer) -> None:
-    assert server.names(URI, "refuse a.") == (set(), "failed")
-    assert server.names(URI, "a.")[0] == set(drawn("a.")) and not server.counts["restarts"]
+    assert server.complete_names(URI, "refuse a.") == (set(), "failed")
+    assert server.complete_names(URI, "a.")[0] == set(drawn("a.")) and not server.counts["restarts"]
 
 
 def test_a_command_that_does_not_run_is_given_up(tmp_path: Path) -> None:
     server = LanguageServer([str(tmp_path / "nothing")], tmp_path, 1.0, 1)
     with pytest.warns(UserWarning, match="No such file"):
-        assert server.names(URI, "a.") == (set(), "unasked")
+        assert server.complete_names(URI, "a.") == (set(), "unasked")
 
 
 def test_a_server_that_reads_nothing_is_dead(tmp_path: Path) -> None:
@@ -117,6 +117,6 @@ def test_a_server_that_reads_nothing_is_dead(tmp_path: Path) -> None:
     sleeping = [sys.executable, "-I", "-c", "import time; time.sleep(60)"]
     stuck = Connection(sleeping, tmp_path)
     with pytest.raises(Dead, match="reads nothing"):
-        stuck.show(URI, "x" * 2**20, 0.05)
+        stuck.show_document(URI, "x" * 2**20, 0.05)
     stuck.close()
     assert stuck.process.poll() is not None

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import foretell
-from foretell.constraints.members import DOT, NO_VALUES, Code, read
+from foretell.constraints.members import DOT, NO_VALUES, Code, find_member_dots
 
 FILES = sorted((Path(foretell.__file__).parent / "ops").glob("*.py"))[1::6]
 
@@ -40,7 +40,7 @@ def by_tokenize(source: str) -> list[int]:
 def test_they_are_those_of_pythons_lexer(path: Path) -> None:
     source = path.read_text("utf-8")
     wanted = by_tokenize(source)
-    assert wanted and read(source.encode())[1] == wanted
+    assert wanted and find_member_dots(source.encode())[1] == wanted
 
 
 HARD = r'''
@@ -62,7 +62,7 @@ t = """a""b.c\""".d""".e
 
 
 def test_hard_cases_are_right() -> None:
-    assert read(HARD.encode())[1] == by_tokenize(HARD)
+    assert find_member_dots(HARD.encode())[1] == by_tokenize(HARD)
 
 
 @pytest.mark.parametrize(
@@ -76,19 +76,19 @@ def test_hard_cases_are_right() -> None:
     ],
 )  # fmt: skip
 def test_where_a_dot_asks(text: str, asks: bool) -> None:
-    assert read(text.encode())[0].read(DOT)[1] == asks
+    assert find_member_dots(text.encode())[0].read_byte(DOT)[1] == asks
 
 
 def test_a_text_is_read_in_any_parts() -> None:
     data = (HARD + FILES[0].read_text("utf-8")).encode()
-    whole, dots = read(data)
+    whole, dots = find_member_dots(data)
     code, found = Code(), []
     for start in range(0, len(data), 7):
-        code, places = read(data[start : start + 7], code)
+        code, places = find_member_dots(data[start : start + 7], code)
         found += [start + place for place in places]
     assert (code, found) == (whole, dots)
 
 
 def test_no_bytes_are_an_error() -> None:
     for data in (bytes(range(256)) * 2, b')]}\'"""\\', b"'''\xff.\n" * 3):
-        read(data)
+        find_member_dots(data)

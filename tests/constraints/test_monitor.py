@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.constraints.members import NAME_BYTES, read
+from foretell.constraints.members import NAME_BYTES, find_member_dots
 from foretell.constraints.monitor import MODULE, Monitor
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig, Unsupported
-from foretell.spec import constraint_of
+from foretell.spec import build_constraint
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import tiny
@@ -48,7 +48,7 @@ def strangers(prompt: str, text: str) -> tuple[int, int]:
     """Names behind dots in the answer, and how many of these no server has said."""
     whole, start = (prompt + text).encode(), len(prompt.encode())
     names = wrong = 0
-    for dot in read(whole)[1]:
+    for dot in find_member_dots(whole)[1]:
         end = dot + 1
         while end < len(whole) and whole[end] in NAME_BYTES:
             end += 1
@@ -163,7 +163,7 @@ def test_it_needs_a_tokenizer_and_goes_with_no_other_form(lm: foretell.LM, spec:
     with pytest.raises(BadConfig, match="regex and constraint: a text has one form"):
         lm.generate(CODE, "plain", constraint=spec, regex="a+")
     with pytest.raises(BadConfig, match=r"constraint: only LM\.generate"):
-        lm.engine.add(Request([1], Plain(), Sampling(constraint=constraint_of(spec))))
+        lm.engine.add(Request([1], Plain(), Sampling(constraint=build_constraint(spec))))
 
 
 # --- the real server

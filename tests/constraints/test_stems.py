@@ -59,7 +59,7 @@ def test_tokens_that_follow_are_those_that_a_look_at_each_finds() -> None:
             names = draw.sample(NAMES, draw.randint(0, 5))
             chosen = draw.choice(NAMES)
             typed = chosen[: draw.randint(0, len(chosen))]
-            mask, wanted = stems.following(names, typed), looked_at(pieces, names, typed)
+            mask, wanted = stems.tokens_after(names, typed), looked_at(pieces, names, typed)
             assert (mask is None) == (wanted is None), (names, typed)
             if mask is not None:
                 assert mask.tolist() == wanted, (names, typed)
@@ -68,6 +68,6 @@ def test_tokens_that_follow_are_those_that_a_look_at_each_finds() -> None:
 
 
 def test_all_ids_of_one_text_follow() -> None:
-    mask = Stems(SPARSE).following([b"ab"], b"")
+    mask = Stems(SPARSE).tokens_after([b"ab"], b"")
     assert mask is not None and mask[1] and mask[4]
     assert torch.equal(mask.nonzero()[:, 0], torch.tensor([0, 1, 4]))

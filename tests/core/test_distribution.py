@@ -23,7 +23,7 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadModel
 from foretell.testing.toy import Toy
-from foretell.verification.acceptance import walk
+from foretell.verification.acceptance import walk_tree
 from tests import laws
 
 VOCAB = 7
@@ -145,7 +145,7 @@ def test_ties_go_to_the_lowest_id_everywhere() -> None:
         sampler = Sampler(sampling, [0], (), VOCAB)
         target = Target(row[None], sampler, [], TokenTree(0))
         assert (
-            target.best(0)
+            target.best_token(0)
             == int(sampler.scores(row, []).argmax())
             == int(sampler.law(row, []).argmax())
             == 1
@@ -227,7 +227,7 @@ def test_no_token_possible_is_said_and_not_decided(temperature: float) -> None:
     with pytest.raises(BadConfig, match="no token possible"):
         sampler.law(torch.zeros(3), [2])
     with pytest.raises(BadConfig, match="no token possible"):
-        Target(torch.zeros(1, 3), sampler, [2], TokenTree(2)).best(0)
+        Target(torch.zeros(1, 3), sampler, [2], TokenTree(2)).best_token(0)
 
 
 class Broken(Toy):
@@ -248,7 +248,7 @@ class Broken(Toy):
 def test_logits_that_are_no_numbers_are_the_models_fault(
     options: dict[str, Any], spec: str, elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draws, "elsewhere", lambda rows: elsewhere)
+    monkeypatch.setattr(draws, "lies_off_cpu", lambda rows: elsewhere)
     for value in (np.nan, -np.inf):
         monkeypatch.setattr(Broken, "value", value)
         engine = Engine({"target": Broken(8), "draft": Toy(8, noise=0.3)})
@@ -263,11 +263,11 @@ def test_logits_that_are_no_numbers_are_the_models_fault(
 def test_a_temperature_too_small_for_the_numbers_is_refused(
     elsewhere: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draws, "elsewhere", lambda rows: elsewhere)
+    monkeypatch.setattr(draws, "lies_off_cpu", lambda rows: elsewhere)
     rows = torch.tensor([[3.0, 1.0, 2.0]])
     sampler = Sampler(Sampling(temperature=1e-40), [0], (), 3)
     with pytest.raises(BadConfig, match="temperature=1e-40: must be 0, or large enough"):
-        walk(TokenTree(0), Target(rows, sampler, [], TokenTree(0)), Rng(0), 0)
+        walk_tree(TokenTree(0), Target(rows, sampler, [], TokenTree(0)), Rng(0), 0)
 
 
 def test_a_processor_that_returns_nan_is_named() -> None:

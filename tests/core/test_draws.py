@@ -20,7 +20,7 @@ from foretell.core.types import Sampling
 from foretell.native import library
 from foretell.native import rows as native
 from foretell.testing.outcomes import Enumerator
-from foretell.verification.acceptance import walk
+from foretell.verification.acceptance import walk_tree
 from tests import tiny
 from tests.verification.tables import table
 
@@ -54,7 +54,7 @@ class Waits(TorchFunctionMode):
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device counts as one of its own."""
-    monkeypatch.setattr(draws, "elsewhere", lambda rows: True)
+    monkeypatch.setattr(draws, "lies_off_cpu", lambda rows: True)
 
 
 def target(sampling: Sampling, seed: int, tree: TokenTree = TREE) -> Target:
@@ -87,8 +87,8 @@ def test_the_same_numbers_give_the_same_tokens(
         1.0,
     ):  # the last stands for a product rounded up to the total
         uniforms[seed % count] = edge
-        got = draws.draws(laws, uniforms)
-        assert got == [draws.draw(p, u) for p, u in zip(laws, uniforms, strict=True)]
+        got = draws.draw_by_uniforms(laws, uniforms)
+        assert got == [draws.draw_token(p, u) for p, u in zip(laws, uniforms, strict=True)]
         assert all(p[token] > 0 for p, token in zip(laws, got, strict=True))
 
 
@@ -111,10 +111,10 @@ def test_a_walk_is_the_same_for_every_seed(
     for seed in range(60):
         outcomes = []
         for together in (False, True):
-            monkeypatch.setattr(draws, "elsewhere", lambda rows, together=together: together)
+            monkeypatch.setattr(draws, "lies_off_cpu", lambda rows, together=together: together)
             made = target(sampling, seed)
-            assert (draws.ahead(made, Rng(seed), 5, TREE.depths) is not None) == together
-            outcomes.append(walk(TREE, made, Rng(seed), 5))
+            assert (draws.draw_ahead(made, Rng(seed), 5, TREE.depths) is not None) == together
+            outcomes.append(walk_tree(TREE, made, Rng(seed), 5))
         one, all_ = outcomes
         assert (one.path, one.token, one.tested) == (all_.path, all_.token, all_.tested)
         deep += len(one.path) > 1
@@ -127,12 +127,12 @@ def test_a_step_waits_once(temperature: float) -> None:
     for seed in range(20):
         made = target(Sampling(temperature=temperature, top_p=0.95, top_k=40), seed)
         with Waits() as waits:
-            outcome = walk(TREE, made, Rng(seed), 0)
+            outcome = walk_tree(TREE, made, Rng(seed), 0)
         assert waits.count == 1
     with pytest.MonkeyPatch.context() as patch, Waits() as waits:  # and the counter counts
-        patch.setattr(draws, "ahead", None)
-        patch.setattr("foretell.verification.acceptance.ahead", lambda *_: None)
-        one = walk(TREE, made, Rng(seed), 0)
+        patch.setattr(draws, "draw_ahead", None)
+        patch.setattr("foretell.verification.acceptance.draw_ahead", lambda *_: None)
+        one = walk_tree(TREE, made, Rng(seed), 0)
     assert waits.count > len(one.path) and one == outcome
 
 
@@ -143,18 +143,18 @@ def test_the_library_draws_as_torch_does(seed: int, width: int, part: int) -> No
     law = torch.randint(0, 3, (width,), generator=source).float()
     law[int(torch.randint(width, (), generator=source))] += 1
     numbers = [part / 64 * (1 - 1e-16), min(part / 64, 1 - 1e-16), 1 - 1e-16]
-    found = [draws.draw(law, u) for u in numbers]
+    found = [draws.draw_token(law, u) for u in numbers]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(draws, "in_library", lambda rows: False)
-        assert found == [draws.draw(law, u) for u in numbers]
+        patch.setattr(draws, "reads_in_library", lambda rows: False)
+        assert found == [draws.draw_token(law, u) for u in numbers]
     assert all(float(law[token]) > 0 for token in found)
 
 
 def test_a_law_without_a_sum_is_not_drawn_from_in_the_library() -> None:
-    if not library.available():
+    if not library.is_available():
         pytest.skip("no C library")
     for law in (torch.zeros(5), torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.inf])):
-        assert native.draw(law, 0.5) == -1
+        assert native.draw_token(law, 0.5) == -1
 
 
 @pytest.mark.usefixtures("elsewhere")
@@ -164,11 +164,11 @@ def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
 
     def once(door: Enumerator) -> tuple[int, ...]:
         made = Target(logits, Sampler(Sampling(temperature=1.0), [0], (), 3), [], tree)
-        outcome = walk(tree, made, door, 0)
+        outcome = walk_tree(tree, made, door, 0)
         assert len(door.used) == 1 + len(outcome.path)
         return (*(tree.tokens[n] for n in outcome.path), outcome.token)
 
-    found = list(Enumerator.walk(once))
+    found = list(Enumerator.walk_outcomes(once))
     assert sum(weight for weight, _ in found) == pytest.approx(1)
     assert {text[0] for _, text in found} == {0, 1, 2}
     assert sum(w for w, text in found if text[:2] == (1, 2)) == pytest.approx(
@@ -179,14 +179,14 @@ def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
 @pytest.mark.usefixtures("elsewhere")
 def test_a_law_that_depends_on_the_path_is_found_when_it_is_needed() -> None:
     made = target(Sampling(temperature=1.0, repetition_penalty=1.2), 0)
-    assert draws.ahead(made, Rng(0), 0, TREE.depths) is None
-    assert draws.ahead(target(Sampling(no_repeat_ngram_size=2), 0), Rng(0), 0, TREE.depths) is None
+    assert draws.draw_ahead(made, Rng(0), 0, TREE.depths) is None
+    assert draws.draw_ahead(target(Sampling(no_repeat_ngram_size=2), 0), Rng(0), 0, TREE.depths) is None
 
 
 def test_texts_are_the_same_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     texts = []
     for together in (False, True):
-        monkeypatch.setattr(draws, "elsewhere", lambda rows, together=together: together)
+        monkeypatch.setattr(draws, "lies_off_cpu", lambda rows, together=together: together)
         lm = tiny.lm()
         texts.append(
             [

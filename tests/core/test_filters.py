@@ -39,13 +39,13 @@ def test_top_p_keeps_what_transformers_keeps(
 
 
 def test_few_rows_are_sorted() -> None:
-    if not library.available():
+    if not library.is_available():
         pytest.skip("no C library")
     source = torch.Generator().manual_seed(0)
     found = 0
     for _ in range(50):
         row = 4 * torch.randn(49_152, generator=source)
-        kept = native.nucleus(row, 0.9)
+        kept = native.nucleus_logits(row, 0.9)
         if kept is not None:
             found += 1
             assert torch.equal(kept, hf.TopPLogitsWarper(0.9)(None, row[None])[0])
@@ -53,13 +53,13 @@ def test_few_rows_are_sorted() -> None:
 
 
 def test_what_rounding_could_decide_is_left_to_sorting() -> None:
-    if not library.available():
+    if not library.is_available():
         pytest.skip("no C library")
-    assert native.nucleus(torch.zeros(10), 0.5) is None
-    assert native.nucleus(torch.tensor([1.0, torch.nan, 0.0]), 0.5) is None
-    assert native.nucleus(torch.full((4,), -torch.inf), 0.5) is None
-    assert native.nucleus(torch.tensor([0.75, 0.25]).log(), 0.75) is None
-    kept = native.nucleus(torch.tensor([0.5, 0.3, 0.2]).log(), 0.6)
+    assert native.nucleus_logits(torch.zeros(10), 0.5) is None
+    assert native.nucleus_logits(torch.tensor([1.0, torch.nan, 0.0]), 0.5) is None
+    assert native.nucleus_logits(torch.full((4,), -torch.inf), 0.5) is None
+    assert native.nucleus_logits(torch.tensor([0.75, 0.25]).log(), 0.75) is None
+    kept = native.nucleus_logits(torch.tensor([0.5, 0.3, 0.2]).log(), 0.6)
     assert kept is not None and (kept > -torch.inf).tolist() == [True, True, False]
 
 

@@ -14,7 +14,7 @@ from foretell.api.lm import LM
 from foretell.core import memory_size as memory
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
-from foretell.core.memory_size import Demand, Room, footprint, room, rows_of, sizes_of
+from foretell.core.memory_size import Demand, Room, compute_footprint, find_room, rows_of, sizes_of
 from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.tree import Law, TokenTree
@@ -24,7 +24,7 @@ from foretell.engine import memory_budget as budget
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.speculation.strategy import Speculative
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
@@ -114,7 +114,7 @@ def toy() -> dict[str, Model]:
 def llama() -> dict[str, Model]:
     pair = tiny.llama(), tiny.relative(tiny.llama())
     names = ("target", "draft")
-    return {name: Decoder(hf, name, blocks) for name, hf in zip(names, pair, strict=True)}
+    return {name: Decoder(hf, name, fused_blocks) for name, hf in zip(names, pair, strict=True)}
 
 
 def vain(tokens: int, temperature: float = 0.0) -> Sampling:
@@ -136,7 +136,7 @@ def predicted(models: dict[str, Model], request: Request, batch: int = 1) -> int
     demand = budget.demand_of(request, models["target"])
     names = request.strategy.models
     drafts = [sizes_of(models[name]) for name in names]
-    found = footprint(sizes_of(models["target"]), drafts, demand, batch)
+    found = compute_footprint(sizes_of(models["target"]), drafts, demand, batch)
     return found.total - found.weights
 
 
@@ -183,20 +183,20 @@ def test_requests_in_one_forward_add_up() -> None:
 def test_pieces_of_a_long_prompt_are_counted() -> None:
     demand = Demand(prompt=1025, length=1100, nodes=4, chunk=512)
     sizes = memory.Sizes(0, 0, 0, 0, 1)
-    assert footprint(sizes, (), demand).masks == max(512 * 512, (512 + 5) * (1024 + 5))
+    assert compute_footprint(sizes, (), demand).masks == max(512 * 512, (512 + 5) * (1024 + 5))
     demand = replace(demand, prompt=1027)
-    assert footprint(sizes, (), demand).masks == 512 * 1024
+    assert compute_footprint(sizes, (), demand).masks == 512 * 1024
     plain = Demand(prompt=1, length=50, nodes=0)
-    assert footprint(sizes, (), plain).masks == 0
+    assert compute_footprint(sizes, (), plain).masks == 0
 
 
 def test_more_nodes_and_longer_texts_never_take_less() -> None:
     target, draft = (sizes_of(model) for model in toy().values())
     for chains in (False, True):
         demand = Demand(prompt=5, length=40, nodes=0, drawn=True, chains=chains)
-        by_nodes = [footprint(target, [draft], replace(demand, nodes=n)).total for n in range(30)]
+        by_nodes = [compute_footprint(target, [draft], replace(demand, nodes=n)).total for n in range(30)]
         by_length = [
-            footprint(target, [draft], replace(demand, nodes=4, length=n)).total
+            compute_footprint(target, [draft], replace(demand, nodes=4, length=n)).total
             for n in range(6, 99)
         ]
         assert by_nodes == sorted(by_nodes) and by_length == sorted(by_length)
@@ -210,12 +210,12 @@ def test_drafts_give_way_before_the_length() -> None:
     target, draft = (sizes_of(model) for model in toy().values())
     demand = Demand(prompt=10, length=60, nodes=12, drawn=True)
     seen = []
-    for available in range(0, footprint(target, [draft], demand).total + 200, 97):
-        found = room(target, [draft], demand, available)
+    for available in range(0, compute_footprint(target, [draft], demand).total + 200, 97):
+        found = find_room(target, [draft], demand, available)
         if isinstance(found, int):
             assert found > available
-            assert isinstance(room(target, [draft], demand, found), Room)
-            assert isinstance(room(target, [draft], demand, found - 1), int)
+            assert isinstance(find_room(target, [draft], demand, found), Room)
+            assert isinstance(find_room(target, [draft], demand, found - 1), int)
             continue
         seen.append(found)
         assert found.bytes <= available and found.rows == rows_of(
@@ -224,10 +224,10 @@ def test_drafts_give_way_before_the_length() -> None:
         if found.length < 60:
             assert not found.nodes
             longer = replace(demand, nodes=0, length=found.length + 1)
-            assert footprint(target, [draft], longer).total > available
+            assert compute_footprint(target, [draft], longer).total > available
         elif found.nodes < 12:
             more = replace(demand, nodes=found.nodes + 1)
-            assert footprint(target, [draft], more).total > available
+            assert compute_footprint(target, [draft], more).total > available
     assert seen[0].length < 15 and not seen[0].nodes
     assert seen[-1].length == 60 and seen[-1].nodes == 12
     assert any(found.length == 60 and not found.nodes for found in seen)
@@ -341,7 +341,7 @@ def test_a_canvas_takes_what_is_predicted(method: str, copies: int, block: int) 
     """All its rows, and those of the canvases beside it; a smaller budget makes it shorter."""
     model = ToyCanvas(sharpness=9.0, block=block)
     demand = Demand(prompt=2, length=12, nodes=0, canvases=copies)
-    found = footprint(sizes_of(model), (), demand)
+    found = compute_footprint(sizes_of(model), (), demand)
     asked = [denoised(model, method, (0, 1), max_new_tokens=10) for _ in range(2)]
     peak, (live,) = run({"target": model}, asked[0], limit=found.total)
     assert len(live.ctx.output) == 10

@@ -135,7 +135,7 @@ def test_enumerated_weights_are_the_product_law_and_sum_to_one(laws: list[list[f
             for i, t in enumerate(tables)
         )
 
-    found = [(value, weight) for weight, value in Enumerator.walk(function)]
+    found = [(value, weight) for weight, value in Enumerator.walk_outcomes(function)]
     want = {
         key: math.prod(t[k] for t, k in zip(tables, key, strict=True))
         for key in itertools.product(*(range(len(t)) for t in tables))
@@ -154,7 +154,7 @@ def test_enumeration_follows_what_earlier_draws_decide() -> None:
         return sum(door.accept(0.5, "accept", 1, i) for i in range(3))
 
     law: dict[int, float] = {}
-    for weight, value in Enumerator.walk(function):
+    for weight, value in Enumerator.walk_outcomes(function):
         law[value] = law.get(value, 0) + weight
     assert law == pytest.approx(
         {10: 0.125, 11: 0.125, 0: 0.75 / 8, 1: 2.25 / 8, 2: 2.25 / 8, 3: 0.75 / 8}
@@ -167,11 +167,11 @@ def test_the_enumerator_refuses_a_key_used_twice_and_gumbel_noise() -> None:
         return door.sample(p, "draft", 0) + door.sample(p, "draft", 0)
 
     with pytest.raises(AssertionError, match="used twice"):
-        list(Enumerator.walk(twice))
+        list(Enumerator.walk_outcomes(twice))
     with pytest.raises(AssertionError, match="Gumbel"):
-        list(Enumerator.walk(lambda door: door.gumbel(2, 0)))
+        list(Enumerator.walk_outcomes(lambda door: door.gumbel(2, 0)))
     assert list(
-        Enumerator.walk(
+        Enumerator.walk_outcomes(
             lambda door: door.accept(1.0, "accept", 0) and not door.accept(0.0, "accept", 0)
         )
     ) == [(1.0, True)]

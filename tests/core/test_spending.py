@@ -12,7 +12,7 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig
 from foretell.rewards.base import Reward
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.strategies.samples.a_star import AStar
 from foretell.strategies.samples.best_of import BestOf
 from foretell.testing.toy import Toy
@@ -30,7 +30,7 @@ class Counted(Toy):
 
 
 def run(method: Any, budget: Spending | None, tokens: int = 40) -> tuple[Any, int]:
-    strategy = resolve(method)[1] if isinstance(method, str) else method
+    strategy = resolve_method(method)[1] if isinstance(method, str) else method
     target = Counted(8, copy=1.0)
     draft = Counted(8, noise=0.6, copy=1.0, name="draft")
     engine = Engine({"target": target, "draft": draft}, (7,))

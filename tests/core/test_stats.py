@@ -9,7 +9,7 @@ import torch
 
 from foretell.core.context import Context
 from foretell.core.request import Request
-from foretell.core.stats import Stats, logprobs
+from foretell.core.stats import Stats, row_logprobs
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Sampling, Steps
 from foretell.engine.engine import Engine
@@ -82,11 +82,11 @@ def test_a_long_prompt_is_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_best_log_probabilities_are_those_of_the_row() -> None:
     rows = torch.tensor([[0.0, 2.0, 1.0], [3.0, 0.0, 0.0]])
-    (first, best), (second, _) = logprobs(rows, [2, 0], 2)
+    (first, best), (second, _) = row_logprobs(rows, [2, 0], 2)
     logs = rows.log_softmax(-1)
     assert first == pytest.approx(float(logs[0, 2])) and second == pytest.approx(float(logs[1, 0]))
     assert [token for token, _ in best] == [1, 2]
-    assert len(logprobs(rows, [2], 9)[0][1]) == 3
+    assert len(row_logprobs(rows, [2], 9)[0][1]) == 3
 
 
 def test_nothing_is_divided_by_nothing() -> None:

@@ -13,9 +13,9 @@ from foretell.core.tokenizer_bytes import (
     Shared,
     TokenizerWords,
     Words,
-    continuation,
-    letters,
-    related,
+    continue_tokens,
+    letter_words,
+    are_related,
     whole_characters,
     words_of,
 )
@@ -114,10 +114,10 @@ def test_tokenizers_that_cannot_be_read_are_refused() -> None:
 
 
 def test_relatives_are_told_from_strangers() -> None:
-    assert related(letters(4), letters(9)) and related(None, letters(3))
-    assert not related(letters(4), Words([b"b", b"a", b"x", b"y"]))
-    assert related(tiny.tokenizer(), tiny.tokenizer()) and not related(tiny.tokenizer(), spaced())
-    assert not related(tiny.tokenizer(), letters(20))
+    assert are_related(letter_words(4), letter_words(9)) and are_related(None, letter_words(3))
+    assert not are_related(letter_words(4), Words([b"b", b"a", b"x", b"y"]))
+    assert are_related(tiny.tokenizer(), tiny.tokenizer()) and not are_related(tiny.tokenizer(), spaced())
+    assert not are_related(tiny.tokenizer(), letter_words(20))
 
 
 def test_shared_tokens_are_one_to_one() -> None:
@@ -152,9 +152,9 @@ def test_characters_that_lack_their_end(data: bytes, whole: int) -> None:
 
 def test_a_continuation_never_changes_what_is_there() -> None:
     words = Words([b"a", b"b", b"ab", b"c", None, b"bc"], {"<s>": 4})
-    assert continuation(words, [3], b"ab", 10) == [2]
-    assert continuation(words, [0], b"b", 10) == [1]  # `ab` would be one token
-    assert continuation(words, [0], b"bc", 10) == [5]
-    assert continuation(words, [1, 3], b"a", 1) == [0]
-    assert continuation(words, [0, 4], b"b", 10) == [1]  # not together with what a special one ends
-    assert continuation(words, [4], b"abc", 10) == [2, 3]
+    assert continue_tokens(words, [3], b"ab", 10) == [2]
+    assert continue_tokens(words, [0], b"b", 10) == [1]  # `ab` would be one token
+    assert continue_tokens(words, [0], b"bc", 10) == [5]
+    assert continue_tokens(words, [1, 3], b"a", 1) == [0]
+    assert continue_tokens(words, [0, 4], b"b", 10) == [1]  # not together with what a special one ends
+    assert continue_tokens(words, [4], b"abc", 10) == [2, 3]

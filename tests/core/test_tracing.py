@@ -56,7 +56,7 @@ def drafted() -> TraceStep:
 
 
 def test_a_step_shows_its_tree_and_what_became_final() -> None:
-    assert tracing.render([drafted()], decode).splitlines() == [
+    assert tracing.render_steps([drafted()], decode).splitlines() == [
         "+ accepted   - tested and refused   . not tested",
         "",
         "step 1 at position 7: 4 drafted, 3 tested, 2 accepted; openvino, 4.2 ms",
@@ -73,11 +73,11 @@ def test_a_step_shows_its_tree_and_what_became_final() -> None:
 def test_a_node_drawn_twice_is_shown_once() -> None:
     one = drafted()
     one.tree.tries[0].append(1)
-    assert tracing.render([one], decode).count("'b' (2) ngram") == 1
+    assert tracing.render_steps([one], decode).count("'b' (2) ngram") == 1
 
 
 def test_plain_steps_need_no_legend() -> None:
-    text = tracing.render([step(3, 1), step(4, 2)], decode)
+    text = tracing.render_steps([step(3, 1), step(4, 2)], decode)
     assert text.startswith("step 1 at position 3: 0 drafted, 0 tested, 0 accepted; torch, 2.0 ms\n")
     assert "\n\nstep 2 at position 4" in text
 

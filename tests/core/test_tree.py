@@ -37,14 +37,14 @@ def test_adding_texts_gives_their_prefixes(texts: list[Path]) -> None:
     for node, words in enumerate(content(tree), 1):
         assert tree.depths[node] == len(words) and tree.path(node)[-1] == node
         for token in range(4):
-            child = tree.child(node, token)
+            child = tree.find_child(node, token)
             assert (child >= 0) == ((*words, token) in closure(texts))
     assert tree.is_chain == all(
         len({p[n] for p in closure(texts) if p[:n] == stem and len(p) > n}) <= 1
         for n in range(4)
         for stem in {p[:n] for p in closure(texts)}
     )
-    assert not tree.drawn
+    assert not tree.has_draws
 
 
 @given(paths, st.sets(st.integers(1, 12)))
@@ -69,7 +69,7 @@ def test_a_token_drawn_again_is_one_more_try_of_one_node() -> None:
     assert tree.add(0, 0) == 2 and tree.tries[0] == [1, 2, 1], (
         "a fixed child is covered by the drawn one"
     )
-    assert tree.drawn
+    assert tree.has_draws
     tree.check()
 
 
@@ -105,7 +105,7 @@ def test_laws_dense_and_sparse_say_the_same(weights: list[float], shuffled: bool
     vocab = len(p) + 2
     dense, sparse = Law(p), Law(p[order], order)
     for law in (dense, sparse):
-        assert [law.prob(t) for t in range(vocab)] == pytest.approx([*p.tolist(), 0, 0])
+        assert [law.token_prob(t) for t in range(vocab)] == pytest.approx([*p.tolist(), 0, 0])
         assert law.dense(vocab).tolist() == pytest.approx([*p.tolist(), 0, 0])
         assert law.dense(len(p)).tolist() == pytest.approx(p.tolist())
     assert dense.dense(1).tolist() == pytest.approx(p[:1].tolist()), (
@@ -132,6 +132,6 @@ def test_a_tree_shows_its_branches() -> None:
 
 def test_a_tree_below_another_token_is_the_same_tree() -> None:
     tree = TokenTree(5).chain([1, 2])
-    other = tree.rooted(6)
-    assert tree.rooted(5) is tree and other.tokens == [6, 1, 2] and tree.tokens == [5, 1, 2]
+    other = tree.reroot_at(6)
+    assert tree.reroot_at(5) is tree and other.tokens == [6, 1, 2] and tree.tokens == [5, 1, 2]
     assert other.tries is tree.tries and other.parents is tree.parents

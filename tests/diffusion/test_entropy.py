@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.testing.toy_canvas import Oracle, replacements, shuffles
+from foretell.testing.toy_canvas import Oracle, all_replacements, all_orders
 from tests.diffusion.worlds import check_bad, check_joint_law, law
 
 
@@ -19,9 +19,9 @@ def test_bad_settings_are_named() -> None:
 @pytest.mark.parametrize(
     ("texts", "steps", "chance"),
     [
-        (shuffles([0, 1, 2, 3]), 1, 0.09375),
-        (shuffles([0, 1, 2, 3]), 2, 0.375),
-        (replacements([0, 1, 2, 3], 4), 1, 0.4219),
+        (all_orders([0, 1, 2, 3]), 1, 0.09375),
+        (all_orders([0, 1, 2, 3]), 2, 0.375),
+        (all_replacements([0, 1, 2, 3], 4), 1, 0.4219),
     ],
     ids=["shuffle at once", "shuffle in two", "replace at once"],
 )

@@ -13,7 +13,9 @@ from foretell.testing.toy import Toy
 from foretell.testing.toy_canvas import ToyCanvas, ToyNoise
 from tests.diffusion.worlds import filled, text
 
-NAMES = [name for name in registry.names("diffusion") if name != "learn2pd"]  # it needs a file
+NAMES = [
+    name for name in registry.method_names("diffusion") if name != "learn2pd"
+]  # it needs a file
 every = pytest.mark.parametrize("name", NAMES)
 PROMPTS = [(0,), (1, 2, 0), (3, 1)]
 TOYS: dict[str, Any] = {MASKS: ToyCanvas, NOISE: ToyNoise}
@@ -21,7 +23,7 @@ TOYS: dict[str, Any] = {MASKS: ToyCanvas, NOISE: ToyNoise}
 
 def fills(name: str) -> str:
     """What a method fills."""
-    return str(registry.load(name, "diffusion").needs[1])
+    return str(registry.load_method(name, "diffusion").needs[1])
 
 
 def toy(name: str, **more: Any) -> Any:
@@ -43,7 +45,7 @@ def test_a_canvas_in_company_is_the_canvas_alone(name: str, temperature: float) 
 
 @every
 def test_blocks_are_the_models_own_where_none_are_asked_for(name: str) -> None:
-    if registry.load(name, "diffusion").block == 0:
+    if registry.load_method(name, "diffusion").block == 0:
         pytest.skip("it fills all of a canvas")
     if name == "learn2pd":
         pytest.skip("blocks are those of its filter: see its own tests")

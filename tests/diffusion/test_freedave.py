@@ -24,9 +24,9 @@ def both(model: Any, method: str, base: str, **options: Any) -> tuple[int, int]:
 class Steady(ToyCanvas):
     """Most of what it says at a position does not depend on the others."""
 
-    def said(self, tokens: Any, positions: Any, place: int) -> Any:
-        own = super().said(np.zeros(1), np.zeros(1), place)
-        return own + 0.2 * super().said(tokens, positions, place)
+    def position_logits(self, tokens: Any, positions: Any, place: int) -> Any:
+        own = super().position_logits(np.zeros(1), np.zeros(1), place)
+        return own + 0.2 * super().position_logits(tokens, positions, place)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
@@ -103,7 +103,9 @@ def static_path(model: ToyCanvas, masks: int) -> tuple[list[list[int]], list[lis
         found = []
         for place, token in enumerate(canvas):
             if token == model.mask_id:
-                row = np.array(model.said(np.array(canvas, dtype=float), positions, place))
+                row = np.array(
+                    model.position_logits(np.array(canvas, dtype=float), positions, place)
+                )
                 row[model.mask_id] = -np.inf
                 p = np.exp(row - row.max())
                 found.append((-p.max() / p.sum(), place, int(row.argmax())))

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from foretell.api.lm import LM
-from foretell.diffusion.block_filter import BlockFilter, load, save
+from foretell.diffusion.block_filter import BlockFilter, load_filter, save_filter
 from foretell.errors import BadConfig, BadFile
 from foretell.testing.toy_canvas import Oracle, ToyCanvas
-from foretell.train.diffusion.filter import Replay, TrainFilter, area, collect, train
+from foretell.train.diffusion.filter import Replay, TrainFilter, roc_area, collect_steps, fit_filter
 from tests.diffusion.worlds import calls, filled, text
 from tests.kv.test_canvas import denoiser
 
@@ -27,7 +27,7 @@ def made(place: Path, model: Any, block: int = 4, bias: float = 0.0) -> str:
         own.second.weight.mul_(100)
         own.second.bias.fill_(-50 + bias)
     path = place / f"{block}{bias}.safetensors"
-    save(own, path, model)
+    save_filter(own, path, model)
     return str(path)
 
 
@@ -95,17 +95,17 @@ def test_the_oracle_commits_only_what_stays(tmp_path: Path) -> None:
     lm = LM(model)
     config = TrainFilter(block=4, length=12)
     prompts = [[5, 6], [7, 8, 9], [40, 3], [1, 80, 2]]
-    examples = collect(lm, prompts, config)
+    examples = collect_steps(lm, prompts, config)
     answer = lm.generate(prompts[0], method="confidence:block=4", max_new_tokens=12).tokens
     replay = Replay(block=4, answer=tuple(answer))
     again = lm.generate(prompts[0], method=replay, max_new_tokens=12)
     assert again.tokens == answer
     assert len(replay.examples) <= 12 and all(len(e.final) == 4 for e in replay.examples)
-    own, report = train(examples, TrainFilter(block=4, length=12, epochs=200))
+    own, report = fit_filter(examples, TrainFilter(block=4, length=12, epochs=200))
     assert 0 <= report["auc"] <= 1 and report["examples"] == len(examples)
     path = tmp_path / "own.safetensors"
-    save(own, path, model)
-    again = load(path, model)
+    save_filter(own, path, model)
+    again = load_filter(path, model)
     assert torch.equal(again.first.weight, own.first.weight)
 
 
@@ -118,13 +118,13 @@ def test_it_learns_what_chances_do_not_tell() -> None:
     for _ in range(300):
         final = torch.tensor([False, False, True, True]) ^ (torch.rand(4) < 0.05)
         examples.append(Example(torch.rand(4), final, torch.ones(4, dtype=torch.bool)))
-    _, report = train(examples, TrainFilter(block=4, length=4, epochs=400))
+    _, report = fit_filter(examples, TrainFilter(block=4, length=4, epochs=400))
     assert report["auc"] > 0.85 > 0.7 > report["auc_of_chances"]
 
 
 def test_the_area_counts_pairs() -> None:
     scores, labels = torch.tensor([0.1, 0.4, 0.4, 0.9]), torch.tensor([0.0, 0.0, 1.0, 1.0])
-    assert area(scores, labels) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
+    assert roc_area(scores, labels) == pytest.approx((1 + 0.5 + 1 + 1) / 4)
 
 
 def test_bad_filters_are_named(tmp_path: Path) -> None:

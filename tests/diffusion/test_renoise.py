@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.diffusion.renoise import Renoise, bounded
+from foretell.diffusion.renoise import Renoise, bounded_positions
 from foretell.errors import BadConfig, Unsupported
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.testing.toy_canvas import ToyNoise
 from tests.diffusion.worlds import calls, filled, law, text
 
@@ -36,25 +36,27 @@ def test_positions_are_accepted_while_the_bound_holds() -> None:
     entropies = torch.rand(12, dtype=torch.float64)
     entropies[3] = entropies[7] = 0.0
     for gamma in (0.0, 0.1, 0.5, 1.0, 2.0, 9.0):
-        kept = bounded(entropies, gamma)
+        kept = bounded_positions(entropies, gamma)
         assert {*kept} == by_hand(entropies.tolist(), gamma)
         assert {*kept} >= before, "a larger bound accepts no less"
         before = {*kept}
-    assert {*bounded(entropies, 0.0)} >= {3, 7} and len(bounded(entropies, 0.0)) == 3
+    assert {*bounded_positions(entropies, 0.0)} >= {3, 7} and len(
+        bounded_positions(entropies, 0.0)
+    ) == 3
     assert len(before) == 12
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Of every step: the canvas that was read, what was accepted, and the canvas behind it."""
     steps: list[Any] = []
-    fill = Renoise.fill
+    fill = Renoise.fill_positions
 
     def noting(self: Renoise, sheet: Any, found: Any, state: Any) -> None:
         read = dict(sheet.shown)
         fill(self, sheet, found, state)
         steps.append((read, list(state.accepted), dict(sheet.shown)))
 
-    monkeypatch.setattr(Renoise, "fill", noting)
+    monkeypatch.setattr(Renoise, "fill_positions", noting)
     return steps
 
 
@@ -145,6 +147,6 @@ def test_bad_settings_are_told() -> None:
 
 def test_cache_policies_of_masked_canvases_are_refused() -> None:
     with pytest.raises(Unsupported, match=r"kv=prefix cannot run on.*leave kv out"):
-        kv_of("prefix").named(ToyNoise())
+        build_cache_policy("prefix").build_named(ToyNoise())
     with pytest.raises((BadConfig, Unsupported), match="streaming-llm"):
         text(ToyNoise(), "renoise", kv="streaming-llm")

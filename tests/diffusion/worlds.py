@@ -14,9 +14,9 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig
-from foretell.spec import kv_of, resolve
+from foretell.spec import build_cache_policy, resolve_method
 from foretell.testing.outcomes import Enumerator
-from foretell.testing.toy_canvas import Oracle, ToyCanvas, replacements, shuffles
+from foretell.testing.toy_canvas import Oracle, ToyCanvas, all_replacements, all_orders
 
 
 def request(
@@ -28,8 +28,8 @@ def request(
     inputs: Any = None,
     **sampling: Any,
 ) -> Request:
-    policy = None if kv is None else kv_of(kv).named(model)
-    name, strategy = resolve(method)
+    policy = None if kv is None else build_cache_policy(kv).build_named(model)
+    name, strategy = resolve_method(method)
     options = {"max_new_tokens": 8, "temperature": 0.0, **sampling}
     extra = {"inputs": inputs} if inputs else {}
     return Request(
@@ -67,7 +67,7 @@ def law(model: ToyCanvas, method: str, **options: Any) -> dict[tuple[int, ...], 
     def run(door: Enumerator) -> tuple[int, ...]:
         return tuple(text(model, method, rng=door, temperature=1.0, **options))
 
-    for weight, value in Enumerator.walk(run):
+    for weight, value in Enumerator.walk_outcomes(run):
         found[value] += weight
     return dict(found)
 
@@ -77,7 +77,7 @@ def distance(ours: dict[tuple[int, ...], float], theirs: dict[tuple[int, ...], f
     return sum(abs(ours.get(t, 0) - theirs.get(t, 0)) for t in {*ours, *theirs}) / 2
 
 
-LISTS = {"shuffle": shuffles([0, 1, 2]), "replace": replacements([0, 1, 2, 3], 4)}
+LISTS = {"shuffle": all_orders([0, 1, 2]), "replace": all_replacements([0, 1, 2, 3], 4)}
 
 
 def check_joint_law(name: str) -> None:

@@ -12,7 +12,7 @@ import foretell
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.drafters.model.draft import Draft
-from foretell.drafters.model.trimming import trim
+from foretell.drafters.model.trimming import trim_head
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.online import PLACES, Learner
@@ -33,7 +33,7 @@ def engine(kept: int = 0) -> Engine:
     models = dict(lm.models)
     if kept:
         decoder: Any = models["draft"]
-        models["draft"] = trim(decoder, range(kept))
+        models["draft"] = trim_head(decoder, range(kept))
         models["draft"].tokenizer = decoder.tokenizer
     return Engine(models, lm.engine.eos)
 

@@ -17,7 +17,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Sampling
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live, Task
-from foretell.engine.messages import handle
+from foretell.engine.messages import handle_message
 from foretell.speculation.strategy import Speculative
 from tests import laws
 
@@ -55,7 +55,7 @@ def drafted(strategy: Speculative, ctx: Context, state: Any, budget: int) -> Tok
                 answered(Ask(TokenTree(tokens[-1]), rows=()), cache.beside, tokens, ctx)
             reply = answered(message, cache, tokens, ctx)
         else:
-            handle(engine, live, live.root, message)
+            handle_message(engine, live, live.root, message)
             reply = live.root.answer
 
 
@@ -80,7 +80,7 @@ def test_no_draft_is_larger_or_deeper_than_it_may_be(spec: str, temperature: flo
     for seed in range(2 if temperature else 1):
         for room in (1, 2, 3, 6, 40):
             sampling = Sampling(max_new_tokens=room, temperature=temperature, seed=seed)
-            ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scoped(strategy.drafter)
+            ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scope_to(strategy.drafter)
             state = strategy.drafter.start(ctx)
             for budget in (1, 2, 3, 5, 9):
                 tree = drafted(strategy, ctx, state, budget)
@@ -127,5 +127,5 @@ def test_no_drafter_asks_what_follows_an_end(spec: str, temperature: float) -> N
             stop_token_ids=(0, 1),
             logits_processors=(processor,),
         )
-        ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scoped(strategy.drafter)
+        ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scope_to(strategy.drafter)
         drafted(strategy, ctx, strategy.drafter.start(ctx), 12).check()

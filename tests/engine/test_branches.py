@@ -29,7 +29,7 @@ from foretell.core.types import (
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import PromptTooLong
-from foretell.speculation.strategy import Strategy, settle
+from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import laws
@@ -124,7 +124,7 @@ class GoOn(Strategy):
         kept = None
         while kept is None or not kept.reason:
             reply = yield Ask(TokenTree(ctx.tokens[-1]))
-            _, kept = yield from settle(ctx, TokenTree(ctx.tokens[-1]), reply)
+            _, kept = yield from verify_and_commit(ctx, TokenTree(ctx.tokens[-1]), reply)
         yield Drop(third)
         yield from Plain().run(ctx.on(other))
         yield Finish(other, "judged")

@@ -12,7 +12,7 @@ import torch
 
 from foretell.cache.cache import Cache
 from foretell.engine import cost_profile as profiling
-from foretell.engine.cost_profile import folder, identity, measure, profile
+from foretell.engine.cost_profile import folder, model_identity, measure_forwards, profile_model
 from foretell.models.decoder.decoder import Decoder
 from foretell.speculation.costs import SIZES
 from foretell.testing.toy import Toy
@@ -31,7 +31,7 @@ def cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 def test_measuring_leaves_short_models_in_their_context() -> None:
     model = Toy(5)
     model.context = 40
-    seconds = measure(model)
+    seconds = measure_forwards(model)
     assert sorted(seconds) == [1, 2, 4, 8, 16]
     assert all(len(pair) == 2 for pair in seconds.values())
     assert np.isfinite([value for pair in seconds.values() for value in pair]).all()
@@ -73,7 +73,7 @@ def test_forwards_are_measured_after_the_rows_they_are_named_by(
         return run(jobs)
 
     monkeypatch.setattr(model, "forward", forward)
-    measure(model)
+    measure_forwards(model)
     assert seen == {(size, length) for size in SIZES for length in (64, 300)}
 
 
@@ -95,7 +95,7 @@ def test_what_only_the_first_forward_takes_is_not_counted(
         return seconds
 
     monkeypatch.setattr(profiling, "_time_forward", time_forward)
-    seconds = measure(Toy(5))
+    seconds = measure_forwards(Toy(5))
     assert {value for pair in seconds.values() for value in pair} == {later}
     assert max(counts.values()) <= profiling.REPEATS * rounds
 
@@ -106,19 +106,19 @@ def test_what_only_the_first_forward_takes_is_not_counted(
 def test_models_of_other_sizes_have_other_profiles() -> None:
     one = tiny.lm().models["target"]
     other = tiny.lm().models["target"]
-    assert identity(one) == identity(other)
+    assert model_identity(one) == model_identity(other)
     assert isinstance(other, Decoder)
     other.hf.register_parameter("more", torch.nn.Parameter(torch.zeros(3)))
-    assert identity(one) != identity(other)
-    assert "Llama" in identity(one)
+    assert model_identity(one) != model_identity(other)
+    assert "Llama" in model_identity(one)
 
 
 def test_what_changes_the_cost_changes_the_identity(monkeypatch: pytest.MonkeyPatch) -> None:
-    base = identity(Toy(5))
-    assert base != identity(Toy(6))
-    assert base == identity(Toy(5, 7))
+    base = model_identity(Toy(5))
+    assert base != model_identity(Toy(6))
+    assert base == model_identity(Toy(5, 7))
     monkeypatch.setattr(profiling.torch, "get_num_threads", lambda: 99)
-    assert identity(Toy(5)) != base
+    assert model_identity(Toy(5)) != base
 
 
 # --- the file
@@ -127,10 +127,10 @@ def test_what_changes_the_cost_changes_the_identity(monkeypatch: pytest.MonkeyPa
 def test_a_model_is_measured_once_and_the_numbers_are_kept(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(profiling, "_outdated", lambda *args: False)  # this clock is a real one
+    monkeypatch.setattr(profiling, "_is_outdated", lambda *args: False)  # this clock is a real one
     model = Toy(5)
     told: list[tuple[int, int]] = []
-    first, path = profile(model, tell=lambda done, total: told.append((done, total)))
+    first, path = profile_model(model, tell=lambda done, total: told.append((done, total)))
     assert told
     assert told[-1][0] <= told[-1][1]
     assert told == sorted(told)
@@ -139,14 +139,14 @@ def test_a_model_is_measured_once_and_the_numbers_are_kept(
     assert folder() == cache_folder
     assert list(folder().rglob("*")) == [path.parent, path]
     document = json.loads(path.read_text())
-    assert document["about"] == identity(model)
+    assert document["about"] == model_identity(model)
     assert document["schema"] == "foretell.speculation.costs/1"
     calls = model.calls
-    again, _ = profile(model)
+    again, _ = profile_model(model)
     assert model.calls == calls
     assert again.seconds == first.seconds
     assert again.slope == first.slope
-    profile(model, fresh=True)
+    profile_model(model, fresh=True)
     assert model.calls > calls
 
 
@@ -168,17 +168,17 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(
     times = {size: 2.0 * size for size in SIZES}
     monkeypatch.setattr(profiling, "_time_forward", lambda model, cache, size, length: times[size])
     model = Toy(5)
-    profile(model)
+    profile_model(model)
     for size, factor in now.items():
         times[size] *= factor
     calls: list[Any] = []
-    monkeypatch.setattr(profiling, "measure", lambda *args: calls.append(args) or measure(*args))
-    costs, _ = profile(model)
+    monkeypatch.setattr(profiling, "measure_forwards", lambda *args: calls.append(args) or measure_forwards(*args))
+    costs, _ = profile_model(model)
     assert bool(calls) == measured
     if measured:
         assert costs.seconds[8] == pytest.approx(times[8])
         calls.clear()
-        profile(model)
+        profile_model(model)
         assert not calls, "the new numbers are kept"
 
 
@@ -186,11 +186,11 @@ def test_a_slow_model_is_checked_by_one_forward(
     cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(profiling, "_time_forward", lambda *args: 2.0)
-    profile(Toy(5))
+    profile_model(Toy(5))
     sizes: list[int] = []
     monkeypatch.setattr(profiling, "CHECK", 0.0)
     monkeypatch.setattr(profiling, "_time_forward", lambda m, c, size, n: sizes.append(size) or 2.0)
-    profile(Toy(5))
+    profile_model(Toy(5))
     assert sizes == [1]
 
 
@@ -229,14 +229,14 @@ def test_a_damaged_profile_is_measured_again_with_a_warning(
     damage: Any, cache_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fresh = {size: [0.5, 0.5] for size in SIZES}
-    monkeypatch.setattr(profiling, "measure", lambda model, tell: fresh)
-    _, path = profile(Toy(5))
+    monkeypatch.setattr(profiling, "measure_forwards", lambda model, tell: fresh)
+    _, path = profile_model(Toy(5))
     good = path.read_text()
     if isinstance(damage, dict):
         damage = json.dumps(json.loads(good) | damage if damage else {})
     path.write_bytes(damage if isinstance(damage, bytes) else damage.encode())
     with pytest.warns(UserWarning, match=f"^{path}: .*; the costs are measured again$") as warned:
-        costs, _ = profile(Toy(5))
+        costs, _ = profile_model(Toy(5))
     assert len(warned) == 1
     assert "\n" not in str(warned[0].message)
     assert set(costs.seconds.values()) == {0.5}
@@ -248,5 +248,5 @@ def test_a_folder_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "file"))
-    assert profile(Toy(5))[0].seconds
+    assert profile_model(Toy(5))[0].seconds
     assert list(tmp_path.iterdir()) == [tmp_path / "file"]

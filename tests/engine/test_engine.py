@@ -21,7 +21,7 @@ from foretell.engine import scheduler as schedule
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, PromptTooLong, RequestFailed, Unsupported
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Strategy
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
@@ -406,5 +406,5 @@ def test_a_model_without_trees_refuses_methods_that_branch(spec: str) -> None:
     models["target"].caps = frozenset()
     engine = Engine(models)
     with pytest.raises(Unsupported, match=r"tree|rows"):
-        engine.add(Request([1], resolve(spec)[1], name=spec))
-    assert engine.add(Request([1], resolve("ngram")[1])) and not models["target"].calls
+        engine.add(Request([1], resolve_method(spec)[1], name=spec))
+    assert engine.add(Request([1], resolve_method("ngram")[1])) and not models["target"].calls

@@ -34,7 +34,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.speculation.strategy import Speculative
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy, ToyHead, ToyRecurrent, feature_hash
@@ -124,7 +124,7 @@ class EagleHead(Model):
             self.fc.weight[:, width:] += torch.eye(width, dtype=self.dtype)
         self.qkv = nn.Linear(width, 3 * width).to(self.dtype).requires_grad_(False)
 
-    def entering(self, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def enter_layer(self, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         return self.fc(torch.cat([self.loop.embedded(ids), features.to(self.dtype)], -1))
 
     def keys(self, h: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -194,7 +194,7 @@ def check_rows(head: Any, target: Any, held: Cache, text: Sequence[int]) -> int:
         assert rows[:, 0].tolist() == places.tolist()
         assert rows[:, 1].tolist() == hashes.tolist(), "rows of other features"
     elif count:
-        _, k, v = head.keys(head.entering(tokens, features), places[None])
+        _, k, v = head.keys(head.enter_layer(tokens, features), places[None])
         assert torch.allclose(held.k[0][:, :count], k, atol=1e-9), "rows of other features"
         assert torch.allclose(held.v[0][:, :count], v, atol=1e-9)
     held.drop()
@@ -422,7 +422,7 @@ def test_a_head_does_not_throw_steps_back_to_torch(make: Any, needs: tuple[str, 
     if missing(*needs):
         pytest.skip(f"{' and '.join(needs)} not installed")
     hf = partial(tiny, "llama", num_attention_heads=2, num_key_value_heads=1)
-    slow, quick = Decoder(hf(), "slow", blocks), Decoder(hf(), "quick", blocks)
+    slow, quick = Decoder(hf(), "slow", fused_blocks), Decoder(hf(), "quick", fused_blocks)
     quick.use(make)
     strategy = Speculative(Eagle(3, True, "llama"), nodes=8)
     request = Request(TEXT, strategy, SAMPLINGS[0])
@@ -465,12 +465,12 @@ def test_kept_rows_of_estimates_are_caught(world: str, monkeypatch: pytest.Monke
 
 @worlds
 def test_shifted_features_are_caught(world: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = TappedStates.read
+    read = TappedStates.read_states
 
     def shifted(self: TappedStates, taps: Any, start: int, end: int) -> torch.Tensor:
         return read(self, taps, start - 1, end - 1)
 
-    monkeypatch.setattr(TappedStates, "read", shifted)
+    monkeypatch.setattr(TappedStates, "read_states", shifted)
     rows_break(world)
 
 
@@ -478,7 +478,7 @@ def test_shifted_features_are_caught(world: str, monkeypatch: pytest.MonkeyPatch
 def test_missing_features_of_the_prompt_are_caught(
     world: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = TappedStates.read
+    read = TappedStates.read_states
     _, prompt, _ = WORLDS[world]
 
     def bare(self: TappedStates, taps: Any, start: int, end: int) -> torch.Tensor:
@@ -486,7 +486,7 @@ def test_missing_features_of_the_prompt_are_caught(
         rows[: max(0, len(prompt) - 2 - start)] = 0
         return rows
 
-    monkeypatch.setattr(TappedStates, "read", bare)
+    monkeypatch.setattr(TappedStates, "read_states", bare)
     rows_break(world)
 
 

@@ -51,11 +51,11 @@ class Translator(Toy):
             self.sources[job] = list(job.cache.inputs.get("source", ()))
         return super().run(ids, positions, rows, *rest)
 
-    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+    def _node_values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
         self.source = self.sources[job]
         return positions
 
-    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+    def _row_logits(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
         count = len(self.source)
         before = np.array([[position] for position in range(-count, 0)]).reshape(-1, 1)
         seen_tokens = np.concatenate([np.array(self.source, dtype=np.float64), tokens])
@@ -247,11 +247,11 @@ def test_a_bias_over_shared_rows() -> None:
     want = rows_of(model, model.cache(), TREE, TEXT, 99)
     first = model.cache()
     rows_of(model, first, TokenTree(TEXT[12]), TEXT[:13], 99)
-    whole = first.share(TEXT[:13])
+    whole = first.share_rows(TEXT[:13])
     held = model.cache()
     for start, end in ((0, 5), (5, 12)):
         k, v = ([part[:, start:end] for part in parts] for parts in (whole.k, whole.v))
-        assert held.adopt(Segment(whole.tokens[start:end], start, k, v, {}))
+        assert held.adopt_segment(Segment(whole.tokens[start:end], start, k, v, {}))
     assert float((rows_of(model, held, TREE, TEXT, 3) - want).abs().max()) <= 1e-12
 
 
@@ -314,7 +314,7 @@ class Diffusing(Small):
     """Reads blocks in both directions; its last token is a mask."""
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
-        return self.prepared(Canvas(self.layout, self.dtype, self.device), request, beside)
+        return self.prepare_cache(Canvas(self.layout, self.dtype, self.device), request, beside)
 
 
 @pytest.mark.parametrize("chunk", [2, 99])

@@ -161,4 +161,4 @@ def test_two_threads_never_run_a_model_at_once() -> None:
 
 def test_a_lane_there_is_not_is_refused_by_name() -> None:
     with pytest.raises(BadConfig, match="one of inline, thread, stream, process"):
-        lanes.check("any", "wire")
+        lanes.check_lane("any", "wire")

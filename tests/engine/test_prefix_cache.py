@@ -17,9 +17,9 @@ from foretell.engine import scheduler as schedule
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.engine.prefix_cache import WORTH, Reuse
-from foretell.engine.status import troubles
+from foretell.engine.status import find_troubles
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.native import library
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests import laws
@@ -73,7 +73,7 @@ def test_tokens_are_those_of_each_text_alone(world: Any) -> None:
         assert outputs(engine, requests) == alone
         assert engine.reuse.tree.reused >= 3 * len(PREFIX)  # type: ignore[union-attr]
         assert outputs(engine, requests) == alone
-        assert not troubles(engine)
+        assert not find_troubles(engine)
 
 
 def test_a_prefix_is_computed_once() -> None:
@@ -132,7 +132,7 @@ def test_who_gave_up_its_rows_finds_them_again(monkeypatch: pytest.MonkeyPatch) 
     while len(live.ctx.output) < 4:
         engine.step()
     computed = target.tokens
-    assert engine.preempt(live)
+    assert engine.preempt_request(live)
     assert not live.caches
     laws.finish(engine, live)
     assert target.tokens - computed <= 12
@@ -159,12 +159,12 @@ def test_models_whose_texts_are_no_rows_keep_nothing() -> None:
     assert engine.status()["prefix_bytes"] == 0
 
 
-@pytest.mark.skipif(not library.available(), reason="the C library is not built")
+@pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 @pytest.mark.parametrize("family", ["llama", "mistral"])
 @pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
 def test_the_native_step_reads_shared_rows_to_the_last_bit(family: str, format: str) -> None:
     """Greedy texts and the logits beside them, of many requests and of each alone."""
-    model = Decoder(small(family, format), family, blocks)
+    model = Decoder(small(family, format), family, fused_blocks)
     model.use(NativeExecutor)
     prefix = [(13 * i + 5) % 400 for i in range(70)]
     requests = []
@@ -182,4 +182,4 @@ def test_the_native_step_reads_shared_rows_to_the_last_bit(family: str, format: 
     engine = reusing({"target": model})
     assert answers(engine, requests) == alone
     assert engine.status()["prefix_tokens_reused"] >= 9 * len(prefix)
-    assert not troubles(engine)
+    assert not find_troubles(engine)

@@ -9,7 +9,7 @@ import pytest
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
-from foretell.engine.remote import Remote, recipe
+from foretell.engine.remote import Remote, model_recipe
 from foretell.errors import RequestFailed, Unsupported
 from foretell.strategies.parallel.pearl import Pearl
 from foretell.testing.toy import Toy
@@ -78,5 +78,5 @@ def test_a_recipe_that_fails_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gguf_file_is_made_again_as_it_is() -> None:
-    assert recipe("a/b.GGUF", dtype="int8")["arguments"] == {"source": "a/b.GGUF"}
-    assert recipe("a", dtype="int8")["arguments"] == {"source": "a", "dtype": "int8"}
+    assert model_recipe("a/b.GGUF", dtype="int8")["arguments"] == {"source": "a/b.GGUF"}
+    assert model_recipe("a", dtype="int8")["arguments"] == {"source": "a", "dtype": "int8"}

@@ -51,7 +51,7 @@ def learners() -> list[str]:
         laws.finish(
             own, own.add(Request([1, 2, 3, 1, 2, 3], strategy, Sampling(max_new_tokens=12)))
         )
-        if next(stores.stores(own), None):
+        if next(stores.iterate_stores(own), None):
             found.append(spec)
     return found
 
@@ -63,7 +63,7 @@ def test_the_status_tells_how_much_is_kept() -> None:
     own = engine()
     assert own.status()["learnt_bytes"] == 0
     teach(own, "token-recycling")
-    sizes = [store.nbytes for *_, store in stores.stores(own)]
+    sizes = [store.nbytes for *_, store in stores.iterate_stores(own)]
     assert own.status()["learnt_bytes"] == sum(sizes) > 0
 
 
@@ -75,13 +75,13 @@ def test_somebody_learns() -> None:
 def test_what_was_learnt_is_kept(spec: str, tmp_path: Path) -> None:
     first = engine()
     teach(first, spec)
-    paths = stores.save(first, tmp_path)
+    paths = stores.save_stores(first, tmp_path)
     assert len(paths) == 1 and sorted(tmp_path.iterdir()) == paths, (
         "a part file is left, or a store is not"
     )
     second = engine()
-    assert stores.load(second, tmp_path) == paths
-    ((_, owner, name, old),) = stores.stores(first)
+    assert stores.load_stores(second, tmp_path) == paths
+    ((_, owner, name, old),) = stores.iterate_stores(first)
     new = second.stores["one", owner, name]
     for key, value in old.tensors().items():
         assert torch.equal(value, new.tensors()[key]), f"{key} changed on the way"
@@ -100,7 +100,7 @@ def test_a_store_keeps_its_bound(spec: str) -> None:
                 Request(prompt, laws.build(spec), Sampling(max_new_tokens=40, temperature=2.0))
             ),
         )
-    ((_, owner, _, store),) = stores.stores(own)
+    ((_, owner, _, store),) = stores.iterate_stores(own)
     assert 0 < store.nbytes <= getattr(owner, "megabytes", 1) * 2**20
 
 
@@ -115,7 +115,7 @@ def damage(path: Path, **about: str) -> dict[str, Any]:
 def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
     own = engine()
     teach(own, "token-recycling")
-    (path,) = stores.save(own, tmp_path / "good")
+    (path,) = stores.save_stores(own, tmp_path / "good")
     bad = tmp_path / "bad"
     shutil.copytree(tmp_path / "good", bad)
     target, fresh = bad / path.name, engine()
@@ -123,7 +123,7 @@ def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
 
     def refused(message: str) -> None:
         with pytest.raises(BadFile, match=message) as caught:
-            stores.load(fresh, bad)
+            stores.load_stores(fresh, bad)
         assert (
             "\n" not in str(caught.value) and target.name in str(caught.value) and not fresh.stores
         )
@@ -148,17 +148,17 @@ def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
     parts = damage(path)
     parts["tensors"]["rows"] = parts["tensors"]["rows"][:-1].contiguous()
     save_file(
-        parts["tensors"], target, parts["about"] | {"sha256": stores._digest(parts["tensors"])}
+        parts["tensors"], target, parts["about"] | {"sha256": stores._digest_tensors(parts["tensors"])}
     )
     refused("do not fit")
     with pytest.raises(BadFile, match="no such folder"):
-        stores.load(fresh, tmp_path / "nowhere")
+        stores.load_stores(fresh, tmp_path / "nowhere")
 
 
 def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = engine()
     teach(own, "token-recycling")
-    (path,) = stores.save(own, tmp_path)
+    (path,) = stores.save_stores(own, tmp_path)
     before = path.read_bytes()
     teach(own, "token-recycling", 5)
     teach(own, "token-recycling:k=3")
@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr(stores, "save_file", save)
     with pytest.raises(BadFile, match=r"cannot be written there .*No space left.*; make room"):
-        stores.save(own, tmp_path)
+        stores.save_stores(own, tmp_path)
     assert count == 2 and list(tmp_path.iterdir()) == [path] and path.read_bytes() == before
 
 
@@ -184,16 +184,16 @@ def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     for place in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(BadFile, match=f"{place}: what drafters learnt cannot be") as caught:
-            stores.save(own, place)
+            stores.save_stores(own, place)
         assert "\n" not in str(caught.value)
 
 
 def test_a_damaged_file_leaves_what_was_known(tmp_path: Path) -> None:
     own = engine()
     teach(own, "token-recycling")
-    (path,) = stores.save(own, tmp_path)
+    (path,) = stores.save_stores(own, tmp_path)
     path.write_bytes(b"nothing")
     before = dict(own.stores)
     with pytest.raises(BadFile):
-        stores.load(own, tmp_path)
+        stores.load_stores(own, tmp_path)
     assert own.stores == before

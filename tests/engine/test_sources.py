@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter
+from foretell.core.drafter import Drafter, Reading
 from foretell.core.request import Request
-from foretell.core.source import Reading, Source
+from foretell.core.source import Source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.engine.engine import Engine
@@ -50,7 +50,7 @@ class Forgetful(Source):
     def models(self) -> tuple[str, ...]:  # type: ignore[override]
         return self.inner.models
 
-    def read(self, ctx: Context, state: None, tree: TokenTree, taps: object) -> Reading:
+    def read_rows(self, ctx: Context, state: None, tree: TokenTree, taps: object) -> Reading:
         reply = yield Ask(tree, branch=ctx.branch)
         return reply
 
@@ -63,8 +63,8 @@ class Forgetful(Source):
 class Lagging(Guidance):
     """A slip: the quiet branch never hears of the committed tokens."""
 
-    def read(self, ctx: Context, state: tuple[int, int], tree: TokenTree, taps: object) -> Reading:
-        quiet = tree.rooted(ctx.on(state[0]).tokens[-1])
+    def read_rows(self, ctx: Context, state: tuple[int, int], tree: TokenTree, taps: object) -> Reading:
+        quiet = tree.reroot_at(ctx.on(state[0]).tokens[-1])
         first, second = yield [Ask(tree, branch=ctx.branch), Ask(quiet, branch=state[0])]
         return replace(first, logits=mix(first.logits, second.logits, self.scale))
 

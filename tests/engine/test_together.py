@@ -18,7 +18,7 @@ from foretell.core.types import Ask, Call, Commit, Finish, Fork, Sampling, Steps
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import RequestFailed, Unsupported
-from foretell.speculation.strategy import Strategy, settle
+from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.plain import Plain
 from foretell.testing.outcomes import Enumerator
 from foretell.testing.toy import Toy
@@ -129,7 +129,7 @@ def joint_law(writer: Strategy, made: dict[str, Model], setting: laws.Setting) -
         laws.finish(engine, live)
         return tuple(tuple(tokens) for tokens, _, _ in live.answers)
 
-    for weight, pair in Enumerator.walk(once):
+    for weight, pair in Enumerator.walk_outcomes(once):
         joint[pair] = joint.get(pair, 0.0) + weight
     return joint
 
@@ -208,7 +208,7 @@ class Race(Strategy):
         for _ in range(length):
             tree = TokenTree(ctx.tokens[-1])
             reply = yield Ask(tree, branch=ctx.branch)
-            yield from settle(ctx, tree, reply)
+            yield from verify_and_commit(ctx, tree, reply)
         return f"after {length}"
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter
+from foretell.core.drafter import Drafter, Reading
 from foretell.core.model import Model
-from foretell.core.source import Nodes, Reading, Source, follow
+from foretell.core.source import Nodes, Source, follow_text
 from foretell.core.tree import TokenTree
 from foretell.core.types import (
     Ask,
@@ -34,7 +34,7 @@ from foretell.core.types import (
     Steps,
     Together,
 )
-from foretell.speculation.strategy import Strategy, settle
+from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.testing.toy import Toy
 from tests import laws
 
@@ -66,7 +66,7 @@ class Guidance(Source):
         branch = yield Open(self.prompt)
         return branch, len(ctx.tokens)
 
-    def read(
+    def read_rows(
         self,
         ctx: Context,
         state: tuple[int, int],
@@ -75,8 +75,8 @@ class Guidance(Source):
         nodes: Nodes = None,
     ) -> Reading:
         branch, start = state
-        yield from follow(ctx, branch, start)
-        quiet = tree.rooted(ctx.on(branch).tokens[-1])
+        yield from follow_text(ctx, branch, start)
+        quiet = tree.reroot_at(ctx.on(branch).tokens[-1])
         asks = [
             Ask(tree, branch=ctx.branch, rows=nodes, taps=tuple(taps)),
             Ask(quiet, branch=branch, rows=nodes),
@@ -102,7 +102,7 @@ class Contrast(Source):
     scale: float = 1.3
     models = ("amateur",)
 
-    def read(
+    def read_rows(
         self, ctx: Context, state: None, tree: TokenTree, taps: Sequence[int], nodes: Nodes = None
     ) -> Reading:
         target = Ask(tree, branch=ctx.branch, rows=nodes, taps=tuple(taps))
@@ -184,7 +184,7 @@ class Ahead(Strategy):
         while True:
             tree = TokenTree(ctx.tokens[-1]).chain(drafted[: ctx.depth], "draft")
             reply, ahead = yield Together([self.verify(ctx, tree), self.roll(ctx, tree)])
-            outcome, kept = yield from settle(ctx, tree, reply)
+            outcome, kept = yield from verify_and_commit(ctx, tree, reply)
             if kept.reason:
                 return
             whole = len(outcome.path) == len(tree) - 1
@@ -219,7 +219,7 @@ class Consulting(Strategy):
             if kept.reason:
                 return
             reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
-            _, kept = yield from settle(ctx, TokenTree(ctx.tokens[-1]), reply)
+            _, kept = yield from verify_and_commit(ctx, TokenTree(ctx.tokens[-1]), reply)
             if kept.reason:
                 return
 

@@ -23,7 +23,7 @@ def early_row(toy: ToyLayers, text: Sequence[int], layers: int) -> list[float]:
     states = toy.embedded(tokens)
     for layer in range(layers):
         seen = [(states[: n + 1, 0], positions[: n + 1]) for n in range(len(text))]
-        states = toy.thought(layer, toy.attended(layer, states, seen))
+        states = toy.after_mlp(layer, toy.attended(layer, states, seen))
     return [float(x) for x in states[-1, 1:]]
 
 

@@ -47,7 +47,7 @@ class Looped(Dola):
             text = [*prompt, *output]
             last = log_softmax(laws.row(toy, text))
             found = []
-            for layer in self.candidates(toy):
+            for layer in self.candidate_layers(toy):
                 early = log_softmax(early_row(toy, text, layer))
                 found.append((divergence(last, early, self.reference), early))
             opponent = max(found, key=lambda pair: pair[0])[1]
@@ -120,7 +120,7 @@ def test_the_candidates_are_those_of_transformers(
     layers: str, count: int, tied: bool, wanted: Sequence[int]
 ) -> None:
     model: Any = Shaped(count, tied)
-    assert list(Dola(layers).candidates(model)) == list(wanted)
+    assert list(Dola(layers).candidate_layers(model)) == list(wanted)
 
 
 @pytest.mark.parametrize("fields", [{"layers": ""}, {"layers": "mid"}, {"least": 1.5}])

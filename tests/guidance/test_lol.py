@@ -123,8 +123,8 @@ def test_the_instruction_stands_behind_what_begins_every_prompt() -> None:
 
     @dataclass(frozen=True)
     class Watched(Lol):
-        def instructed(self, ctx: Any) -> list[int]:
-            seen.append(super().instructed(ctx))
+        def instructed_prompt(self, ctx: Any) -> list[int]:
+            seen.append(super().instructed_prompt(ctx))
             return seen[-1]
 
     out = lm.generate("The dog", "plain", rows=Watched("draft"), max_new_tokens=8)
@@ -157,7 +157,7 @@ class Believing(ToyLayers):
                 state[0] = text[1] + COUNT if told and len(text) > 1 else text[0]
         return states
 
-    def thought(self, layer: int, states: np.ndarray) -> np.ndarray:
+    def after_mlp(self, layer: int, states: np.ndarray) -> np.ndarray:
         if layer in (1, 3):
             half = self.odds[layer // 2].reshape(-1)[states[:, 0].astype(int) % (2 * COUNT)] / 2
             states[:, 1:] = -20.0

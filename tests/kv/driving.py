@@ -31,7 +31,7 @@ Twin = Callable[[tuple[int, ...], int, int], Sequence[int]]
 class Full(CachePolicy):
     """Does nothing, but forwards end with the prompt as they do under others."""
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         return self.prompt - length if length < self.prompt else NEVER
 
 
@@ -84,7 +84,7 @@ def drive(
     tokens = list(whole[:prompt])
     while len(tokens) < len(whole):
         assert cache.policy is not None
-        room = cache.policy.room(len(tokens) - 1) - 1
+        room = cache.policy.room_left(len(tokens) - 1) - 1
         tree = drafted(tokens, whole, min(depth, room), wrong)
         done = False
         while not done:
@@ -105,7 +105,7 @@ def drive(
         node, begun = 0, True
         while begun and len(tokens) < len(whole):
             tokens = [*tokens, whole[len(tokens)]]
-            node = tree.child(node, tokens[-1])
+            node = tree.find_child(node, tokens[-1])
             begun = node > 0
     cache.commit(tokens)
     if told is not None:

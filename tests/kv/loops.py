@@ -117,7 +117,7 @@ def check(
     expected = greedy(loop, prompt, new, evict, watch)
     engine = Engine({"target": model})
     sampling = Sampling(temperature=0.0, max_new_tokens=new)
-    live = engine.add(Request(list(prompt), Plain(), sampling, policy=kv.policy(model)))
+    live = engine.add(Request(list(prompt), Plain(), sampling, policy=kv.build_policy(model)))
     held: list[Any] = []
     while engine.live:
         engine.step()

@@ -22,16 +22,20 @@ from foretell.diffusion.planner import CanvasKV
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.kv.base import KV
-from foretell.kv.select.gates import save
+from foretell.kv.select.gates import save_gates
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.speculation.strategy import Speculative, Strategy
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.kv.encoded.encoders import folder
 from tests.models.decoder.families import VOCAB, tiny
 
-NAMES = [n for n in registry.names("kv") if not issubclass(registry.load(n, "kv"), CanvasKV)]
+NAMES = [
+    n
+    for n in registry.method_names("kv")
+    if not issubclass(registry.load_method(n, "kv"), CanvasKV)
+]
 # What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
 SMALL = {
     "ape": "ape:prefix=3,sizes=5 7,temperature=0.5,scale=0.5",
@@ -91,7 +95,7 @@ def small(name: str) -> KV:
 def gates() -> str:
     """A file of gates for the target, which are spread over all of its heads."""
     path = Path(tempfile.mkdtemp()) / "gates.safetensors"
-    save(torch.tensor([[0.9, 0.1], [0.8, 0.7], [0.2, 0.3]]), path, target(), 1)
+    save_gates(torch.tensor([[0.9, 0.1], [0.8, 0.7], [0.2, 0.3]]), path, target(), 1)
     return str(path)
 
 
@@ -108,7 +112,7 @@ def joined(name: str, specs: Mapping[str, str], usual: str) -> KV:
     for kind in ("arc-encoder", "lclm"):
         if f"{{{kind}}}" in spec:
             spec = spec.replace(f"{{{kind}}}", folder(target(), kind))
-    return kv_of(spec)
+    return build_cache_policy(spec)
 
 
 @cache
@@ -150,7 +154,7 @@ def run(
     """Greedy texts of these prompts, side by side."""
     made = Engine({"target": model}, **engine)
     sampling = Sampling(temperature=0.0, max_new_tokens=tokens)
-    policy = None if kv is None else kv.policy(model)
+    policy = None if kv is None else kv.build_policy(model)
     method = strategy or Plain()
     lives = [made.add(Request(list(p), method, sampling, policy=policy)) for p in prompts]
     laws.finish(made, *lives)

@@ -11,7 +11,7 @@ import torch
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
-from foretell.kv.base import NEVER, Attended, Evicting, best
+from foretell.kv.base import NEVER, Attended, Evicting, top_rows
 from foretell.kv.evict.h2o import H2O
 from foretell.kv.evict.tova import Newest
 from foretell.testing.toy import ToyRecurrent
@@ -22,10 +22,10 @@ TEXT = [(11 * i + i * i) % 90 for i in range(14)]
 
 @dataclass
 class All(Attended):
-    def counts(self, place: int) -> bool:
+    def counts_token(self, place: int) -> bool:
         return True
 
-    def evict(self, cache: Any) -> None:
+    def evict_rows(self, cache: Any) -> None:
         raise AssertionError("there is room for everything")
 
 
@@ -34,24 +34,24 @@ def test_rows_change_behind_a_long_prompt_or_when_there_are_too_many(
     prompt: int, changes: list[int]
 ) -> None:
     policy = Evicting(10, 3)
-    policy.begin(prompt)
+    policy.begin_text(prompt)
     length, seen = 0, []
     while len(seen) < 3:
-        assert policy.next_change(length) == length + policy.room(length)
+        assert policy.next_change(length) == length + policy.room_left(length)
         length = policy.next_change(length)
         seen.append(length)
     assert seen == changes
     assert policy.room_of(0, 30) == 30 and policy.room_of(0, 4) == 13
     policy = Evicting(10, 0)
-    policy.begin(prompt)
-    assert policy.room(30) > NEVER // 2
+    policy.begin_text(prompt)
+    assert policy.room_left(30) > NEVER // 2
 
 
 @pytest.mark.parametrize(("prompt", "first"), [(7, 13), (10, 13), (11, 11), (21, 21)])
 def test_rows_are_given_up_at_due_lengths_alone(prompt: int, first: int) -> None:
     policy = Evicting(budget=10, every=3)
-    policy.begin(prompt)
-    assert [at for at in range(50) if policy.due(at)] == list(range(first, 50, 3))
+    policy.begin_text(prompt)
+    assert [at for at in range(50) if policy.evicts_at(at)] == list(range(first, 50, 3))
 
 
 @pytest.mark.parametrize(("prompt", "want"), [(10, []), (11, [11])])
@@ -59,9 +59,9 @@ def test_without_every_rows_are_given_up_behind_a_prompt_alone(
     prompt: int, want: list[int]
 ) -> None:
     policy = Evicting(budget=10, every=0)
-    policy.begin(prompt)
-    assert [at for at in range(50) if policy.due(at)] == want
-    assert policy.room(30) > NEVER // 2
+    policy.begin_text(prompt)
+    assert [at for at in range(50) if policy.evicts_at(at)] == want
+    assert policy.room_left(30) > NEVER // 2
 
 
 def test_a_piece_that_ends_early_evicts_nothing() -> None:
@@ -69,23 +69,23 @@ def test_a_piece_that_ends_early_evicts_nothing() -> None:
     evicted: list[int] = []
 
     class Spied(Newest):
-        def evict(self, cache: Any) -> None:
+        def evict_rows(self, cache: Any) -> None:
             evicted.append(cache.length)
 
     class Grown:
         length, base = 0, 99
 
     policy, cache = Spied(10, 3), Grown()
-    policy.begin(21)
+    policy.begin_text(21)
     while cache.length < 40:
-        cache.length += policy.room(cache.length)
-        policy.change(cache)
+        cache.length += policy.room_left(cache.length)
+        policy.change_rows(cache)
     assert evicted == list(range(21, 40, 3))
 
 
 def test_of_equal_scores_the_later_is_better() -> None:
     scores = torch.tensor([[1.0, 3.0, 1.0, 3.0, 0.0]])
-    assert best(scores, 3).tolist() == [[3, 1, 2]]
+    assert top_rows(scores, 3).tolist() == [[3, 1, 2]]
 
 
 def attention(model: Any, text: list[int]) -> list[torch.Tensor]:
@@ -149,6 +149,6 @@ def test_bad_settings_and_models_without_such_rows_are_refused_by_name() -> None
     with pytest.raises(BadConfig, match="h2o:every=0"):
         H2O(every=0)
     with pytest.raises(Unsupported, match=r"kv=h2o.* recurrent"):
-        H2O().policy(ToyRecurrent())
+        H2O().build_policy(ToyRecurrent())
     with pytest.raises(Unsupported, match=r"kv=h2o.*see a window"):
-        H2O().policy(target("gemma2"))
+        H2O().build_policy(target("gemma2"))

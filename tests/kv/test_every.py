@@ -94,7 +94,7 @@ def test_a_prompt_in_pieces_keeps_the_rows_of_a_whole_one(name: str) -> None:
     for chunk in (1000, 7, 1):
         engine = Engine({"target": model}, plan=by_chunks(chunk))
         sampling = Sampling(temperature=0.0, max_new_tokens=9)
-        policy = kv.policy(model)
+        policy = kv.build_policy(model)
         live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=policy))
         rows: Any = None
         while engine.live:
@@ -122,7 +122,7 @@ def test_it_holds_no_more_rows_than_it_declares(name: str) -> None:
     most = budget + getattr(kv, "every", 1) - 1
     engine = Engine({"target": target()})
     sampling = Sampling(temperature=0.0, max_new_tokens=24)
-    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.policy(target())))
+    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.build_policy(target())))
     seen = []
     while engine.live:
         engine.step()
@@ -139,7 +139,7 @@ def test_rows_are_given_up_again_where_a_cache_is_computed_anew(name: str) -> No
     (want,) = run(target(), [PROMPT], kv)
     engine = Engine({"target": target()})
     sampling = Sampling(temperature=0.0, max_new_tokens=24)
-    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.policy(target())))
+    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.build_policy(target())))
     while engine.live:
         engine.step()
         if engine.live and len(live.ctx.output) in (5, 14):

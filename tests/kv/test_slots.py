@@ -7,7 +7,7 @@ import torch
 
 from foretell.cache.cache import Cache
 from foretell.errors import Unsupported
-from foretell.kv.slots import Slots, turning
+from foretell.kv.slots import Slots, find_turn
 from foretell.testing.toy import Toy
 from tests.kv.policies import target
 
@@ -50,18 +50,18 @@ def test_every_key_stands_at_its_row(groups: int) -> None:
                 known += range(cache.length - cache.base + len(known), cache.length)
                 tokens[layer][head] = [known[row] for row in rows.expand(HEADS, -1)[head].tolist()]
         before = slots
-        slots = slots.keep(cache, chosen)
+        slots = slots.keep_rows(cache, chosen)
         assert slots is not before and cache.base == 6
         assert cache.row_positions() == range(6)
         for keys, heads in zip(cache.k, tokens, strict=True):
             assert keys[:, :6, 0].tolist() == [[0, 1, 2, 3, 4, 5]] * HEADS
             assert keys[:, :6, 1].tolist() == heads
-    assert not slots.empty().keys and slots.empty().still == 2
+    assert not slots.without_rows().keys and slots.without_rows().still == 2
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_neox", "glm4", "cohere2", "granite", "phi3"])
 def test_heads_turn_alone_as_they_do_together(family: str) -> None:
-    turn = turning("any", target(family))
+    turn = find_turn("any", target(family))
     width = target(family).layout[0][1]
     keys = torch.randn(2, 5, width)
     by = torch.randint(-40, 40, (2, 5))
@@ -74,4 +74,4 @@ def test_heads_turn_alone_as_they_do_together(family: str) -> None:
 
 def test_a_model_that_cannot_turn_keys_is_named() -> None:
     with pytest.raises(Unsupported, match="kv=any"):
-        turning("any", Toy(vocab=7))
+        find_turn("any", Toy(vocab=7))

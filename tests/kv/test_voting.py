@@ -10,7 +10,7 @@ from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.kv.evict.dapq import Dapq
 from foretell.kv.evict.snapkv import Snapkv
-from foretell.kv.voting import Voted, check_smoothing, polled
+from foretell.kv.voting import Voted, check_smoothing, poll_rows
 from tests.kv.policies import PROMPT, taken_in, target
 from tests.kv.twin import by_engine
 
@@ -20,12 +20,12 @@ def test_real_queries_at_their_own_positions_choose_as_snapkv(window: int, budge
     prompt = [(11 * i + i * i) % 90 for i in range(window + 27)]
     model = target(dtype=torch.float64)
     cache = taken_in(model, prompt, len(prompt) - window)
-    votes = polled(model, cache, prompt[-window:], rows=len(prompt))
+    votes = poll_rows(model, cache, prompt[-window:], voted_rows=len(prompt))
     _, whole = by_engine(None, prompt, 2)
     _, held = by_engine(Snapkv(budget, window, 3), prompt, 2)
     choosing = Voted(budget, 0, window=window, kernel=3)
     for layer, parts in enumerate(held[len(prompt)]):
-        rows = choosing.chosen(cache, layer, votes[layer]).sort(-1).values
+        rows = choosing.choose_rows(cache, layer, votes[layer]).sort(-1).values
         for ours, full in zip(parts, whole[len(prompt)][layer], strict=True):
             chosen = torch.stack([full[h, kept] for h, kept in enumerate(rows)])
             assert torch.allclose(ours, chosen, atol=1e-9)
@@ -34,10 +34,10 @@ def test_real_queries_at_their_own_positions_choose_as_snapkv(window: int, budge
 def test_asking_leaves_a_cache_as_it_was() -> None:
     model = target(dtype=torch.float64)
     asked, other = (taken_in(model, PROMPT, len(PROMPT)) for _ in range(2))
-    policy = Dapq(10).policy(model)
+    policy = Dapq(10).build_policy(model)
     asked.policy = policy
     before = asked.length, asked.base, asked.changes_at, asked.synced
-    polled(model, asked, [3, 1, 4])
+    poll_rows(model, asked, [3, 1, 4])
     assert asked.policy is policy and not asked.tokens
     assert before == (asked.length, asked.base, asked.changes_at, asked.synced)
     asked.policy = None
@@ -56,7 +56,7 @@ def test_a_forward_that_fails_leaves_a_cache_as_it_was(monkeypatch: pytest.Monke
     cache = taken_in(model, PROMPT, len(PROMPT))
     monkeypatch.setattr(model, "forward", lambda jobs: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        polled(model, cache, [3, 1, 4])
+        poll_rows(model, cache, [3, 1, 4])
     assert cache.policy is None and not cache.tokens and cache.base == len(PROMPT)
 
 

@@ -69,7 +69,7 @@ def by_engine(
     """The greedy text, and the rows held of it; of each such length also a copy of its policy."""
     model = target(dtype=torch.float64)
     engine = Engine({"target": model})
-    policy = None if kv is None else kv.policy(model)
+    policy = None if kv is None else kv.build_policy(model)
     sampling = Sampling(temperature=0.0, max_new_tokens=tokens)
     live = engine.add(Request(list(prompt), Plain(), sampling, policy=policy))
     held: Held = {}

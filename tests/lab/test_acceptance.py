@@ -15,13 +15,13 @@ from foretell.core.tree import Law, TokenTree
 from foretell.lab import acceptance
 from foretell.lab.acceptance import Chance
 from foretell.lab.runner import BOUND, PAIRS, Place
-from foretell.verification.acceptance import sequential, walk
+from foretell.verification.acceptance import verify_in_order, walk_tree
 from foretell.verification.coin import Coin
 from foretell.verification.kseq import Kseq
 from tests.lab import pairs
 from tests.verification.tables import enumerate_rule
 
-RULES = {"kseq": Kseq(), "sequential": sequential, "walk": walk, "coin": Coin()}
+RULES = {"kseq": Kseq(), "sequential": verify_in_order, "walk": walk_tree, "coin": Coin()}
 LAWS = [(0, 3, 1.0, 0), (1, 3, 3.0, 0), (2, 4, 2.0, 1), (3, 3, 2.0, 1)]
 
 
@@ -133,10 +133,10 @@ def test_drawn_refusals_have_the_mean_of_all_of_them(
     seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     p, q = pairs.law(seed, 7), pairs.law(seed + 50, 7)
-    exact = acceptance.unreplaced_sequential(p, q, 4, Rng(0), 0, 2)
+    exact = acceptance.try_unreplaced(p, q, 4, Rng(0), 0, 2)
     assert all(chance.variance is None for chance in exact)
     monkeypatch.setattr(acceptance, "PATHS", 1)
-    drawn = acceptance.unreplaced_sequential(p, q, 4, Rng(seed), 3, 400)
+    drawn = acceptance.try_unreplaced(p, q, 4, Rng(seed), 3, 400)
     for k, (one, other) in enumerate(zip(exact, drawn, strict=True), 1):
         assert (other.variance is None) == (k <= 2)
         error = math.sqrt(other.variance or 0)
@@ -147,7 +147,7 @@ def test_drawn_refusals_have_the_mean_of_all_of_them(
 @pytest.mark.parametrize(("seed", "zeros"), [(0, 0), (1, 1), (2, 3), (3, 5)])
 def test_drawn_sets_have_the_mean_of_all_of_them(seed: int, zeros: int) -> None:
     p, q = pairs.law(seed, 6), pairs.law(seed + 50, 6, zeros=zeros)
-    drawn = acceptance.unreplaced_walk(p, q, 4, Rng(seed), 3, 800)
+    drawn = acceptance.walk_unreplaced(p, q, 4, Rng(seed), 3, 800)
     for k, chance in enumerate(drawn, 1):
         want = sum(
             weight * float(p[list(tokens)].sum()) for tokens, weight in pairs.unreplaced(q, k)
@@ -164,7 +164,7 @@ def test_a_few_refusals_at_first_do_not_mean_few_later() -> None:
     q[:2] += torch.tensor([0.3, 0.2])
     q /= q.sum()
     assert int((q > p).sum()) == 2
-    third, fourth = acceptance.unreplaced_sequential(p, q, 4, Rng(0), 0, 2)[2:]
+    third, fourth = acceptance.try_unreplaced(p, q, 4, Rng(0), 0, 2)[2:]
     assert third.variance is None and fourth.variance is not None
 
 
@@ -174,15 +174,15 @@ def test_draws_are_told_apart_by_their_keys() -> None:
     used = set()
 
     class Noting(Rng):
-        def _bits(self, purpose: str, position: int, index: int) -> int:
+        def _hash_bits(self, purpose: str, position: int, index: int) -> int:
             assert (purpose, position, index) not in used
             used.add((purpose, position, index))
-            return super()._bits(purpose, position, index)
+            return super()._hash_bits(purpose, position, index)
 
     p, q = pairs.law(1, 300), pairs.law(51, 300)
     door: Door = Noting(3)
     for number in range(2):
-        found = acceptance.unreplaced_sequential(p, q, 5, door, number, 6)
-        again = acceptance.unreplaced_sequential(p, q, 5, Rng(3), number, 6)
+        found = acceptance.try_unreplaced(p, q, 5, door, number, 6)
+        again = acceptance.try_unreplaced(p, q, 5, Rng(3), number, 6)
         assert found == again and found[4].variance is not None
-        acceptance.unreplaced_walk(p, q, 5, door, number, 6)
+        acceptance.walk_unreplaced(p, q, 5, door, number, 6)

@@ -112,9 +112,9 @@ def test_tables_and_chart_have_all_sets_together() -> None:
         for k in range(1, 7):
             for name, value in (("a", 0.1 * k), ("b", 0.1)):
                 key = Key(temperature, name, "unreplaced", "walk", k)
-                report.note(key, value, None if k < 3 else 0.0004)
+                report.note_value(key, value, None if k < 3 else 0.0004)
         for value in (0.4, 0.6):
-            report.note(Key(temperature, "a", "chain", "block", 1), value)
+            report.note_value(Key(temperature, "a", "chain", "block", 1), value)
     tables = report.tables()
     assert [title for title, _ in tables][:2] == [
         "chance that one of k tokens is accepted, temperature 1",

@@ -9,8 +9,8 @@ from foretell.lab import optimum
 from tests.lab import pairs
 
 WAYS = {
-    "independent": (optimum.independent, pairs.independent),
-    "unreplaced": (optimum.unreplaced, pairs.unreplaced),
+    "independent": (optimum.independent_optimum, pairs.independent),
+    "unreplaced": (optimum.unreplaced_optimum, pairs.unreplaced),
     "one drawn": (optimum.one_drawn_optimum, pairs.one_drawn),
 }
 # Seed, tokens, sharpness and impossible tokens of each law.
@@ -37,7 +37,7 @@ def test_draws_without_replacement_are_inside_as_often_as_their_sequences_say(
 ) -> None:
     """Also where two tokens have nearly all of the law."""
     q = pairs.law(7, 5, sharpness)
-    for k, inside in enumerate(optimum.all_inside(q, 4), 1):
+    for k, inside in enumerate(optimum.inside_probabilities(q, 4), 1):
         for count in range(1, len(q) + 1):
             want = sum(chance for tokens, chance in pairs.unreplaced(q, k) if max(tokens) < count)
             assert float(inside[count - 1]) == pytest.approx(want, abs=1e-10), (k, count)

@@ -15,7 +15,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.lab.positions import Observed, Position, chain_acceptance
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from foretell.testing.outcomes import Enumerator
 from foretell.testing.toy import Toy
@@ -32,7 +32,7 @@ def observe(
     sampling: Sampling, count: int, length: int, draft: Toy, eos: tuple[int, ...] = ()
 ) -> tuple[list[int], list[Position | None]]:
     """The text and its places."""
-    drafting = resolve(f"draft:length={length}")[1]
+    drafting = resolve_method(f"draft:length={length}")[1]
     assert isinstance(drafting, Speculative)
     places: list[Position | None] = []
     strategy = Observed(drafting.drafter, length, count, places.append)
@@ -77,7 +77,7 @@ def test_chains_are_accepted_as_the_rules_accept_them(seed: int, stops: tuple[in
     """Of every length, each drawn chain by itself, over all coins."""
     p, q = table(seed, 3, zeros=seed % 2 == 1), table(seed + 40, 3)
     means = [0.0, 0.0]
-    for weight, tree in Enumerator.walk(until(chain(q, 3), stops)):
+    for weight, tree in Enumerator.walk_outcomes(until(chain(q, 3), stops)):
         found = chain_acceptance(tree, target(p, tree, stops))
         for length in range(1, len(tree)):
             beginning = cut(tree, length)

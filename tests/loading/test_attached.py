@@ -63,7 +63,7 @@ def test_in_16_bits_its_layers_are_joined_and_drafts_round_nothing_otherwise() -
     hf = tiny.llama().bfloat16()
     # Beyond eight rows oneDNN rounds otherwise on some of these processors.
     plain, hook = generated(hf, foretell.hf("plain")), foretell.hf("suffix:nodes=6")
-    assert attached.attached(hf, "llama").fused
+    assert attached.attached_adapter(hf, "llama").fused
     if "avx512_bf16" in FLAGS:
         assert all(generated(hf, hook) == plain for _ in range(3))
 
@@ -126,8 +126,8 @@ def test_a_model_in_training_can_go_on() -> None:
 def test_it_is_said_once_that_loading_would_be_quicker(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnosis, "_told", set())
-    monkeypatch.setattr(diagnosis.registry, "whole", lambda hf, kind: iter([("native", None)]))
+    monkeypatch.setattr(diagnosis, "_shown_notices", set())
+    monkeypatch.setattr(diagnosis.registry, "whole_runtimes", lambda hf, kind: iter([("native", None)]))
     hf = tiny.llama()
     foretell.wrap(hf)
     assert capsys.readouterr().err == "", "there is no folder to load"

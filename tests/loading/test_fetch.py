@@ -11,6 +11,7 @@ import sys
 import threading
 import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,12 @@ import transformers
 from huggingface_hub.errors import LocalEntryNotFoundError, OfflineModeIsEnabled
 
 import foretell
+from foretell.api import diagnosis
 from foretell.errors import BadFile, BadModel, Unsupported
 from foretell.loading import fetch as fetching
 from foretell.loading import names as aliases
 from foretell.loading.load import load_tokenizer
+from foretell.ops import assets
 from tests import tiny
 from tests.files import full_disk
 
@@ -98,7 +101,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("FORETELL_CACHE", str(made.cache))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", made.info)
-    monkeypatch.setattr(fetching, "_run", made.run)
+    monkeypatch.setattr(fetching, "_run_module", made.run)
     return made
 
 
@@ -132,7 +135,7 @@ def add(world: World, base: str = "mine") -> Path:
 def test_a_model_with_weights_added_is_made_once(world: World) -> None:
     add(world)
     made = world.cache / "models" / "added"
-    assert fetching.resolve("added") == str(made) and fetching.here(aliases.find("added")) == made
+    assert fetching.resolve("added") == str(made) and fetching.fetched_folder(aliases.find_alias("added")) == made
     lora = [
         "foretell.train.diffusion.adapter_merging",
         str(world.cache / "models" / "mine"),
@@ -219,13 +222,13 @@ def test_an_interrupted_snapshot_is_no_model(world: World, tmp_path: Path) -> No
     world.hub_cache.mkdir()
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(world.made / name, world.hub_cache)
-    assert fetching.here(foretell.loading.names.find("mine")) is None
+    assert fetching.fetched_folder(foretell.loading.names.find_alias("mine")) is None
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (world.hub_cache / "model.safetensors.index.json").write_text(json.dumps(index))
     (world.hub_cache / "model-1.safetensors").touch()
-    assert fetching.here(foretell.loading.names.find("mine")) is None
+    assert fetching.fetched_folder(foretell.loading.names.find_alias("mine")) is None
     (world.hub_cache / "model-2.safetensors").touch()
-    assert fetching.here(foretell.loading.names.find("mine")) == world.hub_cache
+    assert fetching.fetched_folder(foretell.loading.names.find_alias("mine")) == world.hub_cache
 
 
 def test_offline_says_what_was_tried(world: World) -> None:
@@ -249,11 +252,11 @@ def test_a_damaged_table_does_not_touch_the_embedded_models(world: World) -> Non
 
 def test_the_reason_is_pip_s_own_unless_nobody_answered() -> None:
     none = "ERROR: Could not find a version\nERROR: No matching distribution\n"
-    assert fetching._reason(none) == "Could not find a version"
+    assert fetching._pip_reason(none) == "Could not find a version"
     retried = "WARNING: Retrying (Retry(total=1)) after connection broken\n"
-    assert fetching._reason(retried + none) == "the registry cannot be reached"
-    assert fetching._reason("python: No module named pip\n") == "python: No module named pip"
-    assert fetching._reason("") == "pip found no wheel"
+    assert fetching._pip_reason(retried + none) == "the registry cannot be reached"
+    assert fetching._pip_reason("python: No module named pip\n") == "python: No module named pip"
+    assert fetching._pip_reason("") == "pip found no wheel"
 
 
 def test_another_file_than_promised_is_not_used(world: World) -> None:
@@ -332,7 +335,7 @@ def test_a_module_is_run_and_watched(tmp_path: Path, monkeypatch: pytest.MonkeyP
     told: list[str] = []
     written = tmp_path / "written"
     written.mkdir()
-    code, said = fetching._run(
+    code, said = fetching._run_module(
         ["helper", str(written / "file")],
         written,
         told.append,
@@ -356,7 +359,7 @@ def test_an_interrupted_process_is_ended(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(fetching.subprocess, "Popen", noted)
     with pytest.raises(KeyboardInterrupt):
-        fetching._run(["helper"], tmp_path, interrupted, PYTHONPATH=str(tmp_path))
+        fetching._run_module(["helper"], tmp_path, interrupted, PYTHONPATH=str(tmp_path))
     assert started[0].poll() is not None
 
 
@@ -395,11 +398,11 @@ def test_a_slow_hub_is_left_to_the_loaders(world: World, monkeypatch: pytest.Mon
 def test_nothing_is_said_of_what_is_quick(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with fetching._told("a: doing something") as tell:
+    with fetching._report_progress("a: doing something") as tell:
         tell("half of it")
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(fetching, "PATIENCE", 0.0)
-    with fetching._told("a: doing something"):
+    with fetching._report_progress("a: doing something"):
         for thread in threading.enumerate():
             if isinstance(thread, threading.Timer):
                 thread.join()
@@ -410,3 +413,70 @@ def test_names_are_listed_without_torch() -> None:
     code = "import sys, foretell.loading.fetch; print('torch' in sys.modules)"
     done = fetching.subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False"
+
+
+# --- what was trained for foretell
+
+
+@pytest.fixture
+def shipped(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
+    """A foretell without its models, and a registry that has them in a small package."""
+    monkeypatch.setattr(assets, "__file__", str(world.cache / "foretell" / "ops" / "assets.py"))
+    digests = {"demo/model.safetensors": hashlib.sha256(b"weights").hexdigest()}
+    known = aliases.ShippedModels("0.1.0", digests)
+    monkeypatch.setattr(fetching, "shipped_models", lambda: known)
+    monkeypatch.setattr(fetching, "_run_module", partial(pack_shipped, world, b"weights"))
+    return world
+
+
+def pack_shipped(
+    world: World, weights: bytes, arguments: list[str], folder: Path, *_: Any, **__: Any
+) -> tuple[int, str]:
+    """What pip downloads."""
+    world.commands.append(arguments)
+    assert arguments[-1] == "foretell-models==0.1.0" and "--no-deps" in arguments
+    if world.registry == "down":
+        return 1, "ERROR: no wheel found\n"
+    place = Path(arguments[arguments.index("--dest") + 1])
+    with zipfile.ZipFile(place / "foretell_models-0.1.0-py3-none-any.whl", "w") as archive:
+        archive.writestr("foretell_models/demo/model.safetensors", weights)
+        archive.writestr("foretell_models/demo/config.json", "{}")
+        archive.writestr("elsewhere/file", "")
+    return 0, ""
+
+
+def test_what_ships_is_fetched_as_a_whole_when_a_name_is_used_first(shipped: World) -> None:
+    folder = fetching.fetch("demo")
+    assert folder == shipped.cache / "models" / "foretell_models" / "demo"
+    assert (folder / "model.safetensors").read_bytes() == b"weights"
+    assert left(shipped) == [".foretell-models.lock", "foretell_models"]
+    assert fetching.fetch_shipped("demo") == folder and shipped.count("pip") == 1
+
+
+def test_what_ships_and_cannot_be_fetched_is_told_with_its_cure(shipped: World) -> None:
+    shipped.registry = "down"
+    with pytest.raises(BadModel, match=r"demo: .*no wheel found.*pip install 'foretell\[models\]'"):
+        fetching.fetch_shipped("demo")
+    assert left(shipped) == [".foretell-models.lock"]
+
+
+def test_what_ships_and_was_changed_is_not_used(
+    shipped: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetching, "_run_module", partial(pack_shipped, shipped, b"others"))
+    with pytest.raises(
+        BadModel, match=r"demo/model\.safetensors is not the file that it should be"
+    ):
+        fetching.fetch_shipped("demo")
+    assert left(shipped) == [".foretell-models.lock"]
+    monkeypatch.setattr(fetching, "_run_module", partial(pack_shipped, shipped, b"weights"))
+    assert fetching.fetch_shipped("demo").is_dir(), "another try succeeds"
+
+
+def test_a_head_that_is_not_here_is_told_of(
+    shipped: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(diagnosis, "_shown_notices", set())
+    diagnosis.notice_of_missing_head("smollm2", "smollm2-eagle3")
+    diagnosis.notice_of_missing_head("smollm2", "")
+    assert capsys.readouterr().err.count("pip install 'foretell[models]' brings it") == 1

@@ -21,8 +21,8 @@ from safetensors.torch import load_file, save_file
 import foretell
 from foretell.backends import graphs, openvino
 from foretell.errors import BadConfig, BadModel, ForetellError, Unsupported
+from foretell.loading.fetch import fetch_shipped
 from foretell.loading.load import hand_over
-from foretell.ops.assets import ASSETS
 from tests import tiny
 from tests.ops.test_memory import resident
 
@@ -163,7 +163,11 @@ def test_what_is_handed_over_to_whom() -> None:
                 raise LookupError(self.reason)
             self.used = make
 
-    for device, make in (("cuda:1", graphs.make), ("cpu", openvino.make), ("mps", None)):
+    for device, make in (
+        ("cuda:1", graphs.make_executor),
+        ("cpu", openvino.make_executor),
+        ("mps", None),
+    ):
         fake: Any = Fake(device)
         hand_over(fake, "auto")
         assert getattr(fake.used, "func", None) is make
@@ -444,7 +448,9 @@ def test_what_was_joined_or_narrowed_leaves_the_memory(
 ) -> None:
     def read(name: str) -> tuple[float, list[int]]:
         """How much of the file is in memory, and an answer."""
-        shutil.copytree(ASSETS / "demo", tmp_path / name)  # other tests may have the file in memory
+        shutil.copytree(
+            fetch_shipped("demo"), tmp_path / name
+        )  # other tests may have the file in memory
         lm = foretell.load(tmp_path / name, executor="torch", dtype=dtype)
         file = tmp_path / name / "model.safetensors"
         return resident(file) / file.stat().st_size, lm.generate(

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from foretell.core.tree import TokenTree
-from foretell.engine.remote import HEAD, receive, send
-from foretell.loading.model_worker import Answers, maker, serve
+from foretell.engine.remote import HEAD, receive_message, send_message
+from foretell.loading.model_worker import Answers, find_maker, serve_asks
 from foretell.testing.toy import Toy
 
 RECIPE = {"make": "foretell.testing.toy:Toy", "arguments": {"vocab": 8, "seed": 2}, "threads": 1}
@@ -25,12 +25,12 @@ def ask(tree: TokenTree, tokens: list[int], same: int = 0, **more: Any) -> dict[
 def answers(*messages: dict[str, Any]) -> list[tuple[dict[str, Any], bytes]]:
     asks, out = io.BytesIO(), io.BytesIO()
     for message in messages:
-        send(asks, message)
+        send_message(asks, message)
     asks.seek(0)
-    serve(asks, out)
+    serve_asks(asks, out)
     out.seek(0)
     found = []
-    while (received := receive(out)) is not None:
+    while (received := receive_message(out)) is not None:
         found.append(received)
     return found
 
@@ -72,16 +72,16 @@ def test_what_goes_wrong_is_told_and_the_next_ask_is_answered() -> None:
     (refused,) = answers({**RECIPE, "make": "os:remove"}, bad)
     assert "no function of this package" in refused[0]["error"]
     with pytest.raises(ValueError, match="no function"):
-        maker("builtins:eval")
+        find_maker("builtins:eval")
 
 
 def test_a_message_that_is_cut_off_is_the_end() -> None:
     whole = io.BytesIO()
-    send(whole, {"a": 1}, b"data")
+    send_message(whole, {"a": 1}, b"data")
     for end in range(len(whole.getvalue())):
-        assert receive(io.BytesIO(whole.getvalue()[:end])) is None
+        assert receive_message(io.BytesIO(whole.getvalue()[:end])) is None
     whole.seek(0)
-    assert receive(whole) == ({"a": 1}, b"data")
+    assert receive_message(whole) == ({"a": 1}, b"data")
     text = json.dumps({"a": 1}).encode()
     assert whole.getvalue()[: HEAD.size] == HEAD.pack(len(text), 4)
     assert answers() == []

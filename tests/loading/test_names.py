@@ -48,7 +48,7 @@ def join(monkeypatch: pytest.MonkeyPatch, folder: Path, text: str) -> None:
 
 
 def test_the_table_that_ships_is_right(own: Path) -> None:
-    alias = aliases.find("smollm2")
+    alias = aliases.find_alias("smollm2")
     hub, package = alias.sources
     assert isinstance(hub, HubSource) and isinstance(package, PackageSource)
     assert alias.licence == "Apache-2.0" and package.file.endswith(".gguf")
@@ -58,14 +58,14 @@ def test_the_table_that_ships_is_right(own: Path) -> None:
 
 def test_a_user_adds_and_replaces_names(own: Path) -> None:
     table(own, PACKAGE + HUB.replace("NAME", "smollm2"))
-    assert aliases.find("mine").sources == (PackageSource("a-b", "1.2", "a_b/model.gguf", SHA),)
-    assert aliases.find("smollm2").sources == (HubSource("owner/model"),)
+    assert aliases.find_alias("mine").sources == (PackageSource("a-b", "1.2", "a_b/model.gguf", SHA),)
+    assert aliases.find_alias("smollm2").sources == (HubSource("owner/model"),)
     assert list(aliases.aliases()) == ["mine", "smollm2", "smollm2-dlm"]
 
 
 def test_a_name_is_another_with_weights_beside_the_table(own: Path) -> None:
     table(own, LORA)
-    (source,) = aliases.find("more").sources
+    (source,) = aliases.find_alias("more").sources
     assert source == LoraSource("smollm2", str(own / "more"), SHA)
     assert str(source) == "smollm2 with what more adds"
 
@@ -87,9 +87,9 @@ def test_a_wrong_name_suggests_the_right_one(own: Path) -> None:
     with pytest.raises(
         BadModel, match=r"smolm2: no known model; did you mean smollm2 or smollm2-dlm\?"
     ):
-        aliases.find("smolm2")
+        aliases.find_alias("smolm2")
     with pytest.raises(BadModel, match="the names are smollm2"):
-        aliases.find("xyz")
+        aliases.find_alias("xyz")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_a_wrong_name_suggests_the_right_one(own: Path) -> None:
         ("[mine", "no TOML"),
         (HUB.replace("NAME", "Mine"), "small letters"),
         (HUB.replace("NAME", "demo"), "embedded model"),
-        (HUB.replace("NAME", "mine").replace("licence", "license"), "nothing else"),
+        (HUB.replace("NAME", "mine").replace("licence", "license"), "may have `head`"),
         (HUB.replace("NAME", "mine").replace('"MIT"', "1"), "licence must be one line"),
         ('[mine]\nabout = "a"\nlicence = "b"\nsources = []\n', "one table or several"),
         (HUB.replace("NAME", "mine").replace("hub =", "place ="), "a source has"),

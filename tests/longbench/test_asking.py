@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretell.longbench.asking import PIECE, Questions, Scored
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from tests.longbench.models import lm
 
 CONTEXT = [(11 * i + i * i) % 300 + 20 for i in range(150)]
@@ -27,7 +27,7 @@ policies = pytest.mark.parametrize("spec", POLICIES)
 
 
 def generate(prompt: list[int], method: Any, spec: str | None = None) -> None:
-    kv = None if spec is None else kv_of(spec)
+    kv = None if spec is None else build_cache_policy(spec)
     lm().generate(prompt, method, kv=kv, temperature=0.0, max_new_tokens=1)
 
 
@@ -41,7 +41,7 @@ def asked(order: list[int], spec: str | None = None) -> tuple[list[list[int]], Q
 
 def plain(prompt: list[int], spec: str | None = None) -> list[int]:
     """What a request of its own answers, cut as answers are."""
-    kv = None if spec is None else kv_of(spec)
+    kv = None if spec is None else build_cache_policy(spec)
     out = lm().generate(prompt, "plain", kv=kv, temperature=0.0, max_new_tokens=MOST)
     tokens: list[int] = []
     for token in out.tokens:
@@ -120,23 +120,23 @@ def test_what_is_held_are_the_rows_of_the_cache(spec: str | None) -> None:
     for answer, question in zip(method.answers, QUESTIONS, strict=True):
         whole = len(CONTEXT) + len(HEAD) + len(question) + len(answer.tokens)
         if spec is None or spec.startswith("quest"):
-            assert whole - 1 <= answer.held.rows <= whole
+            assert whole - 1 <= answer.usage.rows <= whole
         elif spec.startswith("snapkv"):  # keeps what follows the prompt
-            assert whole - len(CONTEXT) + 39 <= answer.held.rows <= whole - len(CONTEXT) + 40
+            assert whole - len(CONTEXT) + 39 <= answer.usage.rows <= whole - len(CONTEXT) + 40
         else:
-            assert 40 <= answer.held.rows <= 43
+            assert 40 <= answer.usage.rows <= 43
         target = lm().models["target"]
-        rows = answer.held.rows * 2 * 2 * 2 * 8 * target.dtype.itemsize
+        rows = answer.usage.rows * 2 * 2 * 2 * 8 * target.dtype.itemsize
         if spec is None or not spec.startswith("quest"):
-            assert answer.held.bytes == rows
+            assert answer.usage.bytes == rows
         else:  # of every page the largest and the smallest keys
-            assert rows < answer.held.bytes < 1.3 * rows
+            assert rows < answer.usage.bytes < 1.3 * rows
         assert answer.first_s > 0 and (answer.token_s is None) == (len(answer.tokens) < 1)
 
 
 def test_rows_that_are_stored_count_by_what_they_take() -> None:
     stored = "gear:bits=2,outliers=0,rank=0,later=0,buffer=8"
-    full, held = (asked([0], spec)[1].answers[0].held for spec in (None, stored))
+    full, held = (asked([0], spec)[1].answers[0].usage for spec in (None, stored))
     assert held.rows < full.rows and 0.1 * full.bytes < held.bytes < 0.9 * full.bytes
 
 
@@ -157,10 +157,10 @@ def test_bits_are_those_of_decoding_token_by_token(spec: str | None) -> None:
     lm().generate(
         CONTEXT,
         "plain",
-        kv=None if spec is None else kv_of(spec),
+        kv=None if spec is None else build_cache_policy(spec),
         temperature=0.0,
         max_new_tokens=len(text),
         logits_processors=[forced],
     )
     assert method.bits == pytest.approx(want, abs=1e-4)
-    assert len(method.bits) == len(text) and len(method.held) == 1
+    assert len(method.bits) == len(text) and len(method.usages) == 1

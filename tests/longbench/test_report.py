@@ -56,7 +56,7 @@ def document() -> dict[str, Any]:
 
 
 def test_cells_are_means_and_pairs_of_the_same_contexts(document: dict[str, Any]) -> None:
-    whole, quest, more, plain, changed = report.cells(document)
+    whole, quest, more, plain, changed = report.summarize_cells(document)
     assert whole["score"] == 0.75 and "more" not in whole and whole["contexts"] == 2
     assert quest["score"] == 0.5 and quest["turns"] == [pytest.approx(2 / 3), pytest.approx(1 / 3)]
     assert quest["more"]["mean"] == -0.5  # contexts 0 and 1 only
@@ -73,15 +73,15 @@ def test_needles_are_told_apart_by_depth(document: dict[str, Any]) -> None:
         answer(number, "none", "", [float(number == 2)], place=depth, task="needles")
         for number, depth in enumerate(depths)
     ]
-    (cell,) = report.cells(document)
+    (cell,) = report.summarize_cells(document)
     assert cell["depths"] == {"10%": 0.5, "50%": 0.0}
-    ((title, (head, row)),) = report.tables(document)
+    ((title, (head, row)),) = report.result_tables(document)
     assert title == "needles, turns, 1,000 tokens: 3 contexts"
     assert dict(zip(head, row, strict=True))["at 10%"] == "50%"
 
 
 def test_tables_show_every_contender(document: dict[str, Any]) -> None:
-    (title, (head, *rows)), (_, texts) = report.tables(document)
+    (title, (head, *rows)), (_, texts) = report.result_tables(document)
     assert title == "keys, turns, 1,000 tokens: 2 contexts"
     assert [row[0] for row in rows] == ["none", "quest at 10%", "quest at 20%"]
     quest = dict(zip(head, rows[1], strict=True))
@@ -94,7 +94,9 @@ def test_tables_show_every_contender(document: dict[str, Any]) -> None:
 
 
 def test_a_page_has_plots_and_escapes(document: dict[str, Any]) -> None:
-    page = report.html(document)
+    page = report.render_html(document)
     assert page.count("<svg") == 3 and page.count("<table") == 2  # rows and turns; parts
     assert "it &lt;broke&gt;" in page and "<broke>" not in page
-    assert report.failures(document) == ["keys, turns, 1000 tokens, context 2, none: it <broke>"]
+    assert report.failure_lines(document) == [
+        "keys, turns, 1000 tokens, context 2, none: it <broke>"
+    ]

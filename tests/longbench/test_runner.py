@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.document import write
+from foretell.bench.document import write_document
 from foretell.errors import BadConfig, BadFile
-from foretell.longbench import failures, runner
+from foretell.longbench import failure_lines, runner
 from foretell.longbench.settings import Settings
 from tests.longbench.models import CONTEXT, lm
 
@@ -32,7 +32,7 @@ def answers(document: dict[str, Any], *names: str) -> list[Any]:
 
 @pytest.fixture(scope="module")
 def document() -> dict[str, Any]:
-    return runner.run(lm(), SETTINGS, runner.begin(SETTINGS))
+    return runner.run_units(lm(), SETTINGS, runner.begin_document(SETTINGS))
 
 
 def test_every_contender_is_measured_on_every_context(document: dict[str, Any]) -> None:
@@ -65,18 +65,18 @@ def test_an_interrupted_run_goes_on_where_it_was(
     path = tmp_path / "out.json"
     half = {**document, "answers": document["answers"][:6]}
     half["answers"] = [*half["answers"][:5], {**half["answers"][5], "error": "it broke"}]
-    write(half, path)
+    write_document(half, path)
     made = []
-    usual = runner.measured
+    usual = runner.measure_unit
     monkeypatch.setattr(
-        runner, "measured", lambda lm, s, unit: made.append(unit.key) or usual(lm, s, unit)
+        runner, "measure_unit", lambda lm, s, unit: made.append(unit.key) or usual(lm, s, unit)
     )
     told: list[tuple[int, int]] = []
     saved: list[int] = []
-    done = runner.run(
+    done = runner.run_units(
         lm(),
         SETTINGS,
-        runner.begin(SETTINGS, path),
+        runner.begin_document(SETTINGS, path),
         lambda what, number, total: told.append((number, total)),
         lambda one: saved.append(len(one["answers"])),
     )
@@ -85,22 +85,22 @@ def test_an_interrupted_run_goes_on_where_it_was(
         want = [one.get(name) for one in document["answers"]]
         assert [one.get(name) for one in done["answers"]] == want
     with pytest.raises(BadFile, match=r"another settings.seed \(0 there, 1 here\)"):
-        runner.begin(replace(SETTINGS, seed=1), path)
+        runner.begin_document(replace(SETTINGS, seed=1), path)
 
 
 def test_a_unit_that_fails_is_named_and_the_others_go_on() -> None:
     settings = replace(SETTINGS, kv=(), budgets=(), tasks=("keys",), limit=2, modes=("turns",))
-    document = runner.begin(settings)
-    usual = runner.item
+    document = runner.begin_document(settings)
+    usual = runner.make_item
 
     def short(task: str, seed: int, number: int, length: int, counted: Any) -> Any:
         made = usual(task, seed, number, length, counted)
         return replace(made, context=made.context * 4) if number else made
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "item", short)
-        runner.run(lm(), settings, document)
-    (line,) = failures(document)
+        patch.setattr(runner, "make_item", short)
+        runner.run_units(lm(), settings, document)
+    (line,) = failure_lines(document)
     assert line.startswith("keys, turns, 600 tokens, context 1, none: ")
     assert f"holds {CONTEXT}" in line and len(document["answers"]) == 2
 
@@ -116,7 +116,7 @@ def test_what_does_not_fit_the_model_is_refused_before_anything_runs(tmp_path: P
     ):
         settings = replace(SETTINGS, **changed)
         with pytest.raises(BadConfig, match=said) as refused:
-            runner.run(lm(), settings, runner.begin(settings))
+            runner.run_units(lm(), settings, runner.begin_document(settings))
         assert "\n" not in str(refused.value)
 
 
@@ -124,5 +124,5 @@ def test_a_text_is_scored_in_pieces_that_do_not_overlap(tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} sheep. " for number in range(400)), "utf-8")
     settings = replace(SETTINGS, tasks=("perplexity",), text=str(text), limit=2)
-    first, second = (runner.whole(lm(), settings, 600, number) for number in range(2))
+    first, second = (runner.scored_text(lm(), settings, 600, number) for number in range(2))
     assert [*first, *second] == lm().encode(text.read_text("utf-8"))[:1200]

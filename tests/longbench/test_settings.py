@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.longbench.settings import Settings, counted
+from foretell.longbench.settings import Settings, budget_rows
 
 
 @pytest.mark.parametrize(
     ("budget", "rows"), [("10%", 205), ("0.1", 205), ("128", 128), ("100%", 2048), ("0.01%", 1)]
 )
 def test_a_budget_is_a_share_or_a_number(budget: str, rows: int) -> None:
-    assert counted(budget, 2048) == rows
+    assert budget_rows(budget, 2048) == rows
 
 
 @pytest.mark.parametrize("budget", ["", "x", "0", "-5", "2.5", "0%", "120%", "nan", "inf"])
 def test_other_budgets_are_refused(budget: str) -> None:
     with pytest.raises(BadConfig, match="a number of rows, or a share of the length"):
-        counted(budget, 2048)
+        budget_rows(budget, 2048)
 
 
 def test_budgets_rewrite_every_spec() -> None:
@@ -36,7 +36,7 @@ def test_budgets_rewrite_every_spec() -> None:
     assert paged.kv.budget == 192  # three pages of 64
     (_, both) = Settings(kv=("gear:bits=2+snapkv",), budgets=("300",)).contenders(1000)
     of_both: Any = both.kv
-    assert of_both.of("evictor").budget == 300 and of_both.of("encoder").bits == 2
+    assert of_both.find_part("evictor").budget == 300 and of_both.find_part("encoder").bits == 2
     found = Settings(kv=("snapkv:budget=99",)).contenders(1000)
     assert [one.name for one in found] == ["none", "snapkv:budget=99"]
 

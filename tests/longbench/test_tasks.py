@@ -7,7 +7,7 @@ import re
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.longbench.tasks import DEPTHS, MORE, TASKS, Item, item
+from foretell.longbench.tasks import DEPTHS, MORE, TASKS, Item, make_item
 from tests.longbench.models import counted
 
 LENGTH = 1500
@@ -15,7 +15,7 @@ every = pytest.mark.parametrize("name", TASKS)
 
 
 def made(name: str, number: int = 0, seed: int = 0, length: int = LENGTH) -> Item:
-    return item(name, seed, number, length, counted)
+    return make_item(name, seed, number, length, counted)
 
 
 @every
@@ -36,10 +36,12 @@ def test_a_seed_and_a_number_give_one_item(name: str) -> None:
 def test_golden_answers_score_and_other_questions_answers_do_not(name: str) -> None:
     task, turns = TASKS[name], made(name).turns
     assert 1 <= len(turns) <= 5
-    assert all(task.score(turn.answer, turn.wanted) == 1 for turn in turns)
-    wrong = [task.score(a.answer, b.wanted) for a in turns for b in turns if a.answer != b.answer]
+    assert all(task.score_answer(turn.answer, turn.labels) == 1 for turn in turns)
+    wrong = [
+        task.score_answer(a.answer, b.labels) for a in turns for b in turns if a.answer != b.answer
+    ]
     assert not any(wrong) and (wrong or len(turns) == 1)
-    assert all(counted(turn.answer) <= task.most for turn in turns if name != "variables")
+    assert all(counted(turn.answer) <= task.max_tokens for turn in turns if name != "variables")
 
 
 @every
@@ -57,7 +59,7 @@ def test_a_context_that_is_longer_than_its_parts_is_made_shorter(name: str) -> N
         return counted(text) + (60 if len(text) > 1000 else 0)
 
     for number in range(8):
-        one = item(name, 0, number, LENGTH, together)
+        one = make_item(name, 0, number, LENGTH, together)
         assert together(one.context) + MORE <= LENGTH
 
 
@@ -65,8 +67,8 @@ def test_needles_stand_at_their_depth_and_keys_all_in_one_text() -> None:
     for number in range(7):
         one = made("needles", number)
         place = one.context.index("The pass key") / len(one.context)
-        assert one.place == DEPTHS[number % 5] and abs(place - one.place) < 0.12
-        assert one.turns[0].wanted[0] in one.context
+        assert one.depth == DEPTHS[number % 5] and abs(place - one.depth) < 0.12
+        assert one.turns[0].labels[0] in one.context
     text = made("keys").context
     assert len(re.findall("The pass key of the", text)) == 8
 
@@ -78,13 +80,13 @@ def test_variables_are_what_a_loop_finds() -> None:
         values[name] = value or values[other]
     for turn in one.turns:
         (asked,) = re.findall(r"value (\d+)\?", turn.question)
-        assert set(turn.wanted) == {name for name, value in values.items() if value == asked}
+        assert set(turn.labels) == {name for name, value in values.items() if value == asked}
 
 
 def test_numbers_and_shots_are_what_their_contexts_say() -> None:
     one = made("numbers")
     values = [int(line) for line in one.context.splitlines()[1:]]
-    wanted = [int(turn.wanted[0]) for turn in one.turns]
+    wanted = [int(turn.labels[0]) for turn in one.turns]
     assert wanted == [max(values), min(values), values[0], values[-1]]
     one = made("shots")
     shown = dict(re.findall(r"Word: (\w+)\nClass: (\w+)", one.context))
@@ -92,7 +94,7 @@ def test_numbers_and_shots_are_what_their_contexts_say() -> None:
     assert len(endings) == 3
     for turn in one.turns:
         (word,) = re.findall(r"Word: (\w+)", turn.question)
-        assert endings[word[3:]] == turn.wanted[0]
+        assert endings[word[3:]] == turn.labels[0]
 
 
 def test_choices_are_different_and_one_is_right() -> None:
@@ -100,4 +102,4 @@ def test_choices_are_different_and_one_is_right() -> None:
         offered = dict(re.findall(r"([A-D])\) (\w+)", turn.question))
         (name,) = re.findall(r"does (\w+) live", turn.question)
         assert len(set(offered.values())) == 4
-        assert re.search(rf"{name}, .* in {offered[turn.wanted[0]]} ", made("choices").context)
+        assert re.search(rf"{name}, .* in {offered[turn.labels[0]]} ", made("choices").context)

@@ -9,23 +9,23 @@ from foretell.longbench import texts
 
 
 def test_filler_has_what_ships_once_and_never_ends() -> None:
-    made = list(islice(texts.filler(random.Random(0)), 1000))
-    assert set(texts.shipped()) <= set(made) and len(texts.shipped()) > 40
-    assert all(made.count(sentence) == 1 for sentence in texts.shipped())
-    assert made == list(islice(texts.filler(random.Random(0)), 1000))
-    assert made != list(islice(texts.filler(random.Random(1)), 1000))
+    made = list(islice(texts.draw_sentences(random.Random(0)), 1000))
+    assert set(texts.shipped_sentences()) <= set(made) and len(texts.shipped_sentences()) > 40
+    assert all(made.count(sentence) == 1 for sentence in texts.shipped_sentences())
+    assert made == list(islice(texts.draw_sentences(random.Random(0)), 1000))
+    assert made != list(islice(texts.draw_sentences(random.Random(1)), 1000))
 
 
 def test_sentences_fill_a_number_of_tokens() -> None:
     for tokens in (0, 50, 1000):
-        found = texts.filled(texts.filler(random.Random(0)), tokens, len)
+        found = texts.fill_sentences(texts.draw_sentences(random.Random(0)), tokens, len)
         assert sum(len(f" {one}") for one in found) <= tokens
     assert sum(len(f" {one}") for one in found) > 1000 - 250
 
 
 def test_needles_stand_at_their_depths() -> None:
     text = [f"{number}." for number in range(10)]
-    assert texts.planted(text, [(0.0, "A"), (1.0, "C"), (0.5, "B")]).split() == (
+    assert texts.plant_needles(text, [(0.0, "A"), (1.0, "C"), (0.5, "B")]).split() == (
         [*("A 0. 1. 2. 3. 4. B 5. 6. 7. 8. 9. C".split())]
     )
     assert text == [f"{number}." for number in range(10)]
@@ -33,4 +33,4 @@ def test_needles_stand_at_their_depths() -> None:
 
 def test_names_are_apart_however_many() -> None:
     for count in (1, 128, 300):
-        assert len(set(texts.apart(random.Random(0), count))) == count
+        assert len(set(texts.draw_names(random.Random(0), count))) == count

@@ -16,25 +16,25 @@ from foretell.models.executor import Executor
 
 
 def test_the_executors_of_a_device_in_the_order_they_are_tried() -> None:
-    assert registry.names() == ["openvino", "onnxruntime", "native", "graphs"]
-    assert registry.names("cpu") == ["openvino", "onnxruntime", "native"]
-    assert registry.names("cuda") == ["graphs"]
-    assert registry.names("mps") == []
+    assert registry.executor_names() == ["openvino", "onnxruntime", "native", "graphs"]
+    assert registry.executor_names("cpu") == ["openvino", "onnxruntime", "native"]
+    assert registry.executor_names("cuda") == ["graphs"]
+    assert registry.executor_names("mps") == []
     assert registry.device_of("graphs") == "cuda"
 
 
-@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("name", registry.executor_names())
 def test_a_file_holds_what_it_declares_and_what_is_asked_of_it(name: str) -> None:
-    module = registry.load(name)
-    assert registry.declared()[name] == (module.DEVICE, module.PRIORITY)
+    module = registry.load_runtime(name)
+    assert registry.declared_executors()[name] == (module.DEVICE, module.PRIORITY)
     assert module.DTYPE is None or isinstance(module.DTYPE, torch.dtype)
-    assert callable(module.make) and callable(module.suits)
+    assert callable(module.make_executor) and callable(module.suits_model)
     assert isinstance(module.WHOLE, bool)
-    assert not module.WHOLE or callable(module.prepare)
+    assert not module.WHOLE or callable(module.prepare_model)
 
 
 def test_a_name_that_is_no_executor_s() -> None:
-    for find in (registry.load, registry.device_of):
+    for find in (registry.load_runtime, registry.device_of):
         with pytest.raises(BadConfig, match="'pool': must be one of openvino, onnxruntime, native"):
             find("pool")
 
@@ -57,12 +57,12 @@ def test_a_new_file_is_found_and_edits_no_list(
     (backends / "helper.py").write_text('"""No executor."""\nDEVICES = "cpu"\n')
     (backends / "_private.py").write_text('DEVICE = "cpu"\nPRIORITY = 1\n')
     monkeypatch.setattr(registry, "PACKAGE", tmp_path)
-    registry.declared.cache_clear()
+    registry.declared_executors.cache_clear()
     try:
-        assert registry.names() == ["fast"] and registry.device_of("fast") == "cpu"
+        assert registry.executor_names() == ["fast"] and registry.device_of("fast") == "cpu"
     finally:
         monkeypatch.undo()
-        registry.declared.cache_clear()
+        registry.declared_executors.cache_clear()
 
 
 class Suits:
@@ -72,7 +72,7 @@ class Suits:
         self.answer = suits
         self.WHOLE = whole
 
-    def suits(self, hf: Any, named: bool = False) -> bool:
+    def suits_model(self, hf_model: Any, by_name: bool = False) -> bool:
         return self.answer
 
 
@@ -83,10 +83,10 @@ def test_which_executors_are_tried_for_a_model(monkeypatch: pytest.MonkeyPatch) 
         "native": Suits(True, whole=True),
         "graphs": Suits(True),
     }
-    monkeypatch.setattr(registry, "load", modules.__getitem__)
+    monkeypatch.setattr(registry, "load_runtime", modules.__getitem__)
 
     def tried(device: str, wanted: str = "auto") -> list[str]:
-        return [name for name, _ in registry.candidates(None, device, wanted)]
+        return [name for name, _ in registry.candidate_runtimes(None, device, wanted)]
 
     assert tried("cpu") == ["openvino"]
     assert tried("cpu", "openvino") == ["openvino"]
@@ -115,17 +115,17 @@ class Fake(Executor):
 
 
 def test_the_order_to_make_executors_in() -> None:
-    assert registry.lineage(None) == []
-    assert registry.lineage(Fake("b", Fake("a"))) == ["a", "b"]
+    assert registry.fallback_order(None) == []
+    assert registry.fallback_order(Fake("b", Fake("a"))) == ["a", "b"]
     Fake("a").warm(None)  # type: ignore[arg-type]  # nothing to do, by default
 
 
 def test_those_that_compute_everything_are_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {name: Suits(True, whole=name == "native") for name in registry.names()}
-    monkeypatch.setattr(registry, "load", modules.__getitem__)
+    modules = {name: Suits(True, whole=name == "native") for name in registry.executor_names()}
+    monkeypatch.setattr(registry, "load_runtime", modules.__getitem__)
 
     def tried(wanted: str = "auto", device: str = "cpu") -> list[str]:
-        return [name for name, _ in registry.whole(None, device, wanted)]
+        return [name for name, _ in registry.whole_runtimes(None, device, wanted)]
 
     assert tried() == ["native"] and tried("native") == ["native"]
     assert tried("openvino") == [] and tried(device="cuda") == []

@@ -18,9 +18,9 @@ from foretell.models.online import (
     MERGED,
     Learner,
     Lesson,
-    divergence,
+    reverse_divergence,
     forward_divergence,
-    lesson_of,
+    build_lesson,
 )
 from foretell.models.translated import Translated
 from foretell.strategies.plain import Plain
@@ -37,7 +37,7 @@ def test_the_divergence_and_its_gradient_are_those_of_the_reverse_direction() ->
     logits = torch.tensor([[0.0, 1.0, -1.0]], dtype=torch.float64, requires_grad=True)
     q = logits.detach().softmax(-1)[0]
     reverse = float((q * (q / p).log()).sum())
-    loss = divergence(logits.log_softmax(-1)[:, :2], p[None, :2]).sum()
+    loss = reverse_divergence(logits.log_softmax(-1)[:, :2], p[None, :2]).sum()
     assert loss.item() == pytest.approx(reverse, abs=1e-9)
     loss.backward()
     assert logits.grad is not None
@@ -51,7 +51,7 @@ def test_merged_tokens_add_a_fifth_of_their_negative_log_likelihood() -> None:
     logits = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
     laws = logits.log_softmax(-1)
     one = lesson()
-    direct = divergence(laws[:1, [0, 1]], one.chances).sum()
+    direct = reverse_divergence(laws[:1, [0, 1]], one.chances).sum()
     merged = -laws[1, 2] - laws[2, 0]
     assert float(one.loss(logits)) == pytest.approx(float(direct + MERGED * merged), rel=1e-6)
     assert one.size == 2
@@ -65,23 +65,23 @@ def test_an_update_is_made_once_of_the_lessons_in_order() -> None:
         return len(seen)
 
     learner = Learner(2, learn)
-    first = learner.last
+    first = learner.last_update
     for name in range(2):
-        learner.take(lesson(name))
-    second = learner.last
-    assert not seen and first.weights() is None
-    assert (second.weights(), second.weights()) == (1, 1)
+        learner.take_lesson(lesson(name))
+    second = learner.last_update
+    assert not seen and first.get_weights() is None
+    assert (second.get_weights(), second.get_weights()) == (1, 1)
     assert seen == [[0, 1]]
 
 
 def test_lessons_that_nobody_asks_for_give_way_to_newer_ones() -> None:
     learner = Learner(2, lambda lessons: [one.ids[0] for one in lessons])
     for name in range(7):
-        learner.take(lesson(name))
-    assert len(learner.lessons) == 2 and learner.last.weights() == [0, 1]
-    learner.last.asked = True
-    learner.take(lesson(7))
-    assert learner.last.weights() == [6, 7]
+        learner.take_lesson(lesson(name))
+    assert len(learner.lessons) == 2 and learner.last_update.get_weights() == [0, 1]
+    learner.last_update.was_requested = True
+    learner.take_lesson(lesson(7))
+    assert learner.last_update.get_weights() == [6, 7]
 
 
 def test_what_fails_is_raised_once_and_the_weights_before_hold_on() -> None:
@@ -92,11 +92,11 @@ def test_what_fails_is_raised_once_and_the_weights_before_hold_on() -> None:
 
     learner = Learner(1, learn)
     for name in (0, 1):
-        learner.take(lesson(name))
-        learner.last.asked = True
+        learner.take_lesson(lesson(name))
+        learner.last_update.was_requested = True
     with pytest.raises(ValueError, match="no"):
-        learner.last.weights()
-    assert learner.last.weights() == 0
+        learner.last_update.get_weights()
+    assert learner.last_update.get_weights() == 0
 
 
 @pytest.mark.parametrize(
@@ -114,13 +114,13 @@ def test_bytes_tell_which_tokens_stand_in_the_same_place(
 ) -> None:
     models = vocabularies.pair(pair)
     translated = Translated(Context(Engine(models), Request(text, Plain())))
-    translated.update(text)
-    shared = Shared(translated.ours, translated.theirs, models["target"].vocab, 8)
+    translated.read_text(text)
+    shared = Shared(translated.target_words, translated.model_words, models["target"].vocab, 8)
     laws = [
         (torch.tensor([place]), torch.tensor([float(place)]))
         for place in range(len(text) - count, len(text))
     ]
-    found = lesson_of(translated, shared, text, laws)
+    found = build_lesson(translated, shared, text, laws)
     if direct is None:
         assert found is None
         return
@@ -129,7 +129,7 @@ def test_bytes_tell_which_tokens_stand_in_the_same_place(
     for place, law in zip(found.direct, found.tokens, strict=True):
         # The law is the one in which this very token was seen.
         token = text[int(law[0])]
-        assert shared.partner[token] == translated.ids[place]
+        assert shared.partner[token] == translated.token_ids[place]
 
 
 def test_the_forward_divergence_is_the_targets_from_the_drafts() -> None:
@@ -151,7 +151,7 @@ def test_tokens_without_a_row_are_left_out_of_the_targets_law(forward: bool) -> 
     logits = torch.randn(2, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
     loss = Lesson([0, 3], [1], tokens, chances, [], forward).loss(logits, kept)
     loss.backward()
-    measure = forward_divergence if forward else divergence
+    measure = forward_divergence if forward else reverse_divergence
     law = torch.tensor([[2 / 3, 1 / 3]])
     own = logits.detach().log_softmax(-1)[:1, :2]
     assert loss.item() == pytest.approx(measure(own, law).sum().item(), abs=1e-6)
@@ -164,9 +164,9 @@ def test_tokens_without_a_row_are_left_out_of_the_targets_law(forward: bool) -> 
 def test_a_copy_of_a_learner_goes_on_by_itself() -> None:
     learner = Learner(2, lambda lessons: [one.ids[0] for one in lessons])
     for name in range(3):
-        learner.take(lesson(name))
+        learner.take_lesson(lesson(name))
     twin = copy.deepcopy(learner)
-    twin.last.asked = True
-    twin.take(lesson(9))
+    twin.last_update.was_requested = True
+    twin.take_lesson(lesson(9))
     assert [one.ids[0] for one in learner.lessons] == [2]
-    assert (twin.last.weights(), learner.last.weights()) == ([2, 9], [0, 1])
+    assert (twin.last_update.get_weights(), learner.last_update.get_weights()) == ([2, 9], [0, 1])

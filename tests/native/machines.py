@@ -9,28 +9,28 @@ import pytest
 
 from foretell.native import library
 
-built = pytest.mark.skipif(not library.available(), reason="the C library is not built")
+built = pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 
 
 def kinds() -> list[str]:
     """The kinds of kernels that this machine runs; [] where there is no library."""
-    if not library.available():
+    if not library.is_available():
         return []
-    usual = library.kind()
-    found = [kind for kind in library.KINDS if library.library().ft_choose(kind.encode())]
-    library.library().ft_choose(usual.encode())
+    usual = library.kernel_kind()
+    found = [kind for kind in library.KINDS if library.load_kernels().ft_choose(kind.encode())]
+    library.load_kernels().ft_choose(usual.encode())
     return found
 
 
 @contextmanager
 def kernels(kind: str) -> Iterator[None]:
     """Inside, these kernels run."""
-    usual = library.kind()
-    assert library.library().ft_choose(kind.encode())
+    usual = library.kernel_kind()
+    assert library.load_kernels().ft_choose(kind.encode())
     try:
         yield
     finally:
-        library.library().ft_choose(usual.encode())
+        library.load_kernels().ft_choose(usual.encode())
 
 
 @contextmanager
@@ -38,9 +38,9 @@ def no_library() -> Iterator[None]:
     """Inside, torch computes packed layers."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(library.VARIABLE, "off")
-        library.found.cache_clear()
+        library.find_library.cache_clear()
         try:
-            assert not library.available()
+            assert not library.is_available()
             yield
         finally:
-            library.found.cache_clear()
+            library.find_library.cache_clear()

@@ -16,10 +16,10 @@ from foretell.backends.native import NativeExecutor
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.models.decoder.packed import PackedEmbedding, PackedLinear, pack
+from foretell.models.decoder.fused import fused_blocks
+from foretell.models.decoder.packed import PackedEmbedding, PackedLinear, pack_layers
 from foretell.native import library, rows, steps
-from foretell.native.packing import Packed, quantize
+from foretell.native.packing import Packed, quantize_matrix
 from tests.models.decoder import families
 from tests.native.machines import built, no_library
 
@@ -30,7 +30,7 @@ SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "vocab_size
 
 def matrix(form: str = "int8", outputs: int = 40, inputs: int = 64) -> Packed:
     torch.manual_seed(0)
-    return quantize(torch.randn(outputs, inputs), form)
+    return quantize_matrix(torch.randn(outputs, inputs), form)
 
 
 # --- rows by number
@@ -40,7 +40,7 @@ def matrix(form: str = "int8", outputs: int = 40, inputs: int = 64) -> Packed:
 @pytest.mark.parametrize("form", ["int8", "int4", "bfloat16"])
 def test_a_row_that_a_matrix_has_not_is_refused(form: str, wrong: int) -> None:
     with pytest.raises(IndexError, match="ft_rows_of: a token, row, layer or position"):
-        library.rows_of(library.matrix(matrix(form)), torch.tensor([3, wrong, 0]))
+        library.read_matrix_rows(library.describe_matrix(matrix(form)), torch.tensor([3, wrong, 0]))
 
 
 @pytest.mark.parametrize("wrong", [40, -1, -HUGE])
@@ -63,9 +63,9 @@ def test_a_matrix_of_other_numbers_than_it_says_is_refused() -> None:
     bare.scales = None
     for packed in (short, few, bare):
         with pytest.raises(ValueError, match="has weights"):
-            library.matrix(packed)
+            library.describe_matrix(packed)
     with pytest.raises(ValueError, match=r"is \(39,\)"):
-        library.matrix(matrix(), torch.zeros(39))
+        library.describe_matrix(matrix(), torch.zeros(39))
 
 
 @pytest.mark.parametrize(
@@ -80,18 +80,18 @@ def test_a_matrix_of_other_numbers_than_it_says_is_refused() -> None:
     ],
 )
 def test_so_is_a_structure_whose_sizes_do_not_belong_together(field: str, value: Any) -> None:
-    made = library.matrix(matrix())
+    made = library.describe_matrix(matrix())
     setattr(made, field, value)
     with pytest.raises(ValueError, match="sizes do not belong"):
-        library.library().ft_rows_of(made, torch.tensor([0]).data_ptr(), 1, None)
+        library.load_kernels().ft_rows_of(made, torch.tensor([0]).data_ptr(), 1, None)
     with pytest.raises(ValueError, match="sizes do not belong"):
-        library.library().ft_product(made, None, 1, None, 1)
+        library.load_kernels().ft_product(made, None, 1, None, 1)
 
 
 def test_rows_of_another_width_have_no_product() -> None:
     for x in (torch.zeros(2, 63), torch.zeros(2, 64).double(), torch.zeros(64, 2).t()):
         with pytest.raises(ValueError, match=r"reads|lie in one piece"):
-            library.product(library.matrix(matrix()), x, 1)
+            library.multiply_rows(library.describe_matrix(matrix()), x, 1)
 
 
 # --- whole steps
@@ -100,8 +100,8 @@ def test_rows_of_another_width_have_no_product() -> None:
 @cache
 def executor() -> NativeExecutor:
     hf = families.tiny("llama", dtype=torch.bfloat16, **SIZES)
-    pack(hf, "int8")
-    decoder = Decoder(hf, "tiny", blocks)
+    pack_layers(hf, "int8")
+    decoder = Decoder(hf, "tiny", fused_blocks)
     decoder.use(NativeExecutor)
     found: Any = decoder.executor
     found.decoder = decoder
@@ -115,7 +115,7 @@ class Spoilt:
         self.spoil = spoil
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(steps.opened(), name)
+        call = getattr(steps.open_library(), name)
 
         def spoilt(of: Any, step: steps.Step, *more: Any) -> Any:
             held = self.spoil(step)
@@ -136,7 +136,7 @@ def forward(spoil: Callable[[steps.Step], Any], follow: int = 0) -> Any:
         found.library = Spoilt(spoil)
         return decoder.forward([job])
     finally:
-        found.library = steps.opened()
+        found.library = steps.open_library()
         job.cache.drop()
 
 
@@ -227,7 +227,7 @@ def test_a_step_that_is_as_it_was_runs() -> None:
 def attention(**more: Any) -> torch.Tensor:
     torch.manual_seed(0)
     keys, values = torch.randn(2, 2, 40, 32)
-    return rows.read(torch.randn(4, 3, 32), keys, values, 0.1, **more)
+    return rows.attend_rows(torch.randn(4, 3, 32), keys, values, 0.1, **more)
 
 
 def lists(*pages: int) -> torch.Tensor:
@@ -236,15 +236,15 @@ def lists(*pages: int) -> torch.Tensor:
 
 @pytest.mark.parametrize("pages", [(0, 10), (-1, 3), (2, 1 << 30)])
 def test_a_page_that_a_cache_has_not_is_refused(pages: tuple[int, ...]) -> None:
-    assert attention(lists=lists(0, 3), page=4, first=36).shape == (3, 4, 32)
+    assert attention(lists=lists(0, 3), page=4, first_row=36).shape == (3, 4, 32)
     with pytest.raises(IndexError, match="ft_read"):
-        attention(lists=lists(*pages), page=4, first=36)
+        attention(lists=lists(*pages), page=4, first_row=36)
 
 
 @pytest.mark.parametrize("page, first", [(0, 36), (-4, 36), (4, 41), (4, -1), (4, 7)])
 def test_so_are_more_rows_than_there_are(page: int, first: int) -> None:
     with pytest.raises(ValueError, match="ft_read"):
-        attention(lists=lists(0, 1), page=page, first=first)
+        attention(lists=lists(0, 1), page=page, first_row=first)
 
 
 @pytest.mark.parametrize(
@@ -252,8 +252,8 @@ def test_so_are_more_rows_than_there_are(page: int, first: int) -> None:
     [
         {"mask": torch.zeros(3, 39)},
         {"mask": torch.zeros(2, 3, 40)},
-        {"read": torch.ones(2, 3, 39, dtype=torch.bool)},
-        {"read": torch.ones(3, 3, 40, dtype=torch.bool)},
+        {"read_mask": torch.ones(2, 3, 39, dtype=torch.bool)},
+        {"read_mask": torch.ones(3, 3, 40, dtype=torch.bool)},
         {"lists": torch.zeros(3, 3, 2, dtype=torch.int32)},
         {"lists": torch.zeros(2, 4, 2, dtype=torch.int32)},
         {"weights": torch.zeros(2, 3, 39)},
@@ -270,29 +270,29 @@ def test_so_are_queries_and_keys_that_do_not_belong_together() -> None:
     keys = torch.zeros(2, 40, 32)
     for q in (torch.zeros(3, 3, 32), torch.zeros(4, 3, 31), torch.zeros(1, 3, 32)):
         with pytest.raises(ValueError):
-            rows.read(q, keys, keys, 0.1)
+            rows.attend_rows(q, keys, keys, 0.1)
         with pytest.raises(ValueError):
-            rows.products(q, keys)
+            rows.key_products(q, keys)
     with pytest.raises(ValueError):
-        rows.read(torch.zeros(4, 3, 32), keys, keys[:, :39], 0.1)
+        rows.attend_rows(torch.zeros(4, 3, 32), keys, keys[:, :39], 0.1)
     with pytest.raises(ValueError):
-        rows.products(torch.zeros(4, 3, 32), keys, torch.zeros(4, 3, 39))
+        rows.key_products(torch.zeros(4, 3, 32), keys, torch.zeros(4, 3, 39))
 
 
 @pytest.mark.parametrize("count", [0, -1, 9])
 def test_no_more_are_chosen_than_there_are(count: int) -> None:
     with pytest.raises(ValueError, match="ft_highest"):
-        rows.highest(torch.zeros(2, 8), count)
+        rows.highest_positions(torch.zeros(2, 8), count)
     with pytest.raises(ValueError, match="ft_best"):
-        rows.best(torch.zeros(2, 8), count)
+        rows.best_logits(torch.zeros(2, 8), count)
     with pytest.raises(ValueError, match="reads"):
-        rows.best(torch.zeros(2, 8), 1, torch.zeros(1))
+        rows.best_logits(torch.zeros(2, 8), 1, torch.zeros(1))
 
 
 def test_marks_of_another_length_leave_nothing_out() -> None:
     with pytest.raises(ValueError, match="reads"):
-        rows.masked(torch.zeros(8), torch.ones(7, dtype=torch.bool))
+        rows.mask_logits(torch.zeros(8), torch.ones(7, dtype=torch.bool))
     with pytest.raises(ValueError, match="not read"):
-        rows.draw(torch.zeros(8).double(), 0.5)
+        rows.draw_token(torch.zeros(8).double(), 0.5)
     with pytest.raises(ValueError, match="not read"):
-        rows.nucleus(torch.zeros(16)[::2], 0.5)
+        rows.nucleus_logits(torch.zeros(16)[::2], 0.5)

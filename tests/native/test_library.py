@@ -18,10 +18,10 @@ from foretell.native.packing import (
     Packed,
     best_peaks,
     best_ranges,
-    numbers,
-    pack,
-    quantize,
-    unpack,
+    unpack_numbers,
+    pack_numbers,
+    quantize_matrix,
+    unpack_matrix,
 )
 from tests.native.machines import built, kernels, kinds, no_library
 
@@ -31,22 +31,22 @@ LARGE = 70, 1024  # outputs and inputs of more than one task
 
 
 def matrix(form: str, outputs: int, inputs: int) -> Packed:
-    packed = quantize(torch.randn(outputs, inputs), form.split()[0])
+    packed = quantize_matrix(torch.randn(outputs, inputs), form.split()[0])
     if form == "int4 around zero":
         assert packed.scales is not None
         scales = packed.scales.transpose(1, 2).reshape(-1, packed.inputs // GROUP)[:outputs]
-        packed = pack("int4", numbers(packed), scales, None)
+        packed = pack_numbers("int4", unpack_numbers(packed), scales, None)
     return packed
 
 
 def product(packed: Packed, x: torch.Tensor, kind: str, threads: int = 1) -> torch.Tensor:
     with kernels(kind):
-        return library.product(library.matrix(packed), x, threads)
+        return library.multiply_rows(library.describe_matrix(packed), x, threads)
 
 
 @built
 def test_the_quickest_and_the_portable_kernels_run_here() -> None:
-    assert library.kind() == KINDS[0] and KINDS[-1] == "portable"
+    assert library.kernel_kind() == KINDS[0] and KINDS[-1] == "portable"
 
 
 @built
@@ -61,11 +61,11 @@ def test_products_are_those_of_the_numbers(
     packed, x = matrix(form, outputs, groups * GROUP), torch.randn(rows, groups * GROUP)
     ours = product(packed, x, kind)
     if form == "bfloat16":
-        exact = x.bfloat16().double() @ unpack(packed).double().t()
+        exact = x.bfloat16().double() @ unpack_matrix(packed).double().t()
     else:
         parts = x.view(rows, -1, GROUP)
         step = parts.abs().amax(-1, keepdim=True) / 127
-        exact = ((parts / step).round() * step).flatten(1).double() @ unpack(packed).double().t()
+        exact = ((parts / step).round() * step).flatten(1).double() @ unpack_matrix(packed).double().t()
     assert ours.shape == (rows, outputs)
     # Whole numbers beside a half may round to either neighbour.
     assert (ours - exact).abs().max() <= 1e-3 * exact.abs().max() + 1e-4
@@ -109,8 +109,8 @@ def test_a_group_s_largest_sums_do_not_overflow() -> None:
     x[2] = -5.0
     for form, whole in (("int8", -127), ("int8", 127), ("int4", 15)):
         kind = torch.int8 if form == "int8" else torch.uint8
-        packed = pack(form, torch.full((16, 2, 32), whole, dtype=kind), torch.ones(16, 2), None)
-        exact = x @ unpack(packed).t()
+        packed = pack_numbers(form, torch.full((16, 2, 32), whole, dtype=kind), torch.ones(16, 2), None)
+        exact = x @ unpack_matrix(packed).t()
         for name in KINDS:
             assert torch.allclose(product(packed, x, name), exact, rtol=1e-6, atol=1e-3), name
 
@@ -138,12 +138,12 @@ def test_a_bias_is_added_and_rows_are_read(kind: str, form: str) -> None:
     packed, bias = matrix(form, 37, 96), torch.randn(37)
     x = torch.randn(5, 96)
     with kernels(kind):
-        biased = library.product(library.matrix(packed, bias), x, 1)
-        rows = library.rows_of(library.matrix(packed), torch.tensor([36, 0, 15, 16]))
-        none = library.product(library.matrix(packed), x[:0], 1)
+        biased = library.multiply_rows(library.describe_matrix(packed, bias), x, 1)
+        rows = library.read_matrix_rows(library.describe_matrix(packed), torch.tensor([36, 0, 15, 16]))
+        none = library.multiply_rows(library.describe_matrix(packed), x[:0], 1)
     plain = product(packed, x, kind)
     assert torch.allclose(biased, plain + bias, rtol=1e-6, atol=1e-5)
-    wanted = unpack(packed)[[36, 0, 15, 16]].float()
+    wanted = unpack_matrix(packed)[[36, 0, 15, 16]].float()
     assert torch.allclose(rows, wanted, rtol=1e-6, atol=1e-7)
     assert none.shape == (0, 37)
 
@@ -155,48 +155,48 @@ def test_a_slip_in_a_product_is_found() -> None:
     """
     torch.manual_seed(0)
     packed, x = matrix("int4", 32, 64), torch.randn(3, 64)
-    before = library.product(library.matrix(packed), x, 1)
+    before = library.multiply_rows(library.describe_matrix(packed), x, 1)
     assert packed.scales is not None and packed.minima is not None
     for part, at in ((packed.scales, (1, 0, 4)), (packed.minima, (1, 1, 4))):
         old = part[at].clone()
         part[at] += 1
-        after = library.product(library.matrix(packed), x, 1)
+        after = library.multiply_rows(library.describe_matrix(packed), x, 1)
         part[at] = old
         assert (after != before).any(0).nonzero().flatten().tolist() == [20]
 
 
 def test_it_can_be_turned_off() -> None:
     with no_library(), pytest.raises(LookupError, match="FORETELL_NATIVE=off"):
-        library.library()
+        library.load_kernels()
 
 
 @built
 def test_kernels_can_be_named_and_wrong_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    usual = library.kind()
+    usual = library.kernel_kind()
     try:
         monkeypatch.setenv(library.VARIABLE, "portable")
-        library.found.cache_clear()
-        assert library.kind() == "portable"
+        library.find_library.cache_clear()
+        assert library.kernel_kind() == "portable"
         monkeypatch.setenv(library.VARIABLE, "fastest")
-        library.found.cache_clear()
+        library.find_library.cache_clear()
         with pytest.raises(BadConfig, match="FORETELL_NATIVE='fastest': must be off or one of"):
-            library.library()
+            library.load_kernels()
     finally:
         monkeypatch.undo()
-        library.found.cache_clear()
-    assert library.kind() == usual
+        library.find_library.cache_clear()
+    assert library.kernel_kind() == usual
 
 
 def test_without_a_build_the_reason_and_the_cure_are_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
-    library.found.cache_clear()
+    library.find_library.cache_clear()
     try:
         with pytest.raises(LookupError, match="not built: install foretell again"):
-            library.library()
-        assert not library.available()
+            library.load_kernels()
+        assert not library.is_available()
     finally:
         monkeypatch.undo()
-        library.found.cache_clear()
+        library.find_library.cache_clear()
 
 
 @built
@@ -207,7 +207,7 @@ def test_peaks_lose_as_little_as_those_that_torch_finds(kind: str, size: float) 
     groups = torch.randn(37, 61, 32) * size
     groups[3, 5] = 0
     with kernels(kind):
-        found = library.peaks(groups)
+        found = library.find_peaks(groups)
     wanted = best_peaks(groups)
     assert (found == wanted).float().mean() > 0.99, "but for equally good ones"
     assert int(found[3, 5]) == 127
@@ -237,7 +237,7 @@ def test_ranges_lose_as_little_as_those_that_torch_finds(kind: str, size: float)
         return (rounded(found) - groups).square().sum(-1)
 
     with kernels(kind):
-        found = library.ranges(groups)
+        found = library.find_ranges(groups)
     wanted = best_ranges(groups)
     assert (lost(found) <= 1.001 * lost(wanted) + 1e-12 * size**2).all()
     assert (found[0] == wanted[0]).all(-1).float().mean() > 0.99, "but for equally good ones"

@@ -17,12 +17,12 @@ from foretell.native.packing import (
     Packed,
     Peaks,
     best_peaks,
-    by_group,
-    numbers,
-    pack,
+    group_values,
+    unpack_numbers,
+    pack_numbers,
     pack_bfloat16,
-    quantize,
-    unpack,
+    quantize_matrix,
+    unpack_matrix,
 )
 
 SIZES = st.integers(1, 40)
@@ -39,15 +39,15 @@ def test_numbers_scales_and_minima_come_back(
     whole = torch.randint(low, high, (outputs, groups, GROUP), generator=generator).to(kind)
     scales = torch.rand(outputs, groups, generator=generator).half()
     minima = torch.rand(outputs, groups, generator=generator).half() - 1 if has_minima else None
-    packed = pack(format, whole, scales, minima)
+    packed = pack_numbers(format, whole, scales, minima)
     assert packed.weights.dtype == torch.uint8 and packed.weights.ndim == 1
     assert packed.blocks == -(-outputs // BLOCK) and packed.inputs == groups * GROUP
-    assert torch.equal(numbers(packed), whole)
-    assert packed.scales is not None and torch.equal(by_group(packed, packed.scales), scales)
+    assert torch.equal(unpack_numbers(packed), whole)
+    assert packed.scales is not None and torch.equal(group_values(packed, packed.scales), scales)
     if minima is None:
         assert packed.minima is None
     else:
-        assert packed.minima is not None and torch.equal(by_group(packed, packed.minima), minima)
+        assert packed.minima is not None and torch.equal(group_values(packed, packed.minima), minima)
     bits = 8 if format == "int8" else 4
     padded = packed.blocks * BLOCK * packed.inputs
     halves = 2 * padded // GROUP * (1 if minima is None else 2)
@@ -59,7 +59,7 @@ def test_numbers_scales_and_minima_come_back(
 def test_bfloat16_comes_back_as_it_was(outputs: int, groups: int) -> None:
     weight = torch.randn(outputs, groups * GROUP).bfloat16()
     packed = pack_bfloat16(weight)
-    assert torch.equal(unpack(packed), weight)
+    assert torch.equal(unpack_matrix(packed), weight)
     assert packed.scales is None and packed.minima is None
 
 
@@ -70,17 +70,17 @@ def test_rounding_to_8_bits_is_by_half_a_scale(
 ) -> None:
     torch.manual_seed(seed)
     weight = torch.randn(outputs, inputs) * size
-    packed = quantize(weight, "int8")
+    packed = quantize_matrix(weight, "int8")
     assert packed.scales is not None
-    scale = by_group(packed, packed.scales).float().repeat_interleave(GROUP, 1)
-    lost = (unpack(packed)[:, :inputs] - weight).abs()
+    scale = group_values(packed, packed.scales).float().repeat_interleave(GROUP, 1)
+    lost = (unpack_matrix(packed)[:, :inputs] - weight).abs()
     # The largest of a group may lie beyond 127 of a scale that float16 rounded down.
     assert (lost <= scale[:, :inputs] * 0.57).all()
-    assert not unpack(packed)[:, inputs:].any(), "what fills a group up is zero"
+    assert not unpack_matrix(packed)[:, inputs:].any(), "what fills a group up is zero"
 
 
 def lost(weight: torch.Tensor, peaks: Peaks) -> float:
-    return float((unpack(quantize(weight, "int8", peaks)) - weight).square().mean())
+    return float((unpack_matrix(quantize_matrix(weight, "int8", peaks)) - weight).square().mean())
 
 
 def always(peak: int, groups: torch.Tensor) -> torch.Tensor:
@@ -96,11 +96,11 @@ def test_the_peak_of_a_group_is_the_best_of_all() -> None:
         simple = lost(weight, partial(always, 127))
         assert lost(weight, best_peaks) < most * simple
         for peak in (127, 110, 96):
-            fixed = quantize(
+            fixed = quantize_matrix(
                 weight, "int8", lambda groups, p=peak: torch.full(groups.shape[:-1], p)
             )
-            by_peak = (unpack(fixed) - weight).square().unflatten(1, (-1, GROUP)).sum(-1)
-            best = unpack(quantize(weight, "int8")) - weight
+            by_peak = (unpack_matrix(fixed) - weight).square().unflatten(1, (-1, GROUP)).sum(-1)
+            best = unpack_matrix(quantize_matrix(weight, "int8")) - weight
             # The scale is rounded to float16 after the choice.
             allowed = 1.02 * by_peak + 1e-6
             assert (best.square().unflatten(1, (-1, GROUP)).sum(-1) <= allowed).float().mean() > 0.9
@@ -110,7 +110,7 @@ def test_the_peak_of_a_group_is_the_best_of_all() -> None:
 def test_rounding_to_4_bits_fits_scale_and_minimum_to_a_group(offset: float) -> None:
     torch.manual_seed(0)
     weight = torch.randn(48, 5 * GROUP) + offset
-    ours = unpack(quantize(weight, "int4"))
+    ours = unpack_matrix(quantize_matrix(weight, "int4"))
     groups = weight.view(48, -1, GROUP)
     low = groups.amin(-1, keepdim=True)
     scale = (groups.amax(-1, keepdim=True) - low) / 15
@@ -123,24 +123,24 @@ def test_rounding_to_4_bits_fits_scale_and_minimum_to_a_group(offset: float) -> 
 def test_groups_without_a_range_lose_next_to_nothing(format: str) -> None:
     weight = torch.zeros(17, 2 * GROUP)
     weight[3, GROUP:] = -2.0
-    ours = unpack(quantize(weight, format)).float()
+    ours = unpack_matrix(quantize_matrix(weight, format)).float()
     assert torch.allclose(ours, weight, rtol=2**-11, atol=0)  # a scale is of float16
 
 
 def test_4_bits_without_minima_are_around_zero() -> None:
     whole = torch.arange(32, dtype=torch.uint8).view(1, 1, 32) % 16
-    packed = pack("int4", whole, torch.full((1, 1), 0.5).half(), None)
-    assert torch.equal(unpack(packed), (whole.float().view(1, 32) - 8) / 2)
+    packed = pack_numbers("int4", whole, torch.full((1, 1), 0.5).half(), None)
+    assert torch.equal(unpack_matrix(packed), (whole.float().view(1, 32) - 8) / 2)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_parts_share_the_memory_of_what_was_joined(format: str) -> None:
     torch.manual_seed(0)
-    parts = [quantize(torch.randn(n, 64), format) for n in (16, 48, 21)]
+    parts = [quantize_matrix(torch.randn(n, 64), format) for n in (16, 48, 21)]
     joined = Packed.join(parts)
-    assert torch.equal(unpack(joined), torch.cat([unpack(part) for part in parts]))
+    assert torch.equal(unpack_matrix(joined), torch.cat([unpack_matrix(part) for part in parts]))
     first, second = joined.split([16, 48])
-    assert torch.equal(unpack(second), unpack(parts[1]))
+    assert torch.equal(unpack_matrix(second), unpack_matrix(parts[1]))
     assert first.weights.data_ptr() == joined.weights.data_ptr()
     assert second.weights.data_ptr() == joined.weights.data_ptr() + len(first.weights)
     if joined.scales is not None and second.scales is not None:
@@ -151,8 +151,8 @@ def test_parts_share_the_memory_of_what_was_joined(format: str) -> None:
 
 def test_large_matrices_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(70, 64)
-    whole = quantize(weight, "int4")
+    whole = quantize_matrix(weight, "int4")
     assert weight.numel() < CHUNK
     monkeypatch.setattr("foretell.native.packing.CHUNK", 1)
-    parts = quantize(weight, "int4")
-    assert parts.outputs == 70 and torch.equal(unpack(parts), unpack(whole))
+    parts = quantize_matrix(weight, "int4")
+    assert parts.outputs == 70 and torch.equal(unpack_matrix(parts), unpack_matrix(whole))

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretell.native import library
-from foretell.native.packing import Packed, quantize
+from foretell.native.packing import Packed, quantize_matrix
 from tests.native.machines import built
 
 pytestmark = built
@@ -20,11 +20,11 @@ OUTPUTS, INPUTS = 200, 96
 
 def question() -> tuple[Packed, torch.Tensor]:
     torch.manual_seed(0)
-    return quantize(torch.randn(OUTPUTS, INPUTS), "int8"), torch.randn(5, INPUTS)
+    return quantize_matrix(torch.randn(OUTPUTS, INPUTS), "int8"), torch.randn(5, INPUTS)
 
 
 def product(packed: Packed, x: torch.Tensor, threads: int) -> torch.Tensor:
-    return library.product(library.matrix(packed), x, threads)
+    return library.multiply_rows(library.describe_matrix(packed), x, threads)
 
 
 @pytest.mark.parametrize("threads", [-1, 0, 1, 2, 3])

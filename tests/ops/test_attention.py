@@ -12,9 +12,9 @@ import torch
 from foretell.ops.attention import (
     Attention,
     attend,
-    jointly,
-    merge,
-    own_part,
+    attend_jointly,
+    merge_parts,
+    self_part,
     partial_attention,
 )
 
@@ -104,7 +104,7 @@ def test_a_key_of_each_nodes_own_is_one_more_row(heads: tuple[int, int]) -> None
     own_k, own_v = numbers(heads[1], 3, 4), numbers(heads[1], 3, 2)
     mask = torch.zeros(3, 5, dtype=torch.float64)
     mask[0, 2:] = -torch.inf
-    out = merge([partial_attention(q, k, v, mask, 0.5), own_part(q, own_k, own_v, 0.5)])
+    out = merge_parts([partial_attention(q, k, v, mask, 0.5), self_part(q, own_k, own_v, 0.5)])
     for node in range(3):
         here = slice(node, node + 1)
         keys, values = torch.cat([k, own_k[:, here]], 1), torch.cat([v, own_v[:, here]], 1)
@@ -122,9 +122,9 @@ def test_parts_are_weighed_alike_as_they_are_and_converted(new: int) -> None:
     mask[0, 30:] = -torch.inf
     near, far = Attention(0, q, *near_rows, mask, 0.2), Attention(0, other, *far_rows, None, 0.2)
     empty = replace(far, keys=far.keys[:, :0], values=far.values[:, :0])
-    out, numbers, total = jointly([near, far, empty])
+    out, numbers, total = attend_jointly([near, far, empty])
     wide = [part.in_type(torch.float64) for part in (near, far)]
-    want, given, whole = jointly(wide)
+    want, given, whole = attend_jointly(wide)
     assert out.shape == want.shape == (new, 6, 32)
     torch.testing.assert_close(out.double(), want, atol=1e-5, rtol=1e-4)
     torch.testing.assert_close((numbers / total).double(), given / whole, atol=1e-6, rtol=1e-4)
@@ -143,7 +143,7 @@ def test_parts_with_other_queries_are_weighed_together(sinks: bool) -> None:
     sink = torch.randn(heads, dtype=torch.float64) if sinks else None
     near = Attention(0, q, k, v, mask, 0.3, 9.0, sink)
     far = Attention(0, other, more_k, more_v, None, 0.3, 9.0)
-    out, numbers, total = jointly([near, far])
+    out, numbers, total = attend_jointly([near, far])
     weights = numbers / total
     for head in range(heads):
         for node in range(new):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.ops.common_prefix import common
+from foretell.ops.common_prefix import shared_prefix_length
 
 texts = st.lists(st.integers(0, 1), max_size=12)
 
@@ -16,4 +16,4 @@ def test_it_is_the_length_of_the_common_beginning(a: list[int], b: list[int], c:
     count = 0
     while count < min(len(first), len(second)) and first[count] == second[count]:
         count += 1
-    assert common(first, second) == count == common(second, first)
+    assert shared_prefix_length(first, second) == count == shared_prefix_length(second, first)

@@ -10,12 +10,12 @@ import torch
 from foretell.ops.expert_blocks import (
     AdaptiveWeight,
     chunk_loss,
-    dense,
+    all_blocks,
     locality_loss,
-    routed,
-    spans,
-    sparsity,
-    union,
+    route_blocks,
+    consecutive_runs,
+    block_sparsity,
+    active_blocks,
 )
 
 ROWS, E, BLOCKS, WIDTH = 5, 6, 7, 3
@@ -35,8 +35,8 @@ def silu(x: float) -> float:
 def test_scores_and_the_whole_layer_number_by_number() -> None:
     x, logits, up, down = drawn()
     scale = torch.linspace(0.5, 2, BLOCKS, dtype=torch.float64)
-    scores = routed(logits, scale, 1e-6)
-    out = dense(x, scores, up, down)
+    scores = route_blocks(logits, scale, 1e-6)
+    out = all_blocks(x, scores, up, down)
     for row in range(ROWS):
         positive = [max(0.0, float(value)) for value in logits[row]]
         size = math.sqrt(sum(p * p for p in positive) / BLOCKS + 1e-6)
@@ -56,11 +56,11 @@ def test_the_union_is_the_whole() -> None:
     for seed in range(6):
         x, logits, up, down = drawn(seed)
         logits = logits - 1.2  # most blocks rest
-        scores = routed(logits, torch.ones(BLOCKS, dtype=torch.float64), 1e-6)
-        out, count = union(x, scores, up, down)
-        torch.testing.assert_close(out, dense(x, scores, up, down))
+        scores = route_blocks(logits, torch.ones(BLOCKS, dtype=torch.float64), 1e-6)
+        out, count = active_blocks(x, scores, up, down)
+        torch.testing.assert_close(out, all_blocks(x, scores, up, down))
         assert count == len({b for row in logits for b in range(BLOCKS) if row[b] > 0})
-        alone, one = union(x[:1], scores[:1], up, down)
+        alone, one = active_blocks(x[:1], scores[:1], up, down)
         assert one == int((logits[0] > 0).sum()) <= count
         torch.testing.assert_close(alone[0], out[0])
     # Weights of other blocks are not read; those of the union are.
@@ -68,23 +68,23 @@ def test_the_union_is_the_whole() -> None:
     assert rest.any() and not rest.all()
     broken = up.clone()
     broken.unflatten(0, (BLOCKS, WIDTH))[rest] = torch.nan
-    assert union(x, scores, broken, down)[0].isfinite().all()
+    assert active_blocks(x, scores, broken, down)[0].isfinite().all()
     broken.unflatten(0, (BLOCKS, WIDTH))[~rest] = torch.nan
-    assert union(x, scores, broken, down)[0].isnan().any()
+    assert active_blocks(x, scores, broken, down)[0].isnan().any()
 
 
 def test_rows_that_need_nothing_are_0() -> None:
     x, logits, up, down = drawn()
-    out, count = union(x, torch.zeros_like(logits), up, down)
+    out, count = active_blocks(x, torch.zeros_like(logits), up, down)
     assert count == 0 and not out.any()
-    batch, _ = union(x[None], routed(logits, torch.ones(BLOCKS).double(), 1e-6)[None], up, down)
+    batch, _ = active_blocks(x[None], route_blocks(logits, torch.ones(BLOCKS).double(), 1e-6)[None], up, down)
     assert batch.shape == (1, ROWS, E)
 
 
 def test_runs_of_numbers() -> None:
-    assert list(spans([])) == []
-    assert list(spans([3])) == [(3, 4)]
-    assert list(spans([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 6), (7, 9)]
+    assert list(consecutive_runs([])) == []
+    assert list(consecutive_runs([3])) == [(3, 4)]
+    assert list(consecutive_runs([0, 1, 2, 5, 7, 8])) == [(0, 3), (5, 6), (7, 9)]
 
 
 def test_the_losses_are_those_of_a_loop() -> None:
@@ -120,31 +120,31 @@ def test_both_sides_learn_and_the_losses_fall_with_what_they_are_for() -> None:
     few = torch.tensor([1.0, -1, -1, -1]).expand(8, 4)
     each = 2 * torch.eye(4).repeat(2, 1) - 1  # as sparse by tokens, and another block each time
     assert chunk_loss(few, 8) < 0.3 and chunk_loss(each, 8) > 0.9
-    assert sparsity(few > 0) == sparsity(each > 0) == 0.75
-    assert sparsity(few > 0, 4) == 0.75 and sparsity(each > 0, 4) == 0
-    assert sparsity(few[:7] > 0, 4) == 0.75  # a rest that is no whole group does not count
+    assert block_sparsity(few > 0) == block_sparsity(each > 0) == 0.75
+    assert block_sparsity(few > 0, 4) == 0.75 and block_sparsity(each > 0, 4) == 0
+    assert block_sparsity(few[:7] > 0, 4) == 0.75  # a rest that is no whole group does not count
 
 
 def test_the_weight_follows_its_loss() -> None:
     weight = AdaptiveWeight(0.1, 2)
     for loss in (1.0, 1.0):
-        weight.note(loss)
+        weight.note_loss(loss)
     assert weight.value == 0.1
     for loss in (0.5, 0.5):  # it falls to a half
-        weight.note(loss)
+        weight.note_loss(loss)
     assert weight.value == 0.1
-    weight.note(0.5)
+    weight.note_loss(0.5)
     assert weight.value == pytest.approx(0.075)  # half the way
-    weight.note(0.5)
+    weight.note_loss(0.5)
     assert weight.value == pytest.approx(0.05)  # and on: the loss stayed
     for _ in range(2):
-        weight.note(0.505)  # less than GROWTH
+        weight.note_loss(0.505)  # less than GROWTH
     for _ in range(2):
-        weight.note(50.0)
+        weight.note_loss(50.0)
     assert weight.value == pytest.approx(0.05 * 1.025)
     twin = AdaptiveWeight(0.1, 2)
     twin.state = weight.state
     for each in (weight, twin):
-        each.note(50.0)
-        each.note(50.0)
+        each.note_loss(50.0)
+        each.note_loss(50.0)
         assert each.value == pytest.approx(0.4)  # MOST times its start

@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from foretell.errors import BadFile
-from foretell.ops.files import whole, write_text
+from foretell.ops.files import replace_file, write_text
 from tests.files import full_disk
 
 
@@ -26,7 +26,7 @@ def test_a_text_replaces_what_was_there(tmp_path: Path) -> None:
 def test_a_file_of_safetensors_can_be_read_as_any_other(tmp_path: Path) -> None:
     path = tmp_path / "numbers"
     (tmp_path / "other").touch()
-    with whole(path) as part:
+    with replace_file(path) as part:
         save_file({"a": np.arange(3)}, part)
     assert load_file(path)["a"].tolist() == [0, 1, 2]
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE((tmp_path / "other").stat().st_mode)
@@ -47,7 +47,7 @@ def test_safetensors_has_an_error_of_its_own_for_that(tmp_path: Path) -> None:
     with (
         full_disk(100),
         pytest.raises(BadFile, match=r"cannot be written \(File too large"),
-        whole(path) as part,
+        replace_file(path) as part,
     ):
         save_file({"a": np.zeros(1_000_000)}, part)
     assert not list(tmp_path.iterdir())
@@ -56,7 +56,7 @@ def test_safetensors_has_an_error_of_its_own_for_that(tmp_path: Path) -> None:
 def test_a_mistake_in_the_block_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_text("old")
-    with pytest.raises(ZeroDivisionError), whole(path) as part:
+    with pytest.raises(ZeroDivisionError), replace_file(path) as part:
         part.write_text("new")
         1 / 0  # noqa: B018
     assert path.read_text() == "old"
@@ -68,7 +68,7 @@ def test_a_place_that_cannot_be_written_is_told_before_the_work(name: str, tmp_p
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").touch()
     path = tmp_path / name
-    with pytest.raises(BadFile) as raised, whole(path):
+    with pytest.raises(BadFile) as raised, replace_file(path):
         pytest.fail("the work was begun")
     assert str(raised.value).startswith(f"{path}: cannot be written (")
     assert "\n" not in str(raised.value)

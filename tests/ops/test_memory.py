@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from foretell.ops import memory
-from foretell.ops.memory import LARGE_PAGE, SIZES, large_pages, release, rounded
+from foretell.ops.memory import LARGE_PAGE, SIZES, large_pages, release_pages, round_row_count
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux is told to let pages go")
 
@@ -42,7 +42,7 @@ def test_pages_of_a_mapped_file_leave_and_come_back_when_they_are_read(tmp_path:
     tensor = mapped(tmp_path / "weights", "c")
     before = resident(tmp_path / "weights")
     part = tensor[1000:-1000]
-    assert before == 1 << 22 and part.nbytes - 8192 < release([part]) <= part.nbytes
+    assert before == 1 << 22 and part.nbytes - 8192 < release_pages([part]) <= part.nbytes
     assert resident(tmp_path / "weights") <= before - part.nbytes + 8192
     assert torch.equal(tensor, torch.arange(1 << 20, dtype=torch.int32))
 
@@ -55,14 +55,14 @@ def test_other_memory_is_left_alone(tmp_path: Path) -> None:
         torch.full((1 << 20,), 7, dtype=torch.int32),
         mapped(tmp_path / "odd", "c").view(1 << 10, -1).t(),
     )
-    assert release([own, shared, odd, own[:3], own[:0], torch.empty(1 << 20, device="meta")]) == 0
+    assert release_pages([own, shared, odd, own[:3], own[:0], torch.empty(1 << 20, device="meta")]) == 0
     assert bool((own == 7).all()) and bool((shared == 7).all())
 
 
 def test_elsewhere_nothing_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensor = mapped(tmp_path / "weights", "c")
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert release([tensor]) == 0
+    assert release_pages([tensor]) == 0
 
 
 @linux
@@ -86,8 +86,8 @@ def test_no_large_pages_where_there_is_no_memory(monkeypatch: pytest.MonkeyPatch
 
 
 def test_sizes_are_few_and_close() -> None:
-    sizes = [rounded(n) for n in range(1, 2000)]
-    assert sizes == sorted(sizes) and {*sizes} >= {*SIZES} and [rounded(n) for n in sizes] == sizes
+    sizes = [round_row_count(n) for n in range(1, 2000)]
+    assert sizes == sorted(sizes) and {*sizes} >= {*SIZES} and [round_row_count(n) for n in sizes] == sizes
     assert all(n <= size <= n + max(n / 3 + 1, 256 * (n > 512)) for n, size in enumerate(sizes, 1))
     assert len({*sizes[:512]}) == len(SIZES) < 30
 
@@ -140,4 +140,4 @@ def test_memory_to_spare_is_the_machines_or_the_containers(
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert memory.spare(torch.device("cpu")) == left
+    assert memory.spare_bytes(torch.device("cpu")) == left

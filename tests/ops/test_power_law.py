@@ -8,7 +8,7 @@ import math
 
 import torch
 
-from foretell.ops.power_law import POSITIVE, curvature, gated_square, spread
+from foretell.ops.power_law import POSITIVE, curvature, gated_square, metric_spread
 
 
 def test_the_last_part_number_by_number() -> None:
@@ -44,10 +44,10 @@ def test_narrow_formats_stay_finite() -> None:
 def test_metrics_that_are_the_same_are_no_distance_apart() -> None:
     torch.manual_seed(0)
     metric = torch.randn(2, 3, 4, 4)
-    assert spread([metric, metric.clone()]) == {"rmse": 0.0, "determinant": 0.0}
+    assert metric_spread([metric, metric.clone()]) == {"rmse": 0.0, "determinant": 0.0}
     singular = torch.ones(1, 1, 2, 2)
-    assert spread([singular, singular.clone()])["determinant"] == 0
-    assert spread([singular, singular + torch.eye(2)])["determinant"] == math.inf
-    apart = spread([metric, 3 * metric])
+    assert metric_spread([singular, singular.clone()])["determinant"] == 0
+    assert metric_spread([singular, singular + torch.eye(2)])["determinant"] == math.inf
+    apart = metric_spread([metric, 3 * metric])
     assert math.isclose(apart["rmse"], 0.5, rel_tol=1e-6)  # each is half the mean from it
     assert math.isclose(apart["determinant"], 3**4 - 1, rel_tol=1e-4)

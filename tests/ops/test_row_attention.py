@@ -16,10 +16,10 @@ from foretell.ops.row_attention import (
     attend_all,
     attend_listed,
     attend_noting,
-    highest,
+    highest_positions,
     listed_by_torch,
     noting_by_torch,
-    products,
+    query_products,
 )
 from tests.native.machines import built, kernels, kinds, no_library
 
@@ -153,9 +153,9 @@ def test_pages_are_their_rows(
     random = torch.Generator().manual_seed(size["seed"])
     scores = torch.rand(len(asked.q if of_queries else asked.keys), size["nodes"], whole or 1)
     count = int(torch.randint(whole + 1, (), generator=random)) or whole
-    lists = highest(scores, count) if whole else scores[..., :0].int()
+    lists = highest_positions(scores, count) if whole else scores[..., :0].int()
     listed = Listed(lists, page, whole * page)
-    read = listed.read(size["rows"])
+    read = listed.mask_rows(size["rows"])
     assert read.sum(-1).eq(count * page * bool(whole) + size["rows"] - whole * page).all()
     with kernels(kind):
         assert torch.equal(attend_listed(asked, listed), attend_listed(asked, read))
@@ -189,9 +189,9 @@ def test_what_rows_are_given_is_that_of_torch(
 def test_products_are_those_of_torch(kind: str, dtype: torch.dtype, **size: int) -> None:
     asked = question(**size, dtype=dtype)  # type: ignore[arg-type]
     with kernels(kind):
-        ours = products(asked.q, asked.keys)
+        ours = query_products(asked.q, asked.keys)
     with no_library():
-        theirs = products(asked.q, asked.keys)
+        theirs = query_products(asked.q, asked.keys)
     assert near(ours, theirs, torch.float32)
 
 
@@ -209,10 +209,10 @@ def test_rows_in_columns_and_a_part_of_the_result(
     whole = torch.full((*asked.q.shape[:2], rows + 5), 7.0)
     with kernels(kind):
         assert library.lie_in_columns(columns) or rows == 1
-        products(asked.q, columns, whole[..., 2 : rows + 2])
-        beside = products(asked.q, asked.keys, torch.empty(*asked.q.shape[:2], rows))
+        query_products(asked.q, columns, whole[..., 2 : rows + 2])
+        beside = query_products(asked.q, asked.keys, torch.empty(*asked.q.shape[:2], rows))
     with no_library():
-        theirs = products(asked.q, asked.keys)
+        theirs = query_products(asked.q, asked.keys)
     assert near(whole[..., 2 : rows + 2], theirs, torch.float32)
     assert near(beside, theirs, torch.float32)
     assert whole[..., :2].eq(7).all() and whole[..., rows + 2 :].eq(7).all()
@@ -244,7 +244,7 @@ def test_the_highest_of_many(kind: str, length: int, count: int, sort: str, seed
     elif sort == "tiny":  # below the normal numbers, and zeros of both signs
         scores = (scores * 1e-40) * (torch.arange(length) % 3 - 1)
     with kernels(kind):
-        found = highest(scores, count).long()
+        found = highest_positions(scores, count).long()
     order = scores.argsort(dim=-1, descending=True, stable=True)
     assert torch.equal(found, order[:, :count].sort(-1).values)
 
@@ -261,12 +261,12 @@ def test_the_highest_are_the_highest(
     if few:  # values, so that many are equal, zeros of both signs among them
         scores = scores.round() * -1.0
     scores[:, :, ::7] = -torch.inf
-    found = highest(scores, count)
+    found = highest_positions(scores, count)
     for list, own in zip(found.flatten(0, 1).tolist(), scores.flatten(0, 1).tolist(), strict=True):
         order = sorted(range(length), key=lambda row: (-own[row], row))
         assert list == sorted(order[:count])
     with no_library():
-        assert torch.equal(highest(scores, count).long(), found.long())
+        assert torch.equal(highest_positions(scores, count).long(), found.long())
 
 
 @built
@@ -276,10 +276,10 @@ def test_threads_and_neighbours_change_no_bit() -> None:
     whole = attend_listed(asked, read)
     given = attend_noting(asked)[1]
     for threads in (2, 3):
-        with library.library.running(threads):
+        with library.library.limit_threads(threads):
             assert torch.equal(attend_listed(asked, read), whole)
             assert torch.equal(attend_noting(asked)[1], given)
-            assert torch.equal(products(asked.q, asked.keys), products(asked.q[:, :], asked.keys))
+            assert torch.equal(query_products(asked.q, asked.keys), query_products(asked.q[:, :], asked.keys))
     alone = Attention(0, asked.q[:, 2:3], asked.keys, asked.values, None, asked.scale)
     assert torch.equal(attend_listed(alone, read[:, 2:3])[0], whole[2])
 
@@ -300,7 +300,7 @@ def test_without_the_library_and_in_float64_it_is_torch() -> None:
     with no_library():
         assert torch.equal(attend_listed(asked, read), listed_by_torch(asked, read))
         assert torch.equal(attend_noting(asked)[1], noting_by_torch(asked)[1])
-        assert torch.equal(attend_all(asked), asked.whole())
+        assert torch.equal(attend_all(asked), asked.full_output())
     wide = Attention(
         0, asked.q.double(), asked.keys.double(), asked.values.double(), None, asked.scale, 2.0
     )

@@ -39,7 +39,7 @@ def test_a_snapshot_reads_as_a_copy_would(steps: list[tuple[str, int, int]], roo
         if what == "open":
             copies.append((table.snapshot(), dict(everything)))
         elif what == "put":
-            table.put(key, f"{turn}")
+            table.write_value(key, f"{turn}")
             write(key, f"{turn}")
         elif what == "clear":
             table.clear()
@@ -59,12 +59,14 @@ def test_a_snapshot_reads_as_a_copy_would(steps: list[tuple[str, int, int]], roo
 
 def test_what_nobody_sees_any_more_is_not_kept() -> None:
     table: Table[int, str] = Table(4)
-    table.put(1, "a")
+    table.write_value(1, "a")
     first, second = table.snapshot(), table.snapshot()
     for turn in range(9):
-        table.put(1, f"{turn}")
-        table.put(2, f"{turn}")
-    assert first.kept == second.kept == {1: "a"}, "one entry each, whatever was written since"
+        table.write_value(1, f"{turn}")
+        table.write_value(2, f"{turn}")
+    assert first.saved_values == second.saved_values == {1: "a"}, (
+        "one entry each, whatever was written since"
+    )
     del first
     table.snapshot()
     assert len(table.snapshots) == 2
@@ -72,8 +74,12 @@ def test_what_nobody_sees_any_more_is_not_kept() -> None:
 
 def test_a_copy_of_a_table_leaves_the_snapshots_of_the_first_alone() -> None:
     table: Table[int, str] = Table(4)
-    table.put(1, "a")
+    table.write_value(1, "a")
     snapshot = table.snapshot()
     other: Any = copy.deepcopy(table)
-    other.put(1, "b")
-    assert (table.get(1), other.get(1), snapshot.get(1)) == ("a", "b", "a") and not snapshot.kept
+    other.write_value(1, "b")
+    assert (table.get(1), other.get(1), snapshot.get(1)) == (
+        "a",
+        "b",
+        "a",
+    ) and not snapshot.saved_values

@@ -44,7 +44,7 @@ def ids(*texts: str) -> list[int]:
 
 def gained(*texts: str) -> list[str]:
     """The tokens that gain behind a text."""
-    track = Comments(7.0).track(About(0, (), spelt))
+    track = Comments(7.0).start_track(About(0, (), spelt))
     row = torch.arange(float(len(PIECES)))
     got = track(torch.tensor([ids(*texts)]), row[None])[0]
     assert bool(((got == row) | (got == row + 7)).all())
@@ -71,7 +71,7 @@ def test_a_docstring_is_read_over() -> None:
 
 
 def test_where_no_comment_is_possible_nothing_changes() -> None:
-    track = Comments().track(About(0, (), spelt))
+    track = Comments().start_track(About(0, (), spelt))
     row = torch.arange(float(len(PIECES)))
     row[ids(" #", "# c", "##")] = -math.inf
     assert track(torch.tensor([ids("else:", "\n")]), row[None])[0] is not row
@@ -85,14 +85,14 @@ class Looped:
         self.boost, self.text = boost, text
 
     def __call__(self, given: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        track = Comments(self.boost).track(About(0, (), self.text))
+        track = Comments(self.boost).start_track(About(0, (), self.text))
         return track(given, scores)
 
 
 def test_blocks_taken_back_are_those_found_from_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
     def asked() -> int:
         draw = np.random.default_rng(3)
-        track = Comments().track(About(0, (), spelt))
+        track = Comments().start_track(About(0, (), spelt))
         path: list[int] = []
         changed = 0
         for _ in range(300):
@@ -105,7 +105,7 @@ def test_blocks_taken_back_are_those_found_from_scratch(monkeypatch: pytest.Monk
         return changed
 
     assert asked() > 10
-    monkeypatch.setattr(Blocks, "cut", lambda self, length: None)
+    monkeypatch.setattr(Blocks, "forget_behind", lambda self, length: None)
     with pytest.raises(AssertionError):
         asked()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.processors.lexing import symbols
+from foretell.processors.lexing import lex_line
 
 LINES = {
     "for i in range(10):": "for NAME in NAME ( NUMBER ) :",
@@ -24,17 +24,17 @@ LINES = {
 
 @pytest.mark.parametrize(("line", "wanted"), LINES.items())
 def test_a_line_is_its_symbols(line: str, wanted: str) -> None:
-    assert symbols(line) == (tuple(wanted.split()), "")
+    assert lex_line(line) == (tuple(wanted.split()), "")
 
 
 def test_a_text_in_triple_quotes_goes_on_over_lines() -> None:
-    found, inside = symbols('"""One.')
+    found, inside = lex_line('"""One.')
     assert (found, inside) == (("STRING",), '"""')
-    assert symbols("  for x ''' in y", inside) == (("for x ''' in y",), '"""')
-    assert symbols('end""" + x', inside) == (("end", "+", "NAME"), "")
+    assert lex_line("  for x ''' in y", inside) == (("for x ''' in y",), '"""')
+    assert lex_line('end""" + x', inside) == (("end", "+", "NAME"), "")
 
 
 @given(st.text(alphabet="ab1 '\"#[]=\\.\t", max_size=20))
 def test_every_line_has_symbols(line: str) -> None:
-    found, _ = symbols(line)
+    found, _ = lex_line(line)
     assert bool(found) == bool(line.strip())

@@ -102,13 +102,13 @@ def test_the_best_token_is_the_papers(config: Momentum, row: torch.Tensor, text:
 def test_a_table_that_was_taken_back_is_one_made_anew(
     config: Momentum, asked: list[tuple[list[int], torch.Tensor]]
 ) -> None:
-    track = config.track(About())
+    track = config.start_track(About())
     for text, row in asked:
         ids = torch.tensor([text], dtype=torch.long)
         got = track(ids, row[None])
-        fresh = config.track(About())
+        fresh = config.start_track(About())
         assert torch.equal(got, fresh(ids, row[None]))
-        assert track.known == fresh.known and track.first == fresh.first  # type: ignore[attr-defined]
+        assert track.known_grams == fresh.known_grams and track.new_grams == fresh.new_grams  # type: ignore[attr-defined]
         wanted = Looped(config)(ids, row[None])
         assert torch.allclose(got, wanted, atol=1e-12)
         assert bool((got[0].sort().values[1:] > -math.inf).all())
@@ -116,14 +116,14 @@ def test_a_table_that_was_taken_back_is_one_made_anew(
 
 def test_a_table_that_forgets_nothing_is_caught() -> None:
     class Hoarding(Grams):
-        def cut(self, length: int) -> None:
-            del self.first[length:]
+        def forget_behind(self, length: int) -> None:
+            del self.new_grams[length:]
 
     row = torch.tensor([[3.0, 2.0, 1.0]])
     track = Hoarding(Momentum())
     for text in ([1, 0], [1, 2]):
         got = track(torch.tensor([text]), row)
-    assert not torch.equal(got, Momentum().track(About())(torch.tensor([text]), row))
+    assert not torch.equal(got, Momentum().start_track(About())(torch.tensor([text]), row))
 
 
 @pytest.mark.parametrize("spec", ["plain", "ngram", "draft:length=2"])

@@ -31,20 +31,20 @@ def test_the_shortest_stretch_is_found_whatever_was_taken_back(moves: list[int])
     repeats, items = Repeats(), list[int]()
     for move in moves:
         if move < 0:
-            repeats.cut(max(0, len(items) + move))
+            repeats.cut_items(max(0, len(items) + move))
             del items[max(0, len(items) + move) :]
         else:
-            repeats.push(move)
+            repeats.append_item(move)
             items.append(move)
-        assert repeats.items == items and repeats.found() == longhand(items)
+        assert repeats.items == items and repeats.find_repeat() == longhand(items)
 
 
 def test_rounds_are_counted() -> None:
     repeats = Repeats()
     for item in [9, 1, 2, 3] + [1, 2, 3] * 4:
-        repeats.push(item)
-    assert repeats.found() == (3, 4)
-    repeats.push(1)
-    assert repeats.found() == (3, 4), "3 1 and so on: a round may begin anywhere"
-    repeats.push(1)
-    assert repeats.found() == (1, 1)
+        repeats.append_item(item)
+    assert repeats.find_repeat() == (3, 4)
+    repeats.append_item(1)
+    assert repeats.find_repeat() == (3, 4), "3 1 and so on: a round may begin anywhere"
+    repeats.append_item(1)
+    assert repeats.find_repeat() == (1, 1)

@@ -17,7 +17,7 @@ from foretell.core.processor import About
 from foretell.core.text import Detokenizer
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
-from foretell.processors.lexing import STARTERS, symbols
+from foretell.processors.lexing import STARTERS, lex_line
 from foretell.processors.rpg import Rounds, Rpg
 from tests import laws, tiny
 from tests.processors.test_repeats import longhand
@@ -44,7 +44,7 @@ def lines_of(output: Sequence[int]) -> tuple[list[tuple[str, ...]], list[int], b
     *whole, rest = spelt(output).split("\n")
     for line in whole:
         if line.strip():
-            made, inside = symbols(line, inside)
+            made, inside = lex_line(line, inside)
             found.append(made)
             starts.append(owners[place + len(line) - len(line.lstrip())])
         place += len(line) + 1
@@ -96,7 +96,7 @@ def test_rounds_taken_back_are_those_found_from_scratch(
     asked: list[tuple[list[list[int]], int]], prompt: int, grace: int
 ) -> None:
     config = Rpg(grace=grace)
-    track = config.track(About(prompt, (END,), spelt))
+    track = config.start_track(About(prompt, (END,), spelt))
     for parts, seed in asked:
         text = [0] * prompt + [token for part in parts for token in part]
         generator = torch.Generator().manual_seed(seed)
@@ -105,29 +105,29 @@ def test_rounds_taken_back_are_those_found_from_scratch(
         before = row.clone()
         got = track(ids, row)
         assert torch.equal(row, before)
-        assert torch.equal(got, config.track(About(prompt, (END,), spelt))(ids, row))
+        assert torch.equal(got, config.start_track(About(prompt, (END,), spelt))(ids, row))
         assert torch.allclose(got, Looped(config, prompt)(ids, row), atol=1e-12)
 
 
 def test_a_track_that_forgets_no_lines_is_caught() -> None:
     class Hoarding(Rounds):
-        def cut(self, length: int) -> None:
+        def forget_behind(self, length: int) -> None:
             lines = list(self.lines.items)
-            super().cut(length)
-            for line in lines[len(self.starts) :]:
-                self.lines.push(line)
+            super().forget_behind(length)
+            for line in lines[len(self.line_starts) :]:
+                self.lines.append_item(line)
 
     about = About(0, (END,), spelt)
     row = torch.arange(float(VOCAB))[None]
     hoarding = Hoarding(Rpg(), about, Detokenizer(spelt))
     for text in (TWO_LINES, TWO_LINES[:3]):
         got = hoarding(torch.tensor([text]), row)
-    assert not torch.equal(got, Rpg().track(about)(torch.tensor([text]), row))
+    assert not torch.equal(got, Rpg().start_track(about)(torch.tensor([text]), row))
 
 
 def scores_after(text: Sequence[int], config: Rpg | None = None) -> torch.Tensor:
     """What becomes of rising scores after an output."""
-    track = (config or Rpg()).track(About(0, (END,), spelt))
+    track = (config or Rpg()).start_track(About(0, (END,), spelt))
     return track(torch.tensor([text]), torch.arange(float(VOCAB))[None])[0]
 
 
@@ -158,7 +158,7 @@ def test_the_first_token_of_the_last_round_loses_and_ends_gain() -> None:
 def test_a_logit_below_the_middle_is_not_raised() -> None:
     """As a multiplication of a negative one would."""
     row = torch.linspace(-9, -1, VOCAB)[None]
-    track = Rpg().track(About(0, (0,), spelt))
+    track = Rpg().start_track(About(0, (0,), spelt))
     got = track(torch.tensor([[4, 4, 4]]), row)[0]
     assert bool((got <= row[0] + 1e-9).all()) and got[4] == row[0, 4]
 

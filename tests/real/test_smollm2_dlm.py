@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 import foretell
-from foretell.bench.suites.parallel.tasks import items
+from foretell.bench.suites.parallel.tasks import make_items
 
 pytestmark = pytest.mark.real
 
@@ -31,7 +31,7 @@ def test_it_fills_canvases(lm: foretell.LM) -> None:
 
 
 def test_it_has_learnt_to_copy_lists_in_part(lm: foretell.LM) -> None:
-    asked = items("copy", 8, seed=1)
+    asked = make_items("copy", 8, seed=1)
     prompts = [[{"role": "user", "content": one.prompt}] for one in asked]
     answers = lm.generate(prompts, "confidence:block=32", max_new_tokens=64, temperature=0.0)
     copied = [

@@ -15,7 +15,7 @@ from foretell.errors import BadConfig
 from foretell.rewards.base import Mean, Reward
 from foretell.rewards.keywords import Keywords
 from foretell.rewards.length import Length
-from foretell.spec import reward_of
+from foretell.spec import build_reward
 from foretell.strategies.beam.pg_td import PgTd
 from foretell.strategies.lookahead.deal import Deal
 from foretell.strategies.samples.a_star import AStar
@@ -62,7 +62,7 @@ def test_a_judge_of_whole_texts_is_asked_about_no_unfinished_one(method: Any) ->
 
 
 def test_several_rewards_are_their_mean_by_weight() -> None:
-    both = reward_of("keywords:words=return+length:target=4,weight=3")
+    both = build_reward("keywords:words=return+length:target=4,weight=3")
     assert both == Mean((Keywords("return"), Length(4)), (1.0, 3.0))
     assert both.scores("", ["a b return d", "a b"]) == [1.0, (0 + 3 * 0.5) / 4]
     assert both.partial and not Mean((Keywords("a"), Whole()), (1, 1)).partial
@@ -79,7 +79,7 @@ def test_several_rewards_are_their_mean_by_weight() -> None:
     ],
 )
 def test_a_plus_in_a_rewards_own_text_joins_nothing(spec: str, words: str) -> None:
-    assert reward_of(spec) == Keywords(words)
+    assert build_reward(spec) == Keywords(words)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_a_plus_in_a_rewards_own_text_joins_nothing(spec: str, words: str) -> No
 )
 def test_a_sum_of_rewards_that_cannot_be_is_said_in_a_line(spec: str, words: str) -> None:
     with pytest.raises(BadConfig) as error:
-        reward_of(spec)
+        build_reward(spec)
     assert words in str(error.value)
 
 

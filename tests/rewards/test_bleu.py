@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import BadConfig
-from foretell.rewards.bleu import Bleu, bleu, words
-from foretell.spec import reward_of
+from foretell.rewards.bleu import Bleu, bleu_score, split_tokens
+from foretell.spec import build_reward
 
 texts = st.lists(st.sampled_from("abc"), min_size=1, max_size=7).map(" ".join)
 
@@ -37,23 +37,25 @@ def by_loops(text: str, references: Sequence[str]) -> float:
 @settings(max_examples=60)
 @given(texts, st.lists(texts, min_size=1, max_size=3))
 def test_it_is_the_definition(text: str, references: list[str]) -> None:
-    assert bleu(text, references) == pytest.approx(by_loops(text, references), abs=1e-12)
-    assert bleu(text, references[::-1]) == bleu(text, references)
+    assert bleu_score(text, references) == pytest.approx(by_loops(text, references), abs=1e-12)
+    assert bleu_score(text, references[::-1]) == bleu_score(text, references)
 
 
 def test_closed_values() -> None:
-    assert bleu("the cat sat on the mat", ["the cat sat on the mat"]) == pytest.approx(1, abs=1e-12)
-    assert bleu("word", ["word"]) == pytest.approx(1, abs=1e-12)
-    assert bleu("", ["a"]) == bleu("  \n", ["a"]) == 0
+    assert bleu_score("the cat sat on the mat", ["the cat sat on the mat"]) == pytest.approx(
+        1, abs=1e-12
+    )
+    assert bleu_score("word", ["word"]) == pytest.approx(1, abs=1e-12)
+    assert bleu_score("", ["a"]) == bleu_score("  \n", ["a"]) == 0
     # Two of four words, one of three pairs, none above: by hand.
     value = (3 / 5 * 2 / 4 * 1 / 3 * 1 / 2) ** 0.25
-    assert bleu("the cat ate fish", ["the cat sat down"]) == pytest.approx(value, abs=1e-12)
+    assert bleu_score("the cat ate fish", ["the cat sat down"]) == pytest.approx(value, abs=1e-12)
 
 
 def test_signs_are_words_but_in_numbers() -> None:
-    assert words("Pay 3.50, or 1-2 (now)!") == ["Pay", "3.50", ",", "or", "1", "-", "2", "(", "now",
-                                               ")", "!"]  # fmt: skip
-    assert words("a&quot;b") == ["a", '"', "b"] and words("one-\ntwo") == ["onetwo"]
+    words = ["Pay", "3.50", ",", "or", "1", "-", "2", "(", "now", ")", "!"]
+    assert split_tokens("Pay 3.50, or 1-2 (now)!") == words
+    assert split_tokens("a&quot;b") == ["a", '"', "b"] and split_tokens("one-\ntwo") == ["onetwo"]
 
 
 def test_without_references_the_text_of_most_agreement_wins() -> None:
@@ -67,9 +69,9 @@ def test_references_come_from_a_file(tmp_path: object) -> None:
 
     path = Path(str(tmp_path)) / "answers.txt"
     path.write_text("the answer is 4\n---\nfour\n", "utf-8")
-    reward = reward_of(f"bleu:references=@{path}")
+    reward = build_reward(f"bleu:references=@{path}")
     assert reward.scores("", ["four", "five"])[0] == pytest.approx(1, abs=1e-12)
     with pytest.raises(BadConfig, match="one of them is empty"):
         Bleu("a\n---\n \n---\nb")
     with pytest.raises(BadConfig, match="cannot be read"):
-        reward_of("bleu:references=@nothing.txt")
+        build_reward("bleu:references=@nothing.txt")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.rewards.cases import Case, case_of, read_cases, verdicts
+from foretell.rewards.cases import Case, case_of, judge_program, read_cases
 from foretell.rewards.sandbox import Answer, FunctionCall, Limits
 
 
@@ -37,26 +37,26 @@ def test_asserts_are_read(
     test = case(text)
     assert (test.call.name, test.call.args) == (name, args)
     for value in right:
-        assert test.holds(Answer(value)), value
+        assert test.passes(Answer(value)), value
     for value in wrong:
-        assert not test.holds(Answer(value)), value
-    assert not test.holds(Answer(right[0], "raised"))
+        assert not test.passes(Answer(value)), value
+    assert not test.passes(Answer(right[0], "raised"))
 
 
 def test_objects_are_read() -> None:
     test = case({"call": "f", "args": [[1], 2], "kwargs": {"x": None}, "expected": [[1, 2]]})
     assert test.call == FunctionCall("f", ([1], 2), {"x": None})
-    assert test.holds(Answer([[1, 2]])) and test.holds(Answer(((1, 2),)))  # JSON has no tuples
+    assert test.passes(Answer([[1, 2]])) and test.passes(Answer(((1, 2),)))  # JSON has no tuples
     near = case({"call": "f", "expected": 1, "tolerance": 0.5})
-    assert near.holds(Answer(1.4)) and not near.holds(Answer(1.6))
+    assert near.passes(Answer(1.4)) and not near.passes(Answer(1.6))
 
 
 def test_what_is_nested_too_deeply_to_compare_is_not_right() -> None:
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
-    assert not Case(FunctionCall("f"), deep).holds(Answer([deep]))
-    assert not Case(FunctionCall("f"), 1.0, tolerance=0.1).holds(Answer(10**400))
+    assert not Case(FunctionCall("f"), deep).passes(Answer([deep]))
+    assert not Case(FunctionCall("f"), 1.0, tolerance=0.1).passes(Answer(10**400))
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_a_file_has_them_line_by_line(tmp_path: Path) -> None:
 
 def test_a_program_is_held_to_them() -> None:
     tests = [case("assert f(1) == 2"), case("assert f(2) == 5"), case("assert g() == 1")]
-    assert verdicts("def f(n): return 2 * n", tests, Limits()) == [True, False, False]
+    assert judge_program("def f(n): return 2 * n", tests, Limits()) == [True, False, False]

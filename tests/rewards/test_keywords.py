@@ -6,14 +6,14 @@ import pytest
 
 from foretell.errors import BadConfig
 from foretell.rewards.keywords import Keywords
-from foretell.spec import reward_of
+from foretell.spec import build_reward
 
 
 def test_the_share_of_words_that_stand_in_a_text() -> None:
     reward = Keywords("dog frisbee|frisbees in_the_park")
     texts = ["A Dog caught frisbees in the park.", "hotdogs in the park", "", "dog dog dog"]
     assert reward.scores("", texts) == [1.0, 1 / 3, 0.0, 1 / 3]
-    whole = reward_of("keywords:words=dog frisbee|frisbees in_the_park,all=yes")
+    whole = build_reward("keywords:words=dog frisbee|frisbees in_the_park,all=yes")
     assert whole.scores("", texts) == [1.0, 0.0, 0.0, 0.0]
 
 

@@ -17,7 +17,7 @@ from foretell.core.tokenizer_bytes import Words, words_of
 from foretell.core.types import Commit, Finish, Sampling, Steps
 from foretell.engine.engine import Engine
 from foretell.errors import Unsupported
-from foretell.rewards.questions import Speaker, chosen, opened, written
+from foretell.rewards.questions import Speaker, choose_option, open_branches, write_answer
 from foretell.speculation.strategy import Strategy
 from foretell.strategies.plain import Plain
 from foretell.testing.outcomes import Enumerator
@@ -35,7 +35,7 @@ TURNS = [("user", "def add(a, b): the lazy dog"), ("assistant", " naïve 🙂 ")
 def speaker(model: Any) -> Speaker:
     engine = Engine({"target": model})
     ctx = Context(engine, Request([1], Plain(), Sampling()))
-    return Speaker.of(ctx, "asker")
+    return Speaker.find_speaker(ctx, "asker")
 
 
 def templated(template: str | None) -> Any:
@@ -86,10 +86,10 @@ class Chooses(Strategy):
     options: tuple[str, ...]
 
     def run(self, ctx: Context) -> Steps:
-        asked = Speaker.of(ctx, "asker")
+        asked = Speaker.find_speaker(ctx, "asker")
         sampling = Sampling(temperature=0.7)
-        ((branch,),) = yield from opened(ctx, asked, [[1, 0]], [1], sampling, 9)
-        number = yield from chosen(ctx.on(branch), asked, self.options)
+        ((branch,),) = yield from open_branches(ctx, asked, [[1, 0]], [1], sampling, 9)
+        number = yield from choose_option(ctx.on(branch), asked, self.options)
         assert ctx.branches[branch].output == asked.words.encode(self.options[number].encode())
         yield Commit([number], torch.empty(0))
         yield Finish()
@@ -120,7 +120,7 @@ def test_one_of_several_texts_has_the_models_law_over_them(options: tuple[str, .
         calls.add(live.ctx.stats.calls.get("target", 0))
         return int(live.ctx.output[0])
 
-    for weight, number in Enumerator.walk(once):
+    for weight, number in Enumerator.walk_outcomes(once):
         found[number] += weight
     assert found == pytest.approx([expected(option) for option in options], abs=1e-12)
     assert max(calls) == (0 if len(options) == 1 else 2 if len(options) > 2 else 1)
@@ -135,15 +135,15 @@ class Writes(Strategy):
     stop: tuple[str, ...] = ()
 
     def run(self, ctx: Context) -> Steps:
-        asked = Speaker.of(ctx, "asker")
+        asked = Speaker.find_speaker(ctx, "asker")
         prompts = [tokens_of([("user", "x" * (i + 1))]) for i in range(len(self.copies))]
         sampling = Sampling(temperature=1.0, stop=self.stop)
-        groups = yield from opened(ctx, asked, prompts, self.copies, sampling, self.most)
+        groups = yield from open_branches(ctx, asked, prompts, self.copies, sampling, self.most)
         assert [len(group) for group in groups] == list(self.copies)
         answers = []
         for group in groups:
             for branch in group:
-                yield from written(ctx.on(branch), asked, over=lambda last: "z" in last)
+                yield from write_answer(ctx.on(branch), asked, is_over=lambda last: "z" in last)
                 answers.append((list(ctx.branches[branch].output), 0.0, "stop"))
         yield Finish(answers=answers)
 

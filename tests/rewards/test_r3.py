@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from foretell.errors import BadConfig, BadModel
-from foretell.rewards.r3 import CLOSED, R3, variety
+from foretell.rewards.r3 import CLOSED, R3, trigram_variety
 
 WORDS = ["[PAD]", "[UNK]", *"the a rain dog sun falls barks shines . ,".split()]
 
@@ -46,7 +46,7 @@ def test_it_is_a_product(folder: str) -> None:
     for text, score in zip(texts, reward.scores(prompt, texts), strict=True):
         tokens = text.split()
         near = float(mean(folder, text) @ mean(folder, prompt))
-        assert score == pytest.approx(near * len(tokens) / 100 * variety(tokens), rel=1e-4)
+        assert score == pytest.approx(near * len(tokens) / 100 * trigram_variety(tokens), rel=1e-4)
     only = R3(folder, length=False, variety=False).scores(prompt, texts)
     assert only[0] == pytest.approx(float(mean(folder, texts[0]) @ mean(folder, prompt)), rel=1e-4)
 
@@ -62,10 +62,12 @@ def test_length_counts_up_to_a_limit_and_repetition_never_pays(folder: str) -> N
     long = "the dog barks . " * 200
     near = float(R3(folder, length=False, variety=False).scores("the rain falls", [long])[0])
     assert R3(folder, variety=False).scores("the rain falls", [long])[0] == pytest.approx(3 * near)
-    assert variety(long.split()) < 0.02 and variety(["a"]) == 1
+    assert trigram_variety(long.split()) < 0.02 and trigram_variety(["a"]) == 1
     behind = long + "\n\n\n\nthe rain"
     shorter = R3(folder, most=1e9).scores("the rain falls", ["dog\n\n\n\nthe rain falls", "dog"])
-    assert variety(behind.split()) and abs(shorter[0]) < 0.02 * abs(near), "cut behind the answer"
+    assert trigram_variety(behind.split()) and abs(shorter[0]) < 0.02 * abs(near), (
+        "cut behind the answer"
+    )
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:

@@ -21,9 +21,9 @@ from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.engine.scheduler import FairPlan
 from foretell.errors import BadConfig, BadModel, PromptTooLong, Unsupported
-from foretell.rewards.base import scored
+from foretell.rewards.base import score_outputs
 from foretell.rewards.reward_anything import TIE, RewardAnything
-from foretell.spec import reward_of
+from foretell.spec import build_reward
 from foretell.speculation.strategy import Strategy
 from foretell.strategies.samples.best_of import BestOf
 from foretell.testing.toy import Toy
@@ -70,7 +70,7 @@ class Judge(Strategy):
         self.reward.check(ctx)
         outputs = [list(text.encode()) for text in self.texts]
         for _ in range(self.times):
-            found = yield from scored(ctx, self.reward, outputs)
+            found = yield from score_outputs(ctx, self.reward, outputs)
         yield Commit([ord("a")], torch.empty(0))
         answers = [(out, score, "stop") for out, score in zip(outputs, found, strict=True)]
         yield Finish(answers=answers)
@@ -245,7 +245,7 @@ def test_a_budget_ends_the_judging_with_a_finished_sample() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(BadConfig, match="needs a principle"):
-        reward_of("reward-anything")
+        build_reward("reward-anything")
     for fields in ({"orders": 9}, {"think": -1}, {"t": -1}, {"p": 0}):
         with pytest.raises(BadConfig, match=f"reward-anything:{next(iter(fields))}"):
             reward(**fields)

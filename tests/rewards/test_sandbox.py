@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foretell.errors import Unsupported
 from foretell.rewards import sandbox
 from foretell.rewards import sandbox_inside as jail
-from foretell.rewards.sandbox import FAULTS, Answer, FunctionCall, Limits, leaks, run
+from foretell.rewards.sandbox import FAULTS, Answer, FunctionCall, Limits, find_leaks, run_program
 
 ASKED = [FunctionCall("f", (20,))]
 QUICK = Limits(seconds=0.5)
@@ -21,7 +21,7 @@ QUICK = Limits(seconds=0.5)
 
 def one(program: str, limits: Limits | None = None) -> Answer:
     """What f(20) gives."""
-    (answer,) = run(program, ASKED, limits or Limits())
+    (answer,) = run_program(program, ASKED, limits or Limits())
     return answer
 
 
@@ -40,9 +40,9 @@ def h(pairs): return collections.Counter(pairs)
 """
     calls = [*ASKED, FunctionCall("g", named={"word": "banana"}), FunctionCall("Box.doubled", (4,)),
              FunctionCall("h", ([(1, 2), (1, 2)],))]  # fmt: skip
-    values = [answer.value for answer in run(program, calls)]
+    values = [answer.value for answer in run_program(program, calls)]
     assert values == [(20, [4.0], {"a": {1, 2}}, None, b"x", True), "bbnbnb", 8, {(1, 2): 2}]
-    assert type(values[0]) is tuple and run(program, []) == []
+    assert type(values[0]) is tuple and run_program(program, []) == []
 
 
 plain = st.recursive(
@@ -75,7 +75,7 @@ def shown(value: Any) -> Any:
 def test_plain_data_comes_back_as_it_was(value: Any) -> None:
     import json
 
-    back = jail.unpacked(json.loads(json.dumps(jail.packed(value))))
+    back = jail.unpack_value(json.loads(json.dumps(jail.pack_value(value))))
     assert back == value and shown(back) == shown(value)
 
 
@@ -207,10 +207,10 @@ def f(n):
 
 def test_a_fault_that_ends_the_process_is_that_of_the_calls_behind_it() -> None:
     program = "import os\ndef f(n): return n\ndef g(): os._exit(3)"
-    first, *others = run(program, [*ASKED, FunctionCall("g"), *ASKED])
+    first, *others = run_program(program, [*ASKED, FunctionCall("g"), *ASKED])
     assert first.value == 20 and [answer.fault for answer in others] == ["ended"] * 2
     calls = [*ASKED, FunctionCall("f", (0,)), *ASKED]
-    first, second, third = run("def f(n): return 1 / n", calls)
+    first, second, third = run_program("def f(n): return 1 / n", calls)
     assert (first.value, second.fault, third.value) == (0.05, "raised", 0.05)
 
 
@@ -225,7 +225,7 @@ def f(n):
     json.dumps = lambda line: '{"call": 0, "value": true, "passed": true}'
     return [one for one in gc.get_objects() if isinstance(one, dict) and "expected" in one]
 """
-    first, second = run(program, [*ASKED, *ASKED])
+    first, second = run_program(program, [*ASKED, *ASKED])
     assert first.value is True and second.fault == "garbage"  # a value like any other
 
 
@@ -234,10 +234,10 @@ def f(n):
 
 @pytest.mark.parametrize("way", jail.WALLS)
 def test_walls_of_each_kind_hold_or_say_why_not(way: str) -> None:
-    why = leaks(way)
+    why = find_leaks(way)
     assert "open to" not in why
     if not why:
-        (answer,) = sandbox._run(way, "def f(n): return n", ASKED, Limits())
+        (answer,) = sandbox._run_behind(way, "def f(n): return n", ASKED, Limits())
         assert answer.value == 20
 
 
@@ -271,16 +271,16 @@ def f(n):
 @pytest.mark.parametrize("how", HELD)
 @pytest.mark.parametrize("way", jail.WALLS)
 def test_files_without_a_name_count(way: str, how: str) -> None:
-    if leaks(way):
+    if find_leaks(way):
         pytest.skip(f"{way} cannot be had here")
-    (answer,) = sandbox._run(way, HELD[how], ASKED, Limits())
+    (answer,) = sandbox._run_behind(way, HELD[how], ASKED, Limits())
     # Where the folder is memory of that size, a mapped page that finds no room ends the process.
     memory = way == "namespaces" and how == "mapped"
     assert answer.fault == ("killed" if memory else "disk"), str(answer)
 
 
 def test_of_files_elsewhere_nothing_is_told_behind_namespaces() -> None:
-    if leaks("namespaces"):
+    if find_leaks("namespaces"):
         pytest.skip("namespaces cannot be had here")
     program = """
 import os
@@ -292,7 +292,7 @@ def f(n):
         except OSError: pass
     return any(found)
 """
-    (answer,) = sandbox._run("namespaces", program, ASKED, Limits())
+    (answer,) = sandbox._run_behind("namespaces", program, ASKED, Limits())
     assert answer.value is False
 
 
@@ -331,25 +331,25 @@ def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, line: str) -> None:
 def test_a_missing_wall_is_noticed(
     line: str, open_to: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    way = sandbox.walls()
+    way = sandbox.find_walls()
     broken(monkeypatch, tmp_path, line)
-    why = leaks(way)
+    why = find_leaks(way)
     assert "open to" in why and any(names in why for names in open_to.split("|")), why
 
 
 def test_without_walls_nothing_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    sandbox.walls.cache_clear()
+    sandbox.find_walls.cache_clear()
     monkeypatch.setattr(sandbox.platform, "machine", lambda: "riscv64")
     with pytest.raises(
         Unsupported, match=r"needs Linux on x86_64 or aarch64, and this is .*riscv64"
     ):
-        run("def f(n): return n", ASKED)
+        run_program("def f(n): return n", ASKED)
     monkeypatch.undo()
     broken(monkeypatch, tmp_path, WALL)
     with pytest.raises(
         Unsupported, match=r"finds no walls here .*open to reading.*; run it on Linux"
     ):
-        run("def f(n): return n", ASKED)
+        run_program("def f(n): return n", ASKED)
     monkeypatch.undo()
     assert one("def f(n): return n").value == 20
 

@@ -11,7 +11,7 @@ from foretell.errors import BadConfig
 from foretell.rewards import tests as module
 from foretell.rewards.cases import read_cases
 from foretell.rewards.tests import program_of
-from foretell.spec import reward_of
+from foretell.spec import build_reward
 
 HEAD = 'def add(a, b):\n    """The sum."""\n'
 GOOD = "def add(a, b):\n    return a + b\n"
@@ -26,7 +26,7 @@ def file(tmp_path: Path) -> Path:
 
 
 def test_it_is_the_share_that_is_passed(file: Path) -> None:
-    reward = reward_of(f"tests:path={file}")
+    reward = build_reward(f"tests:path={file}")
     texts = [
         GOOD,
         "def add(a, b):\n    return 2 * b",
@@ -63,7 +63,7 @@ FORGED = {
 @pytest.mark.parametrize("how", FORGED)
 def test_nothing_is_passed_by_forging(how: str, file: Path) -> None:
     program = f"{FORGED[how]}\nif 'add' not in dir():\n def add(a, b): return None"
-    assert reward_of(f"tests:path={file},seconds=5").scores("", [program]) == [0]
+    assert build_reward(f"tests:path={file},seconds=5").scores("", [program]) == [0]
 
 
 def test_a_text_that_goes_on_with_its_prompt(tmp_path: Path) -> None:
@@ -73,11 +73,11 @@ def test_a_text_that_goes_on_with_its_prompt(tmp_path: Path) -> None:
         {"name": "long", "prompt": HEAD, "tests": TESTS},
     ]
     path.write_text("\n".join(map(json.dumps, rows)), "utf-8")
-    reward = reward_of(f"tests:path={path}")
+    reward = build_reward(f"tests:path={path}")
     # The longest prompt that stands in the request's counts, and it begins the program.
     assert reward.scores(f"user: {HEAD}", ["    return a + b\n", GOOD]) == [1, 1]
     assert reward.scores("def add(", [GOOD]) == [0]
-    named = reward_of(f"tests:path={path},name=short")
+    named = build_reward(f"tests:path={path},name=short")
     assert named.scores("anything", ["def add(a, b): return 7"]) == [1]
     with pytest.raises(BadConfig, match="has a prompt that stands in the request's"):
         reward.scores("another prompt", [GOOD])
@@ -100,4 +100,4 @@ def test_what_cannot_be_is_refused(file: Path, tmp_path: Path) -> None:
         module.Tests(str(file), name="x")
     for field in ("seconds", "memory"):
         with pytest.raises(BadConfig, match=f"tests:{field}="):
-            reward_of(f"tests:path={file},{field}=0")
+            build_reward(f"tests:path={file},{field}=0")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import httpx
 
 from foretell.api.lm import LM
-from foretell.serve.app import build
+from foretell.serve.app import build_app
 from foretell.serve.connections import Config
 from foretell.serve.lifecycle import Server
 from foretell.serve.served import Served
@@ -42,7 +42,7 @@ def running(lm: LM | None = None, settings: Settings | None = None) -> Iterator[
     """A server, until the block is left."""
     lm = lm or tiny.lm(draft=False)
     settings = settings or Settings()
-    app = build(Served(lm, NAME), settings)
+    app = build_app(Served(lm, NAME), settings)
     service: Service = app.state.service
     # With the protocol named, as the command has it, or answers wait to be acknowledged.
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP) as listening:

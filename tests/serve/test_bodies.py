@@ -13,7 +13,7 @@ import pytest
 from foretell.serve import bodies, service
 from foretell.serve.bodies import DEEPEST, LARGE, Extent
 from foretell.serve.errors import ApiError
-from foretell.serve.schemas import CompletionRequest, document, parse
+from foretell.serve.schemas import CompletionRequest, parse_json, parse_request
 from tests import tiny
 from tests.serve.asked import completion
 from tests.serve.live import Live, running
@@ -24,7 +24,7 @@ JSON = {"Content-Type": "application/json"}
 def extent(text: bytes, size: int) -> Extent:
     found = Extent()
     for start in range(0, len(text), size):
-        found.add(text[start : start + size])
+        found.add_part(text[start : start + size])
     return found
 
 
@@ -77,7 +77,7 @@ def test_what_is_too_much_is_refused_before_it_is_parsed(
     client: httpx.Client, text: bytes, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     parsed: list[int] = []
-    monkeypatch.setattr(service, "parse", lambda kind, body: parsed.append(1))
+    monkeypatch.setattr(service, "parse_request", lambda kind, body: parsed.append(1))
     answer = client.post("/v1/completions", content=text, headers=JSON)
     assert answer.status_code == status and not parsed
     assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
@@ -104,7 +104,7 @@ def test_of_many_faults_the_first_is_told_and_the_others_are_not_looked_for(
         {"prompt": "a", **{f"f{k}": k for k in range(1000)}},
     ):
         with pytest.raises(ApiError):
-            parse(CompletionRequest, body)
+            parse_request(CompletionRequest, body)
     assert len(counts) == 4 and max(counts) < 12
 
 
@@ -129,9 +129,9 @@ def test_large_bodies_are_read_in_turns_off_the_event_loop(
 
     def noted(kind: Any, body: Any) -> Any:
         threads.append(threading.current_thread().name)
-        return parse(kind, body)
+        return parse_request(kind, body)
 
-    monkeypatch.setattr(service, "parse", noted)
+    monkeypatch.setattr(service, "parse_request", noted)
     with running() as live, live.client() as client:
         body = {"prompt": "a", "user": "b" * size, "max_tokens": 1}
         assert client.post("/v1/completions", json=body).status_code == 200
@@ -193,8 +193,8 @@ def test_the_description_has_the_bodies(client: httpx.Client) -> None:
 
 def test_both_readers_of_json_say_the_same() -> None:
     with pytest.raises(ApiError, match="it is no JSON: NaN is no number") as refusal:
-        document(b"[NaN]", "it", "invalid_line")
+        parse_json(b"[NaN]", "it", "invalid_line")
     assert refusal.value.code == "invalid_line"
     with pytest.raises(ApiError, match="nested too deeply"):
-        document(b"[" * 100_000)
+        parse_json(b"[" * 100_000)
     assert bodies.DEEPEST < 900

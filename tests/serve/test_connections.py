@@ -76,7 +76,7 @@ def test_tiny_parts_of_a_body_are_refused_before_there_are_many() -> None:
 
 
 def test_who_waits_longest_makes_room_for_who_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "room", lambda: (12, 8))
+    monkeypatch.setattr(connections, "connection_limits", lambda: (12, 8))
     with contextlib.ExitStack() as stack, running() as live, live.client() as client:
         slow = []
         for count in range(1, 9):
@@ -99,7 +99,7 @@ def test_who_waits_longest_makes_room_for_who_comes(monkeypatch: pytest.MonkeyPa
 
 def test_there_is_room_for_fewer_connections_than_descriptors() -> None:
     resource = pytest.importorskip("resource")
-    most, at_once = connections.room()
+    most, at_once = connections.connection_limits()
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     assert 8 <= most <= connections.MOST and at_once >= 8
     assert limit == resource.RLIM_INFINITY or most + at_once < limit

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from foretell import LM
-from foretell.serve.scoring import places
+from foretell.serve.scoring import token_offsets
 from foretell.serve.served import Served
 from tests import tiny
 from tests.serve.asked import completion
@@ -43,7 +43,7 @@ def letters(*pieces: str | bytes) -> list[tuple[bytes, bool]]:
 def test_places_are_those_of_the_text(
     text: str, tokens: list[tuple[bytes, bool]], expected: list[int]
 ) -> None:
-    assert places(text, tokens) == expected
+    assert token_offsets(text, tokens) == expected
 
 
 PROMPTS = [

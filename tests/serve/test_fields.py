@@ -15,7 +15,7 @@ from foretell import wrap
 from foretell.serve import schemas
 from foretell.serve.errors import ApiError
 from foretell.serve.schemas import ChatRequest, CompletionRequest, Fields, Message, StreamOptions
-from foretell.serve.translate import translate
+from foretell.serve.translate import translate_request
 from tests import tiny
 from tests.serve.asked import TEXT, completion, refused
 from tests.serve.live import Live, running
@@ -60,7 +60,7 @@ def test_every_field_of_openai_is_honoured_or_refused_by_name(
 def test_what_is_refused_by_name_says_so(kind: type[Any]) -> None:
     for name in kind.without:
         with pytest.raises(ApiError) as caught:
-            schemas.parse(kind, {**body(kind), name: ["something"]})
+            schemas.parse_request(kind, {**body(kind), name: ["something"]})
         assert caught.value.param == name and caught.value.code == "unsupported_parameter"
 
 
@@ -107,7 +107,7 @@ def test_a_wrong_type_is_said_of_its_field(kind: type[Fields]) -> None:
     for path, _ in places(kind):
         for value in WRONG:
             try:
-                schemas.parse(kind, put(body(kind), path, value))  # type: ignore[type-var]
+                schemas.parse_request(kind, put(body(kind), path, value))  # type: ignore[type-var]
             except ApiError as error:
                 count += 1
                 param = str(error.param)
@@ -176,7 +176,9 @@ def test_a_name_is_honoured_or_refused(template: str) -> None:
     named = [said[0], {**said[1], "name": "Bob"}]
 
     def ids(messages: list[dict[str, str]]) -> list[int]:
-        return translate(schemas.parse(ChatRequest, {"messages": messages}), lm).prompts[0]
+        return translate_request(
+            schemas.parse_request(ChatRequest, {"messages": messages}), lm
+        ).prompts[0]
 
     if template == NAMED:
         assert "(Ann)" in lm.decode(ids(said)) and ids(said) != ids(said[1:])

@@ -8,7 +8,7 @@ import socket
 import httpx
 import pytest
 
-from foretell.serve.keys import Key, Keys, _digest
+from foretell.serve.keys import Key, Keys, _hash_key
 from foretell.serve.settings import Settings
 from tests.serve.asked import completion
 from tests.serve.live import Live, running, until
@@ -18,7 +18,7 @@ OTHER = "sk-fedcba9876543210"
 
 
 def keys(**limits: int) -> Keys:
-    return Keys([Key("one", _digest(SECRET), **limits), Key("two", _digest(OTHER))])
+    return Keys([Key("one", _hash_key(SECRET), **limits), Key("two", _hash_key(OTHER))])
 
 
 def bearer(key: str = SECRET) -> dict[str, str]:

@@ -26,13 +26,13 @@ def test_a_file_of_keys(tmp_path: Path) -> None:
     text = f"# ours\n\n{GOOD} name=search requests_per_minute=60 concurrent=4\n{OTHER}\n"
     keys, warning = read_keys(written(tmp_path, text))
     assert not warning
-    found = keys.find(GOOD)
+    found = keys.find_key(GOOD)
     assert found is not None and found.name == "search"
     assert (found.requests_per_minute, found.tokens_per_minute, found.concurrent) == (60, None, 4)
-    unnamed = keys.find(OTHER)
+    unnamed = keys.find_key(OTHER)
     assert unnamed is not None and unnamed.name.startswith("key-")
     for wrong in ("", GOOD[:-1], GOOD + "x", GOOD.upper(), "\ud800"):
-        assert keys.find(wrong) is None
+        assert keys.find_key(wrong) is None
 
 
 def test_keys_are_kept_as_digests(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_every_key_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module.hmac, "compare_digest", compare)
     for given in (GOOD, OTHER, "neither of them"):
         compared.clear()
-        keys.find(given)
+        keys.find_key(given)
         assert len(compared) == 2
 
 
@@ -96,4 +96,4 @@ def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
     path.write_text("\ufeff" + "k" * 40 + " name=first\n", "utf-8")
     path.chmod(0o600)
     keys, warning = read_keys(path)
-    assert keys.find("k" * 40) is not None and not warning
+    assert keys.find_key("k" * 40) is not None and not warning

@@ -67,7 +67,8 @@ def test_a_client_that_leaves_frees_its_rows(stream: bool) -> None:
         gate.set()
         until(lambda: live.service.gate.requests == 0 and live.service.gate.answers == 0)
         assert (
-            'finished_reason="abort",model_name="tiny"} 2.0' in live.service.metrics.text().decode()
+            'finished_reason="abort",model_name="tiny"} 2.0'
+            in live.service.metrics.render_text().decode()
         )
 
 
@@ -186,7 +187,7 @@ def test_a_step_that_takes_long_keeps_no_client_beyond_its_deadline(stream: bool
         answer = client.post("/v1/completions", json=body)
         assert answer.status_code == 408 and answer.json()["error"]["code"] == "timeout"
         aborted = 'finished_reason="abort",model_name="tiny"} 1.0'
-        until(lambda: aborted in live.service.metrics.text().decode())
+        until(lambda: aborted in live.service.metrics.render_text().decode())
         gate.set()
         until(lambda: nothing_is_left(live))
 
@@ -263,7 +264,7 @@ def test_caches_are_checked_while_nothing_runs(
 
 def test_freed_memory_is_given_back_while_nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    monkeypatch.setattr(lifecycle, "trim", lambda: calls.append(1))
+    monkeypatch.setattr(lifecycle, "trim_memory", lambda: calls.append(1))
     with running(settings=Settings(check_every=0.05)) as live:
         until(lambda: live.service.health.checked is not None)
         assert calls

@@ -34,52 +34,52 @@ def test_so_many_requests_a_minute() -> None:
     door, clock = gate()
     one = key(requests_per_minute=2)
     for _ in range(2):
-        with door.request(one):
+        with door.enter_request(one):
             pass
-    with pytest.raises(ApiError) as refusal, door.request(one):
+    with pytest.raises(ApiError) as refusal, door.enter_request(one):
         pass
     assert refusal.value.status == 429 and refusal.value.headers["Retry-After"] == "30"
     clock.now += 30
-    with door.request(one):
+    with door.enter_request(one):
         pass
-    with door.request(None), door.request(Key("two", b"")):
+    with door.enter_request(None), door.enter_request(Key("two", b"")):
         pass  # others are free
 
 
 def test_so_many_tokens_a_minute() -> None:
     door, clock = gate()
     one = key(tokens_per_minute=100)
-    with door.admitted(one, 1, 60):
-        door.answered(one, 1, 100)  # what an answer takes beyond it is owed
-    with pytest.raises(ApiError) as refusal, door.admitted(one, 1, 10):
+    with door.admit_answers(one, 1, 60):
+        door.note_answers(one, 1, 100)  # what an answer takes beyond it is owed
+    with pytest.raises(ApiError) as refusal, door.admit_answers(one, 1, 10):
         pass
     assert refusal.value.headers["Retry-After"] == "42"
     clock.now += 42
-    with door.admitted(one, 1, 10):
+    with door.admit_answers(one, 1, 10):
         pass
 
 
 def test_a_prompt_of_more_than_a_minutes_tokens_waits_for_a_whole_minute() -> None:
     door, clock = gate()
     one = key(tokens_per_minute=100)
-    with door.admitted(one, 1, 500):
+    with door.admit_answers(one, 1, 500):
         pass
-    with pytest.raises(ApiError), door.admitted(one, 1, 500):
+    with pytest.raises(ApiError), door.admit_answers(one, 1, 500):
         pass
     clock.now += 300
-    with door.admitted(one, 1, 500):
+    with door.admit_answers(one, 1, 500):
         pass
 
 
 def test_so_many_requests_at_once() -> None:
     door, _ = gate()
     one = key(concurrent=1)
-    with door.request(one):
-        with pytest.raises(ApiError, match="as many as it may have"), door.request(one):
+    with door.enter_request(one):
+        with pytest.raises(ApiError, match="as many as it may have"), door.enter_request(one):
             pass
-        with door.request(None):
+        with door.enter_request(None):
             pass
-    with door.request(one):
+    with door.enter_request(one):
         pass
     assert door.requests == 0
 
@@ -88,16 +88,16 @@ def test_so_many_may_wait() -> None:
     door, clock = gate(running=2, waiting=3)
     for _ in range(3):
         clock.now += 2
-        door.answered(None, 1, 10)
-    with door.admitted(None, 4, 1):
-        with door.admitted(None, 1, 1):
-            with pytest.raises(ApiError) as refusal, door.admitted(None, 2, 1):
+        door.note_answers(None, 1, 10)
+    with door.admit_answers(None, 4, 1):
+        with door.admit_answers(None, 1, 1):
+            with pytest.raises(ApiError) as refusal, door.admit_answers(None, 2, 1):
                 pass
             # Two too many; three answers ended in the four seconds since the first of them.
             assert refusal.value.headers["Retry-After"] == "3"
-        with door.admitted(None, 1, 1):
+        with door.admit_answers(None, 1, 1):
             pass
-    with door.admitted(None, 10, 1):
+    with door.admit_answers(None, 10, 1):
         pass  # alone, one request may be as large as it likes
     assert door.answers == 0
 
@@ -105,7 +105,7 @@ def test_so_many_may_wait() -> None:
 def test_a_server_that_ends_admits_nobody() -> None:
     door, _ = gate()
     door.draining = True
-    with pytest.raises(ApiError) as refusal, door.request(None):
+    with pytest.raises(ApiError) as refusal, door.enter_request(None):
         pass
     assert refusal.value.status == 503 and refusal.value.code == "draining"
 
@@ -113,7 +113,7 @@ def test_a_server_that_ends_admits_nobody() -> None:
 def test_rows_may_take_most_of_the_memory_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = tiny.lm()
     left: list[int | None] = [10_000 * MEGABYTE]
-    monkeypatch.setattr(service, "spare", lambda device: left[0])
+    monkeypatch.setattr(service, "spare_bytes", lambda device: left[0])
     assert rows_memory(lm, Settings(prefixes=MEGABYTE)) == 8_000 * MEGABYTE - MEGABYTE
     assert rows_memory(lm, Settings(memory=7)) == 7
     assert rows_memory(lm, Settings(budget=7)) is None, "it bounds rows as well"

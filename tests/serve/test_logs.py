@@ -69,7 +69,7 @@ def test_everything_goes_through_it() -> None:
     root.handlers[:] = []
     try:
         stream = io.StringIO()
-        logs.begin(stream)
+        logs.begin_logging(stream)
         logging.getLogger("asyncio").error("one\ntwo")
         assert stream.getvalue().endswith(" ERROR one\\ntwo\n")
     finally:

@@ -79,7 +79,7 @@ def test_the_board_of_vllm_has_its_numbers() -> None:
 
 
 def test_every_number_of_the_page_is_there(live: Live, client: httpx.Client) -> None:
-    live.service.metrics.answer(Stats(tokens=1, ttft_s=0.1, total_s=0.2), "stop")
+    live.service.metrics.note_answer(Stats(tokens=1, ttft_s=0.1, total_s=0.2), "stop")
     completion(client, max_tokens=8, temperature=0)
     found = samples(client)
     text = PAGE.read_text("utf-8").partition("## Metrics")[2].partition("\n## ")[0]

@@ -24,7 +24,7 @@ def entries(*tokens: int) -> list[dict[str, Any]]:
 
 
 def told(spelling: Spelling, tokens: list[int], text: str, done: bool = False) -> list[Any]:
-    return [(start, e["token"]) for start, e in spelling.push(entries(*tokens), text, done)]
+    return [(start, e["token"]) for start, e in spelling.push_entries(entries(*tokens), text, done)]
 
 
 def test_tokens_are_told_with_their_text() -> None:
@@ -73,7 +73,7 @@ def test_bytes_of_tokens() -> None:
      ("suffix:rule=typical", "lossy")],
 )  # fmt: skip
 def test_a_method_guarantees_what_its_weakest_part_does(method: str, claim: str) -> None:
-    name, guarantee = Served(tiny.lm(draft=False), "tiny").about(method)
+    name, guarantee = Served(tiny.lm(draft=False), "tiny").describe_method(method)
     assert name == method.partition(":")[0] and guarantee.split(":")[0] == claim
     if claim == "lossy":
         assert guarantee == card("typical", "rule").guarantee
@@ -83,17 +83,19 @@ def test_a_method_guarantees_what_its_weakest_part_does(method: str, claim: str)
     ("kv", "claim"), [("offload", "exact"), ("gear+offload", "lossy"), ("offload+snapkv", "lossy")]
 )
 def test_joined_cache_policies_guarantee_what_the_weakest_does(kv: str, claim: str) -> None:
-    name, guarantee = Served(tiny.lm(draft=False), "tiny").about("plain", beside={"kv": kv})
+    name, guarantee = Served(tiny.lm(draft=False), "tiny").describe_method(
+        "plain", part_specs={"kv": kv}
+    )
     assert name == "plain" and guarantee.split(":")[0] == claim
 
 
 @pytest.mark.parametrize("method", ["a-star", "deal", "transfer-q", "pg-td"])
 def test_a_method_that_needs_a_reward_has_it_from_the_request(method: str) -> None:
     served = Served(tiny.lm(draft=False), "tiny")
-    name, guarantee = served.about(method, "keywords:words=a")
+    name, guarantee = served.describe_method(method, "keywords:words=a")
     assert name == method and guarantee.startswith("lossy")
     with pytest.raises(BadConfig, match="needs a reward"):
-        served.about(method)
+        served.describe_method(method)
 
 
 @pytest.mark.parametrize(
@@ -107,5 +109,5 @@ def test_a_method_that_needs_a_reward_has_it_from_the_request(method: str) -> No
 )
 def test_what_changes_a_text_beside_its_method_is_told(kind: str, spec: str, name: str) -> None:
     served = Served(tiny.lm(draft=False), "tiny")
-    assert served.about("plain", None, {kind: None})[1] == "exact"
-    assert served.about("plain", None, {kind: spec})[1] == card(name, kind).guarantee
+    assert served.describe_method("plain", None, {kind: None})[1] == "exact"
+    assert served.describe_method("plain", None, {kind: spec})[1] == card(name, kind).guarantee

@@ -57,13 +57,13 @@ def test_texts_side_by_side_take_places_of_those_who_wait(
     client: httpx.Client, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[int] = []
-    admitted = live.service.gate.admitted
+    admitted = live.service.gate.admit_answers
 
     def noted(key: Any, answers: int, tokens: int) -> Any:
         taken.append(answers)
         return admitted(key, answers, tokens)
 
-    monkeypatch.setattr(live.service.gate, "admitted", noted)
+    monkeypatch.setattr(live.service.gate, "admit_answers", noted)
     body = {"prompt": "a", "method": "best-of:n=5", "n": 3, "max_tokens": 2}
     assert client.post("/v1/completions", json=body).status_code == 200
     assert taken == [15]

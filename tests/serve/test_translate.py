@@ -15,10 +15,10 @@ from foretell.constraints.monitor import Monitor
 from foretell.core.types import Sampling
 from foretell.errors import ForetellError
 from foretell.kv.encoded.ape import Ape
-from foretell.registry import names
+from foretell.registry import method_names
 from foretell.serve.errors import ARGUMENTS, FIELDS_OF_ARGUMENTS, ApiError
-from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse
-from foretell.serve.translate import Bounds, Call, translate
+from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, parse_request
+from foretell.serve.translate import Bounds, Call, translate_request
 from tests import tiny
 from tests.models.decoder.seq2seq import CONTEXT, seq2seq
 
@@ -29,7 +29,9 @@ def lm() -> LM:
 
 
 def call(lm: LM, **fields: Any) -> Call:
-    return translate(parse(CompletionRequest, {"prompt": "The quick", **fields}), lm, seed=5)
+    return translate_request(
+        parse_request(CompletionRequest, {"prompt": "The quick", **fields}), lm, seed=5
+    )
 
 
 def test_defaults_are_those_of_openai(lm: LM) -> None:
@@ -43,7 +45,7 @@ def test_defaults_are_those_of_openai(lm: LM) -> None:
     }
 
 
-@pytest.mark.parametrize("name", names("strategy"))
+@pytest.mark.parametrize("name", method_names("strategy"))
 def test_a_method_that_draws_nothing_needs_no_temperature(lm: LM, name: str) -> None:
     """It says so by `draws`, and refuses a temperature in its own words."""
     fields = {"reward": "length"} if name in ("a-star", "deal", "pg-td", "transfer-q") else {}
@@ -86,8 +88,8 @@ def test_no_argument_of_sampling_is_forgotten() -> None:
 
 
 def test_who_asks_and_how_urgently(lm: LM) -> None:
-    request = parse(CompletionRequest, {"prompt": "a", "priority": 3, "timeout": 20})
-    made = translate(request, lm, tenant="one", bounds=Bounds(timeout=10))
+    request = parse_request(CompletionRequest, {"prompt": "a", "priority": 3, "timeout": 20})
+    made = translate_request(request, lm, tenant="one", bounds=Bounds(timeout=10))
     assert made.arguments["tenant"] == "one" and made.arguments["priority"] == 3
     assert made.arguments["timeout"] == 10
 
@@ -122,10 +124,10 @@ def test_the_prompt_of_an_encoder_decoder_is_its_source() -> None:
     ],
 )
 def test_a_server_has_a_method_of_its_own(lm: LM, fields: Any, method: str) -> None:
-    request = parse(CompletionRequest, {"prompt": "a", **fields})
-    assert translate(request, lm, bounds=Bounds("ngram:n=2")).method == method
+    request = parse_request(CompletionRequest, {"prompt": "a", **fields})
+    assert translate_request(request, lm, bounds=Bounds("ngram:n=2")).method == method
     if fields == {"speculation": "on"}:
-        assert translate(request, lm, bounds=Bounds("plain")).method == "auto"
+        assert translate_request(request, lm, bounds=Bounds("plain")).method == "auto"
 
 
 @pytest.mark.parametrize(
@@ -136,12 +138,14 @@ def test_a_server_has_a_method_of_its_own(lm: LM, fields: Any, method: str) -> N
     ],
 )
 def test_bounds_of_a_server(lm: LM, bounds: Bounds, fields: Any, param: str) -> None:
-    request = parse(CompletionRequest, {"prompt": "a", **fields})
+    request = parse_request(CompletionRequest, {"prompt": "a", **fields})
     with pytest.raises(ApiError) as refusal:
-        translate(request, lm, bounds=bounds)
+        translate_request(request, lm, bounds=bounds)
     assert refusal.value.param == param
-    chat = parse(ChatRequest, {"messages": [{"role": "user", "content": "a"}]})
-    assert translate(chat, lm, bounds=Bounds(answer_tokens=4)).arguments["max_new_tokens"] == [4]
+    chat = parse_request(ChatRequest, {"messages": [{"role": "user", "content": "a"}]})
+    assert translate_request(chat, lm, bounds=Bounds(answer_tokens=4)).arguments[
+        "max_new_tokens"
+    ] == [4]
 
 
 @pytest.mark.parametrize(
@@ -216,7 +220,9 @@ def test_programs_are_tested_only_by_the_servers_own_file(lm: LM, tmp_path: Path
 
     def made(bounds: Bounds, **fields: str) -> Any:
         body = {"prompt": "def", "method": "pg-td", "temperature": 0, **fields}
-        return translate(parse(CompletionRequest, body), lm, bounds=bounds).arguments["reward"]
+        return translate_request(
+            parse_request(CompletionRequest, body), lm, bounds=bounds
+        ).arguments["reward"]
 
     for spec, name in (("tests", ""), ("tests:name=a", "a")):
         reward = made(allowed, reward=spec)
@@ -251,13 +257,13 @@ def test_a_choice_is_a_regular_expression_of_these_texts_alone(lm: LM) -> None:
 
 def test_a_template_is_the_tokenizers(lm: LM) -> None:
     body = {"messages": [{"role": "developer", "content": "a"}, {"role": "user", "content": "b"}]}
-    request: Request = parse(ChatRequest, body)
-    plain = translate(request, lm).prompts[0]
+    request: Request = parse_request(ChatRequest, body)
+    plain = translate_request(request, lm).prompts[0]
     assert lm.decode(plain) == "system:\na\n\nuser:\nb\n\nassistant:\n"
     other = tiny.lm(draft=False)
     tokenizer = other._text.tokenizer = __import__("copy").deepcopy(other.tokenizer)
     tokenizer.chat_template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    assert other.decode(translate(request, other).prompts[0]) == "<system>a<user>b"
+    assert other.decode(translate_request(request, other).prompts[0]) == "<system>a<user>b"
 
 
 MONITOR = {"constraint": "monitor:file=pkg/mod.py"}
@@ -265,8 +271,8 @@ MONITOR = {"constraint": "monitor:file=pkg/mod.py"}
 
 def test_programs_are_started_where_the_server_allows_it(lm: LM, tmp_path: Path) -> None:
     """And on the folder that it has chosen."""
-    request = parse(CompletionRequest, {"prompt": "The quick", **MONITOR})
-    made = translate(request, lm, bounds=Bounds(monitor=str(tmp_path)))
+    request = parse_request(CompletionRequest, {"prompt": "The quick", **MONITOR})
+    made = translate_request(request, lm, bounds=Bounds(monitor=str(tmp_path)))
     assert made.arguments["constraint"] == Monitor(root=str(tmp_path), file="pkg/mod.py")
     with pytest.raises(ApiError, match="constraint: this server starts no programs") as caught:
         call(lm, **MONITOR)
@@ -285,9 +291,9 @@ def test_programs_are_started_where_the_server_allows_it(lm: LM, tmp_path: Path)
     ],
 )
 def test_nothing_else_of_a_monitor_can_be_chosen(lm: LM, spec: str, said: str) -> None:
-    request = parse(CompletionRequest, {"prompt": "The quick", "constraint": spec})
+    request = parse_request(CompletionRequest, {"prompt": "The quick", "constraint": spec})
     with pytest.raises(ApiError, match=said) as caught:
-        translate(request, lm, bounds=Bounds(monitor="."))
+        translate_request(request, lm, bounds=Bounds(monitor="."))
     assert caught.value.param == "constraint"
 
 

@@ -21,7 +21,7 @@ def test_clients_take_turns_however_much_one_asks_for() -> None:
         order: list[str] = []
 
         async def one(client: str, name: str) -> None:
-            async with turns.turn(client):
+            async with turns.hold_turn(client):
                 order.append(name)
                 await settled()
 
@@ -38,21 +38,21 @@ def test_clients_take_turns_however_much_one_asks_for() -> None:
 def test_who_leaves_gives_its_turn_to_the_next() -> None:
     async def go() -> None:
         turns = Turns(1, 1)
-        await turns.take("a")
-        waiting = asyncio.create_task(turns.take("b"))
-        behind = asyncio.create_task(turns.take("c"))
+        await turns.take_turn("a")
+        waiting = asyncio.create_task(turns.take_turn("b"))
+        behind = asyncio.create_task(turns.take_turn("c"))
         await settled()
         waiting.cancel()
         await settled()
         assert not behind.done()
-        turns.give("a")
+        turns.end_turn("a")
         await behind
-        leaves = asyncio.create_task(turns.take("d"))
+        leaves = asyncio.create_task(turns.take_turn("d"))
         await settled()
-        turns.give("c")
+        turns.end_turn("c")
         leaves.cancel()  # as it is called
         await settled()
-        await turns.take("e")
+        await turns.take_turn("e")
         assert turns.taken.total() == 1
 
     asyncio.run(go())
@@ -68,12 +68,12 @@ def test_a_turn_lasts_as_long_as_its_thread_and_its_errand_ends_with_the_client(
             ended.append(errand.over)
             raise ValueError("nobody is told")
 
-        task = asyncio.create_task(turns.run("a", work))
+        task = asyncio.create_task(turns.run_errand("a", work))
         await settled()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        follower = asyncio.create_task(turns.run("b", lambda _: threading.get_ident()))
+        follower = asyncio.create_task(turns.run_errand("b", lambda _: threading.get_ident()))
         await settled()
         assert not follower.done() and turns.taken["a"] == 1
         opened.set()

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from foretell.serve.errors import ApiError
-from foretell.serve.wire import EventStream, Gone, encoded, while_there
+from foretell.serve.wire import EventStream, Gone, encode_json, while_there
 
 SCOPE = {"type": "http", "method": "POST", "path": "/", "headers": []}
 
@@ -117,9 +117,9 @@ def test_work_is_cancelled_when_its_client_leaves() -> None:
 
 
 def test_numbers_that_json_has_not() -> None:
-    document = json.loads(encoded({"a": [-math.inf, 1.5, "\ud800", "é"]}))
+    document = json.loads(encode_json({"a": [-math.inf, 1.5, "\ud800", "é"]}))
     assert document == {"a": [-9999.0, 1.5, "\ud800", "é"]}
 
 
 def test_streams_have_no_letters_that_clients_take_for_ends_of_lines() -> None:
-    assert encoded({"a": "é\u2028\x85"}) == b'{"a":"\\u00e9\\u2028\\u0085"}'
+    assert encode_json({"a": "é\u2028\x85"}) == b'{"a":"\\u00e9\\u2028\\u0085"}'

@@ -22,7 +22,7 @@ from foretell.drafters.model.draft import Draft
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import FairPlan
 from foretell.errors import BadConfig
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.composition import Composition, JointPayoff
 from foretell.speculation.costs import Payoff, Promise
 from foretell.speculation.strategy import Speculative
@@ -152,7 +152,7 @@ def test_a_store_is_the_same_alone_and_in_company() -> None:
         "ngram+token-recycling:nodes=6",
         "token-recycling:nodes=8",
     ):
-        laws.finish(engine, engine.add(Request([1, 2, 1, 2], resolve(spec)[1], Sampling())))
+        laws.finish(engine, engine.add(Request([1, 2, 1, 2], resolve_method(spec)[1], Sampling())))
     assert sum(isinstance(value, Store) for value in engine.stores.values()) == 1
 
 
@@ -165,7 +165,7 @@ def test_a_part_that_wins_nothing_is_asked_rarely_unless_the_size_is_given() -> 
             part.payoff.gain, part.payoff.spent, part.payoff.wait = 0.0, 0.0, 0
         ctx.timed = timed
         for _ in range(9):
-            state[1].payoff.note(0.0, 9.0, 1.0)
+            state[1].payoff.note_attempt(0.0, 9.0, 1.0)
         assert state[1].payoff.wait == 180  # twenty times what an asking takes
         with pytest.raises(StopIteration) as done:
             next(composition.steps(ctx, state, 9))
@@ -179,12 +179,12 @@ def test_a_composition_pauses_only_while_all_its_parts_do() -> None:
     parts[0].wait, parts[1].wait = 2, 5
     asked = []
     for _ in range(4):
-        asked.append(joint.due() and [worth.due() for worth in parts])
+        asked.append(joint.is_due() and [worth.is_due() for worth in parts])
         if asked[-1]:
             parts[0].wait = 9  # it failed again
     assert asked == [False, False, [True, False], False] and parts[1].wait == 1
     parts[1].wait = 0
-    assert joint.due() and joint.due(), "nobody was asked in between"
+    assert joint.is_due() and joint.is_due(), "nobody was asked in between"
 
 
 def test_a_composition_pauses_while_its_head_is_not_looked_at() -> None:
@@ -193,10 +193,10 @@ def test_a_composition_pauses_while_its_head_is_not_looked_at() -> None:
     joint = JointPayoff()
     joint.parts = [(copies, None), (head, promise)]
     copies.wait, promise.rest = 5, 3
-    assert [joint.due() for _ in range(5)] == [False, False, False, True, True]
+    assert [joint.is_due() for _ in range(5)] == [False, False, False, True, True]
     assert copies.wait == 2, "steps that were left out count for all who pause"
     promise.rest = 9
-    assert [joint.due() for _ in range(3)] == [False, False, True]
+    assert [joint.is_due() for _ in range(3)] == [False, False, True]
 
 
 def test_what_belongs_to_nobody_is_paid_by_who_was_asked() -> None:
@@ -235,7 +235,7 @@ def test_who_asks_a_model_is_judged_by_what_the_others_promise() -> None:
             next(composition.steps(ctx, state, 9))
         was = "model" in done.value.value.sources
         if was:
-            state[1].payoff.note(gained, 1.0, 1.0)
+            state[1].payoff.note_attempt(gained, 1.0, 1.0)
         return was
 
     often = dict.fromkeys((True, False), 0)
@@ -333,7 +333,7 @@ def test_what_cannot_be_joined_is_refused(parts: Sequence[Drafter], message: str
 
 
 def test_a_spec_joins_drafters_and_the_last_part_has_the_budget() -> None:
-    name, strategy = resolve("ngram:n=2,k=4+token-recycling:k=3,nodes=16,rule=coin")
+    name, strategy = resolve_method("ngram:n=2,k=4+token-recycling:k=3,nodes=16,rule=coin")
     assert (
         name == "ngram+token-recycling"
         and isinstance(strategy, Speculative)
@@ -343,8 +343,8 @@ def test_a_spec_joins_drafters_and_the_last_part_has_the_budget() -> None:
         strategy.drafter == Composition((Ngram(2, 4), TokenRecycling(k=3)))
         and strategy.rule is not None
     )
-    assert resolve(strategy)[1] is strategy
-    assert resolve(Composition((Ngram(), Copyspec())))[0] == "ngram+copyspec"
+    assert resolve_method(strategy)[1] is strategy
+    assert resolve_method(Composition((Ngram(), Copyspec())))[0] == "ngram+copyspec"
 
 
 @pytest.mark.parametrize(
@@ -362,7 +362,7 @@ def test_a_spec_joins_drafters_and_the_last_part_has_the_budget() -> None:
 )
 def test_a_wrong_composition_is_one_clear_error(spec: str, message: str) -> None:
     with pytest.raises(BadConfig, match=message):
-        resolve(spec)
+        resolve_method(spec)
 
 
 # --- exactness
@@ -382,4 +382,6 @@ def test_a_composition_is_greedy_identical_and_the_same_in_a_batch(spec: str) ->
 
 def test_without_draws_it_gives_the_plain_decoders_tokens_seed_by_seed() -> None:
     laws.check_seeds(laws.build("ngram+copyspec+token-recycling"))
-    laws.check_seeds(resolve("ngram+token-recycling")[1])  # however the measured time turns out
+    laws.check_seeds(
+        resolve_method("ngram+token-recycling")[1]
+    )  # however the measured time turns out

@@ -15,7 +15,7 @@ from foretell.core.request import Request
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Sampling
 from foretell.engine.engine import Engine
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.costs import Costs
 from foretell.speculation.draft_size import (
     LIMIT,
@@ -25,7 +25,7 @@ from foretell.speculation.draft_size import (
     STAY,
     DrawnSizes,
     Policy,
-    estimate,
+    estimate_nodes,
 )
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
@@ -35,7 +35,7 @@ from tests import laws
 class Line(Costs):
     """Costs that nobody measured."""
 
-    def note(self, tokens: int, seconds: float, rows: int = 0) -> None:
+    def note_forward(self, tokens: int, seconds: float, rows: int = 0) -> None:
         pass
 
 
@@ -51,7 +51,7 @@ def make(seconds: dict[int, float], nodes: int = 0, whole: bool = False) -> Poli
 
 def judged(policy: Policy, tree: TokenTree) -> list[float]:
     """The chances of the nodes, as the policy estimates them."""
-    values, policy.kinds = estimate(tree, policy.chances)
+    values, policy.kinds = estimate_nodes(tree, policy.chances)
     return values
 
 
@@ -80,7 +80,7 @@ def test_free_nodes_are_all_drafted_and_dear_ones_none() -> None:
     for costs, size in ((FLAT, 6), (STEEP, 1)):
         policy = make(costs)
         tree = certain(policy, star(5), [0.3, 0.2, 0.1, 0.1, 0.1])
-        assert len(policy.fit(tree)) == size
+        assert len(policy.fit_tree(tree)) == size
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.floats(0, 0.5), st.floats(1, 3))
@@ -89,7 +89,7 @@ def test_the_size_is_the_best_of_all_sizes(
 ) -> None:
     policy = make({n: 1 + slope * (n - 1) ** power for n in (1, 2, 4, 8, 16)})
     tree = certain(policy, star(len(chances)), chances)
-    kept = policy.fit(tree)
+    kept = policy.fit_tree(tree)
     curve = policy.ctx.costs.curve(len(tree))
     gains = sorted(chances, reverse=True)
     speed = [(1 + sum(gains[: n - 1])) / curve[n - 1] for n in range(1, len(tree) + 1)]
@@ -117,7 +117,7 @@ def test_what_is_kept_is_closed_under_parents(shape: list[tuple[int, float]], no
         above = parent % len(tree)
         tree.add(above, token, value=value * tree.values[above], source="ab"[token % 2])
     policy = make(FLAT, nodes=nodes)
-    small = policy.fit(tree)
+    small = policy.fit_tree(tree)
     small.check()
     assert len(small) == min(len(tree), nodes + 1)
     texts = {tuple(tree.tokens_to(n)) for n in range(len(tree))}
@@ -163,12 +163,12 @@ def test_estimates_start_from_the_drafters_and_go_to_what_happens() -> None:
     tree.add(tree.add(0, 1, value=0.8, source="s"), 2, value=0.4, source="s")
     assert judged(policy, tree) == pytest.approx([1, 0.8, 0.4])
     for _ in range(3):
-        policy.fit(tree)
+        policy.fit_tree(tree)
         policy.observe(Outcome([1], 3, [(1, True), (2, False)]))
     first, second = (PRIOR * 0.8 + 3) / (PRIOR + 3), PRIOR * 0.5 / (PRIOR + 3)
     assert judged(policy, tree) == pytest.approx([1, first, first * second], rel=0.02)
     for _ in range(300):
-        policy.fit(tree)
+        policy.fit_tree(tree)
         policy.observe(Outcome([], 3, [(1, False)]))
     values = judged(policy, tree)
     assert values[1] < 0.06 and values[2] / values[1] == pytest.approx(second, rel=0.02), (
@@ -181,10 +181,10 @@ def test_estimates_start_from_the_drafters_and_go_to_what_happens() -> None:
 def test_what_is_left_out_is_tried_now_and_then() -> None:
     policy = make({1: 1.0, 128: 1.3})
     tree = certain(policy, star(12), [0.001] * 12)
-    sizes = [len(policy.fit(tree)) for _ in range(2 * PROBE + 3)]
+    sizes = [len(policy.fit_tree(tree)) for _ in range(2 * PROBE + 3)]
     assert [i for i, size in enumerate(sizes, 1) if size == 9] == [PROBE, 2 * PROBE]
     assert set(sizes) == {1, 9}
-    assert len(policy.fit(TokenTree(0))) == 1 and policy.waited == 3, (
+    assert len(policy.fit_tree(TokenTree(0))) == 1 and policy.waited == 3, (
         "nothing proposed does not count"
     )
 
@@ -195,7 +195,7 @@ def test_what_is_left_out_is_tried_more_rarely_where_that_is_expensive() -> None
     tree = certain(policy, star(12), [0.25] * 12)
     lost = 8 * (1 - 0.25)  # of steps, by 8 nodes each of which costs a step
     pause = round(lost / PROBE_LOSS)
-    sizes = [len(policy.fit(tree)) for _ in range(2 * pause + 100)]
+    sizes = [len(policy.fit_tree(tree)) for _ in range(2 * pause + 100)]
     tried = [i for i, size in enumerate(sizes, 1) if size == 9]
     assert tried == [pause + 1, 2 * pause + 2], "rounded up"
 
@@ -208,10 +208,10 @@ def test_a_text_that_becomes_predictable_is_noticed() -> None:
     for accepts in (False, True):
         sizes = []
         for _ in range(150):
-            if policy.budget() == 1:
+            if policy.node_budget() == 1:
                 sizes.append(1)
                 continue
-            cut = policy.fit(tree)
+            cut = policy.fit_tree(tree)
             sizes.append(len(cut))
             nodes = range(1, len(cut))
             policy.observe(
@@ -229,23 +229,23 @@ def test_who_wins_nothing_is_asked_rarely_and_who_takes_no_time_always() -> None
         policy, count = make(FLAT), 0
         policy.payoff.gain = 0.0
         for _ in range(100):
-            if policy.budget() > 1:
-                policy.fit(TokenTree(0))
+            if policy.node_budget() > 1:
+                policy.fit_tree(TokenTree(0))
                 policy.spent += seconds
                 count += 1
             policy.observe(Outcome([], 0))
         assert count == pytest.approx(asked, abs=4), f"asked {count} times at {seconds} s"
     policy = make(FLAT, nodes=3)
     policy.payoff.wait = 9
-    assert policy.budget() == 4, "a given size is always drafted"
+    assert policy.node_budget() == 4, "a given size is always drafted"
 
 
 def test_what_the_first_draft_takes_does_not_count() -> None:
     """It takes in the whole text, which later ones need not: that is no reason to pause."""
     policy = make(FLAT)
     for took, counted in ((100.0, 0.0), (0.5, 0.5)):
-        assert policy.budget() > 1
-        policy.fit(TokenTree(0), took)
+        assert policy.node_budget() > 1
+        policy.fit_tree(TokenTree(0), took)
         policy.observe(Outcome([], 0))
         assert policy.payoff.spent == pytest.approx(counted, abs=0.05)  # and what cutting took
 
@@ -255,7 +255,7 @@ def test_others_in_flight_make_a_forward_dearer() -> None:
     alone, among = make(knee), make(knee)
     among.ctx.engine.running = 8
     sizes = [
-        len(p.fit(certain(p, star(7), [0.4, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05])))
+        len(p.fit_tree(certain(p, star(7), [0.4, 0.2, 0.1, 0.1, 0.05, 0.05, 0.05])))
         for p in (alone, among)
     ]
     assert sizes == [8, 1]
@@ -265,19 +265,25 @@ def test_the_budget_grows_with_what_is_best() -> None:
     policy, sizes = make(FLAT), []
     certain(policy, TokenTree(0).chain([1] * 80, "s"), [1.0] * 80)
     for _ in range(5):
-        sizes.append(policy.budget())
-        policy.fit(TokenTree(0).chain([1] * (policy.budget() - 1), "s"))
+        sizes.append(policy.node_budget())
+        policy.fit_tree(TokenTree(0).chain([1] * (policy.node_budget() - 1), "s"))
     assert sizes == sorted(sizes) and sizes[0] == 17 and sizes[-1] == 81
 
 
 def test_drawn_trees_whole_ones_and_given_sizes_are_left_alone() -> None:
     tree = TokenTree(0)
     tree.add(0, 1, Law(laws.torch.tensor([0.0, 1.0])))
-    assert make(STEEP).fit(tree) is tree, "cutting drawn nodes would bias them"
+    assert make(STEEP).fit_tree(tree) is tree, "cutting drawn nodes would bias them"
     long = TokenTree(0).chain([1] * 9)
-    assert make(STEEP, nodes=9).fit(long) is long and make(STEEP, whole=True).fit(long) is long
-    assert make(FLAT, nodes=5).budget() == 6 and make(FLAT).budget() == 17
-    assert make(FLAT, whole=True).budget() == LIMIT + 1 and make(STEEP, whole=True).budget() == 17
+    assert (
+        make(STEEP, nodes=9).fit_tree(long) is long
+        and make(STEEP, whole=True).fit_tree(long) is long
+    )
+    assert make(FLAT, nodes=5).node_budget() == 6 and make(FLAT).node_budget() == 17
+    assert (
+        make(FLAT, whole=True).node_budget() == LIMIT + 1
+        and make(STEEP, whole=True).node_budget() == 17
+    )
 
 
 # --- sizes that are decided before the draw
@@ -286,7 +292,7 @@ def test_drawn_trees_whole_ones_and_given_sizes_are_left_alone() -> None:
 def drawn(seconds: dict[int, float]) -> DrawnSizes:
     policy = make(seconds)
     if seconds:
-        policy.ctx.costs.freeze()
+        policy.ctx.costs.freeze_curve()
     return DrawnSizes(policy.ctx)
 
 
@@ -294,7 +300,7 @@ def play(sizes: DrawnSizes, accepted: Callable[[int], int], steps: int = 150) ->
     """Nodes drafted in each step, where a draft of n nodes has `accepted(n)` of them accepted."""
     drafted = []
     for _ in range(steps):
-        nodes = sizes.budget() - 1
+        nodes = sizes.node_budget() - 1
         drafted.append(nodes)
         sizes.observe(Outcome([*range(1, accepted(nodes) + 1)], 0))
     return drafted
@@ -321,7 +327,7 @@ def test_drawn_trees_come_back_when_they_pay_again() -> None:
 
 def test_the_size_of_a_drawn_tree_does_not_depend_on_what_is_timed_meanwhile() -> None:
     policy = make(FLAT)
-    policy.ctx.costs.freeze()
+    policy.ctx.costs.freeze_curve()
     before = play(DrawnSizes(policy.ctx), lambda nodes: nodes // 3)
     policy.ctx.costs.seconds = dict(STEEP)
     policy.ctx.engine.running = 8
@@ -333,7 +339,7 @@ def unseeded(seconds: dict[int, float], node_seconds: float = 0.0) -> DrawnSizes
     policy.ctx.repeats = False
     sizes = DrawnSizes(policy.ctx)
     fit = TokenTree(0).chain([1] * 16)
-    sizes.fit(fit, 16 * node_seconds)
+    sizes.fit_tree(fit, 16 * node_seconds)
     return sizes
 
 
@@ -357,9 +363,9 @@ def test_without_a_seed_what_drafting_takes_counts() -> None:
 def test_without_a_seed_requests_begin_where_earlier_ones_were() -> None:
     sizes = unseeded(FLAT, 1.0)
     play(sizes, lambda nodes: 0)
-    assert DrawnSizes(sizes.ctx).budget() == 1
+    assert DrawnSizes(sizes.ctx).node_budget() == 1
     sizes.ctx.repeats = True
-    assert DrawnSizes(sizes.ctx).budget() == 17, "a seed's sizes are its own"
+    assert DrawnSizes(sizes.ctx).node_budget() == 17, "a seed's sizes are its own"
 
 
 def test_fixed_trees_are_cut_to_the_size_decided_before_unless_they_are_whole() -> None:
@@ -367,8 +373,8 @@ def test_fixed_trees_are_cut_to_the_size_decided_before_unless_they_are_whole() 
     whole.whole = True
     tree = TokenTree(0).chain([1] * 40)
     for policy in (sizes, whole):
-        policy.budget()
-    assert len(sizes.fit(tree)) == 17 and whole.fit(tree) is tree
+        policy.node_budget()
+    assert len(sizes.fit_tree(tree)) == 17 and whole.fit_tree(tree) is tree
 
 
 @pytest.mark.parametrize(
@@ -399,7 +405,7 @@ def test_time_decides_nothing_that_would_change_samples(
         def propose(self, ctx: Context, state: None, budget: int) -> TokenTree:
             return TokenTree(ctx.tokens[-1])
 
-    strategy = resolve(spec)[1]
+    strategy = resolve_method(spec)[1]
     assert isinstance(strategy, Speculative)
     setting = laws.Setting(Sampling(temperature=temperature, max_new_tokens=2))
     laws.generate(
@@ -436,8 +442,8 @@ def test_rows_beside_a_root_alone_are_paid_for_by_the_draft_made_of_them() -> No
     rows, draft = TokenTree(0), star(3)
     rows.beside, draft.beside = 3, 4
     for tree, accepted in ((draft, [1]), (rows, []), (draft, [1, 2])):
-        assert policy.budget() > 1
-        assert policy.fit(tree) is tree
+        assert policy.node_budget() > 1
+        assert policy.fit_tree(tree) is tree
         gain, wait = policy.payoff.gain, policy.payoff.wait
         policy.observe(Outcome(accepted, 1))
         if tree is rows:
@@ -451,7 +457,7 @@ def test_what_is_learnt_at_one_temperature_says_nothing_of_another() -> None:
     policies = {}
     for temperature in (0.0, 0.7, 0.72, 1.0):
         sampling = Sampling(max_new_tokens=9, temperature=temperature)
-        request = Request([1], resolve("ngram")[1], sampling)
+        request = Request([1], resolve_method("ngram")[1], sampling)
         policies[temperature] = Policy(Context(engine, request), 0)
     tree = TokenTree(0).chain([1, 2])
     certain(policies[0.7], tree, [0.25, 0.25])

@@ -42,7 +42,7 @@ def test_only_the_generators_own_time_and_its_share_of_forwards_count(clock: lis
         return "result"
 
     watch = Stopwatch()
-    over = watch.over(steps())
+    over = watch.time_messages(steps())
     next(over)
     clock[0] += 50.0  # other requests' work
     over.send(reply(0.25))
@@ -68,7 +68,7 @@ def test_what_is_thrown_in_reaches_the_generator_and_closing_closes_it(clock: li
             heard.append("closed")
 
     watch = Stopwatch()
-    over = watch.over(steps())
+    over = watch.time_messages(steps())
     next(over)
     over.throw(OSError("a call failed"))
     over.close()
@@ -90,13 +90,13 @@ def test_drafting_is_not_charged_with_what_others_do(
 ) -> None:
     """Sixteen requests share each forward of the draft model: together they are charged it once."""
     seconds = []
-    real = Policy.fit
+    real = Policy.fit_tree
 
     def fit(self: Policy, tree: TokenTree, spent: float = 0.0) -> TokenTree:
         seconds.append(spent)
         return real(self, tree, spent)
 
-    monkeypatch.setattr(Policy, "fit", fit)
+    monkeypatch.setattr(Policy, "fit_tree", fit)
     Slow.clock = clock
     engine = Engine({"target": Slow(8), "draft": Slow(8, noise=0.3, name="draft")})
     sampling = Sampling(max_new_tokens=9)

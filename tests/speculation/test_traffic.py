@@ -18,7 +18,7 @@ from foretell.engine.admission import Admission
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.engine.prefix_cache import Reuse
-from foretell.engine.status import troubles
+from foretell.engine.status import find_troubles
 from foretell.testing.toy import Toy
 from tests import laws
 
@@ -84,7 +84,7 @@ def test_every_request_is_answered_as_if_it_were_alone(
         if engine.live and dice.random() < 0.05:
             live = dice.choice(engine.live)
             with torch.inference_mode():  # as in a step
-                live.paused = live.paused or engine.preempt(live)
+                live.paused = live.paused or engine.preempt_request(live)
         engine.step()
         for live in engine.live:
             waited[live] = waited.get(live, 0) + live.paused
@@ -98,4 +98,4 @@ def test_every_request_is_answered_as_if_it_were_alone(
     assert told["cache_bytes"] == told["running"] == told["waiting"] == 0
     assert told["prefix_tokens_reused"] > 0 and told["prefix_bytes"] <= 80 * row
     assert engine.admission.preempted or seed, "memory was never short"
-    assert not troubles(engine)
+    assert not find_troubles(engine)

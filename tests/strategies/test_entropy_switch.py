@@ -18,9 +18,9 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.strategies import entropy_switch
-from foretell.strategies.entropy_switch import EntropySwitch, entropy
+from foretell.strategies.entropy_switch import EntropySwitch, row_entropy
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import laws
@@ -107,7 +107,7 @@ def test_at_its_limits_one_model_writes_everything(temperature: float) -> None:
             want, _, forwards = run(Plain(), sampling, {"target": models[name]})
             assert tokens == want and sources == [name] * len(want)
             assert calls == {name: forwards["target"]}
-    assert resolve("entropy-switch:tau=-inf")[1] == EntropySwitch(-math.inf)
+    assert resolve_method("entropy-switch:tau=-inf")[1] == EntropySwitch(-math.inf)
 
 
 @pytest.mark.parametrize(("tau", "window", "dwell"), [(1.9, 5, 10), (2.0, 1, 3), (2.1, 3, 1)])
@@ -153,20 +153,20 @@ def test_texts_that_the_small_model_cannot_read_are_the_large_ones() -> None:
 
 def test_entropy_is_in_bits_and_of_the_bare_row() -> None:
     for vocab in (2, 8, 1024):
-        assert entropy(torch.zeros(vocab)) == pytest.approx(math.log2(vocab))
-    assert entropy(torch.tensor([3.0, -torch.inf, -torch.inf])) == 0.0
-    assert entropy(torch.tensor([1.0, 1.0, -torch.inf])) == pytest.approx(1.0)
+        assert row_entropy(torch.zeros(vocab)) == pytest.approx(math.log2(vocab))
+    assert row_entropy(torch.tensor([3.0, -torch.inf, -torch.inf])) == 0.0
+    assert row_entropy(torch.tensor([1.0, 1.0, -torch.inf])) == pytest.approx(1.0)
 
 
 def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nats for bits, and entropies of warped rows."""
     check = test_the_law_is_that_of_the_model_whose_turn_it_is
     for slip in (
-        lambda row: entropy(row) * math.log(2),
-        lambda row: entropy(row / 0.4),
-        lambda row: entropy(row - 2.0 * torch.arange(len(row))),
+        lambda row: row_entropy(row) * math.log(2),
+        lambda row: row_entropy(row / 0.4),
+        lambda row: row_entropy(row - 2.0 * torch.arange(len(row))),
     ):
-        monkeypatch.setattr(entropy_switch, "entropy", slip)
+        monkeypatch.setattr(entropy_switch, "row_entropy", slip)
         with pytest.raises(AssertionError):
             check("plain")
 

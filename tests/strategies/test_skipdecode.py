@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from foretell import wrap
-from foretell.cache.plan import resumed
+from foretell.cache.plan import resume_ask
 from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
@@ -33,7 +33,7 @@ PROMPT = [1, 2, 3, 1, 2]
 
 
 def layers_of(config: Skipdecode, place: int, horizon: int, layers: int) -> tuple[int, ...]:
-    active = config.active(config.depth(place, horizon, layers), layers)
+    active = config.pick_layers(config.layers_at(place, horizon, layers), layers)
     return tuple(range(layers)) if active is None else active
 
 
@@ -74,7 +74,7 @@ def expected(toy: ToyLayers, config: Skipdecode, count: int) -> list[int]:
                 keys[layer].append(state[0])
                 places[layer].append(float(position))
                 seen = np.array(keys[layer]), np.array(places[layer])
-                state = toy.thought(layer, toy.attended(layer, state[None], [seen]))[0]
+                state = toy.after_mlp(layer, toy.attended(layer, state[None], [seen]))[0]
         output.append(int(state[1:].argmax()))
     return output
 
@@ -156,9 +156,9 @@ def test_its_rows_are_neither_paused_nor_handed_on() -> None:
     while len(live.ctx.output) < 8:
         engine.step()
     cache = live.caches["target", 0]
-    assert not engine.preempt(live) and not cache.recomputable
+    assert not engine.preempt_request(live) and not cache.recomputable
     ask = Ask(TokenTree(live.ctx.tokens[-1]))
-    assert resumed(ask, (), cache) is ask
+    assert resume_ask(ask, (), cache) is ask
     job, _ = cache.prepare(ask, live.ctx.tokens, 99)
     assert len(job.tokens) == len(live.ctx.tokens), "the whole model needs rows of all layers"
 

@@ -159,7 +159,9 @@ def expected_row(
     """Asked of the head's hash, without cache or mask."""
     hashes = np.zeros(len(tokens)) if features is None else feature_hash(features.numpy())
     places = np.arange(len(tokens), dtype=np.float64)
-    return head._row(np.array(tokens, dtype=np.float64), np.stack([places, hashes], 1)).tolist()
+    return head._row_logits(
+        np.array(tokens, dtype=np.float64), np.stack([places, hashes], 1)
+    ).tolist()
 
 
 def test_a_head_answers_from_the_features_on_its_path() -> None:

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel
 from foretell import wrap
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.engine.cost_profile import identity
+from foretell.engine.cost_profile import model_identity
 from foretell.errors import BadConfig, Unsupported
-from foretell.loading.wrap import pair
+from foretell.loading.wrap import pair_models
 from foretell.models.decoder.decoder import Decoder
 from foretell.testing.recording import Recording
-from foretell.testing.views import Extended, Scored, Skipped, View, spans
+from foretell.testing.views import Extended, Scored, Skipped, View, join_spans
 from tests.models.decoder.families import VOCAB, WINDOW, tiny
 from tests.models.decoder.test_families import PROMPTS, TREE, answer
 
@@ -130,7 +130,7 @@ def test_skipped_models_are_named_by_their_layers() -> None:
     model = target("llama")
     assert Skipped(model, (0, 1, 2)).name == "llama[layers 0-2]"
     assert Skipped(model, [0, 2]).name == "llama[layers 0,2]"
-    assert spans([0, 1, 2, 3, 8, 10, 11]) == "0-3,8,10-11"
+    assert join_spans([0, 1, 2, 3, 8, 10, 11]) == "0-3,8,10-11"
 
 
 @pytest.mark.parametrize("layers", [(), (3,), (-1, 0), (1, 0), (0, 0)])
@@ -271,11 +271,11 @@ def test_a_view_drafts_for_its_decoder() -> None:
     model = target("llama")
     plain = wrap(tiny("llama")).generate(PROMPT, "plain", max_new_tokens=24).tokens
     whole, half = Skipped(model, (0, 1, 2)), Skipped(model, (0, 2))
-    out = pair(model, None, {"draft": whole}, None, []).generate(
+    out = pair_models(model, None, {"draft": whole}, None, []).generate(
         PROMPT, "draft:nodes=4", max_new_tokens=24
     )
     assert out.tokens == plain and out.stats.accepted == out.stats.drafted > 0
-    out = pair(model, None, {"draft": half}, None, []).generate(
+    out = pair_models(model, None, {"draft": half}, None, []).generate(
         PROMPT, "draft:nodes=4", max_new_tokens=24
     )
     assert out.tokens == plain and out.stats.accepted < out.stats.drafted
@@ -284,7 +284,7 @@ def test_a_view_drafts_for_its_decoder() -> None:
 
 def test_costs_of_a_view_are_its_own() -> None:
     model = target("llama")
-    names = [identity(m) for m in (model, *views(model))]
+    names = [model_identity(m) for m in (model, *views(model))]
     assert len(set(names)) == len(names)
 
 

@@ -11,11 +11,20 @@ import pytest
 import torch
 
 from foretell.api.lm import LM
-from foretell.drafters.model.acceptance_head import load
+from foretell.drafters.model.acceptance_head import load_acceptance_head
 from foretell.errors import BadConfig, Unsupported
 from foretell.testing.toy import Toy
 from foretell.train import acceptance
-from foretell.train.acceptance import TrainHead, auc, collect, examples, fit, laws, loss_of, train
+from foretell.train.acceptance import (
+    TrainHead,
+    auc,
+    collect_examples,
+    draw_examples,
+    fit_head,
+    answer_laws,
+    acceptance_loss,
+    train_acceptance_head,
+)
 
 QUICK = TrainHead(length=64, examples=1000, epochs=8, rate=0.05)
 
@@ -64,14 +73,14 @@ def test_an_example_is_a_draw_with_the_chance_that_the_target_accepts_it() -> No
     models = pair()
     tokens, beginning = texts(3)[2]
     config = TrainHead(mixed=0.3)
-    found = examples(
+    found = draw_examples(
         models["target"],
         models["draft"],
         (tokens, beginning),
         config,
         torch.Generator().manual_seed(5),
     )
-    p, q = (laws(models[name], (tokens, beginning), 8, 1.0) for name in ("target", "draft"))
+    p, q = (answer_laws(models[name], (tokens, beginning), 8, 1.0) for name in ("target", "draft"))
     positions = np.arange(len(tokens), dtype=np.float64)
     for place in (0, 7):
         seen = beginning + place
@@ -91,7 +100,7 @@ def test_an_example_is_a_draw_with_the_chance_that_the_target_accepts_it() -> No
 def test_at_temperature_zero_a_draw_is_accepted_or_not() -> None:
     models = pair()
     config = TrainHead(temperature=0.0)
-    found = examples(
+    found = draw_examples(
         models["target"], models["draft"], texts(1)[0], config, torch.Generator().manual_seed(0)
     )
     assert set(found.chances.tolist()) == {0.0, 1.0}
@@ -102,7 +111,7 @@ def test_a_rejection_weighs_more() -> None:
     chances = torch.tensor([0.25, 1.0])
     logs = logits.log_softmax(-1).tolist()
     want = -(6 * 0.75 * logs[0][0] + 0.25 * logs[0][1] + logs[1][1]) / 2
-    assert float(loss_of(logits, chances, 6.0)) == pytest.approx(want, rel=1e-6)
+    assert float(acceptance_loss(logits, chances, 6.0)) == pytest.approx(want, rel=1e-6)
 
 
 def test_the_rank_measure_is_that_of_all_pairs() -> None:
@@ -123,12 +132,12 @@ def test_the_rank_measure_is_that_of_all_pairs() -> None:
 def test_a_trained_head_tells_accepted_from_rejected(tmp_path: Path) -> None:
     told = []
     path = tmp_path / "head.safetensors"
-    report = train(lm(), texts(30), path, QUICK, lambda *what: told.append(what))
+    report = train_acceptance_head(lm(), texts(30), path, QUICK, lambda *what: told.append(what))
     assert report["auc"] > 0.9 > 0.6 > report["confidence_auc"]
     assert {what for what, _, _ in told} == {"reading", "training"}
-    head = load(path)
+    head = load_acceptance_head(path)
     angles = torch.arange(8) * (2 * torch.pi / 8)
-    chances = head.chance(torch.stack([angles.cos(), angles.sin()], 1))
+    chances = head.accept_chance(torch.stack([angles.cos(), angles.sin()], 1))
     assert float(chances[:4].max()) < float(chances[4:].min()), chances
     weights = [block.linear.weight for block in head.blocks]  # type: ignore[union-attr]
     assert not torch.equal(weights[0], weights[1]) and not torch.equal(weights[1], weights[2])
@@ -138,7 +147,11 @@ def test_the_same_seed_gives_the_same_head_and_the_models_stay() -> None:
     models = pair()
     config = TrainHead(length=64, examples=300, epochs=1)
     first, second = (
-        fit(collect(models["target"], models["draft"], texts(9), config, silent)[0], config, silent)
+        fit_head(
+            collect_examples(models["target"], models["draft"], texts(9), config, silent)[0],
+            config,
+            silent,
+        )
         for _ in range(2)
     )
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
@@ -153,23 +166,25 @@ def test_whole_texts_are_held_out(monkeypatch: pytest.MonkeyPatch) -> None:
         count = torch.full((5,), float(len(seen) - 1))
         return acceptance.Examples(count[:, None], count, count)
 
-    monkeypatch.setattr(acceptance, "examples", marked)
+    monkeypatch.setattr(acceptance, "draw_examples", marked)
     models = pair()
-    learnt, held = collect(models["target"], models["draft"], texts(16), QUICK, silent)
+    learnt, held = collect_examples(models["target"], models["draft"], texts(16), QUICK, silent)
     assert set(held.chances.tolist()) == {1.0, 9.0} and len(learnt) == 14 * 5
 
 
 def test_what_cannot_be_learnt_from_is_told() -> None:
     with pytest.raises(BadConfig, match=r"the texts give 1 pieces .* give more, of 8 tokens"):
-        train(lm(), texts(1), Path("unwritten"), QUICK, silent)
+        train_acceptance_head(lm(), texts(1), Path("unwritten"), QUICK, silent)
     with pytest.raises(BadConfig, match="the texts give 0 pieces"):
-        train(lm(), [([1, 2, 3], 1), ([9] * 40, 1)], Path("unwritten"), QUICK, silent)
+        train_acceptance_head(
+            lm(), [([1, 2, 3], 1), ([9] * 40, 1)], Path("unwritten"), QUICK, silent
+        )
     with pytest.raises(Unsupported, match="a 'draft' model; name one with --draft"):
-        train(LM(Toy(8)), texts(9), Path("unwritten"), QUICK, silent)
+        train_acceptance_head(LM(Toy(8)), texts(9), Path("unwritten"), QUICK, silent)
     blind = lm()
     blind.models["draft"].caps = frozenset({"tree"})
     with pytest.raises(Unsupported, match="draft: it needs hidden states"):
-        train(blind, texts(9), Path("unwritten"), QUICK, silent)
+        train_acceptance_head(blind, texts(9), Path("unwritten"), QUICK, silent)
 
 
 @pytest.mark.parametrize(("field", "value"), [("blocks", 0), ("mixed", 1.0), ("rate", 0.0)])

@@ -12,7 +12,7 @@ import foretell
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.testing.toy import Toy
-from foretell.train.amateur import TrainAmateur, merge_lora, read_examples, train, with_lora
+from foretell.train.amateur import TrainAmateur, merge_lora, read_examples, train_amateur, with_lora
 from tests import tiny
 
 QUICK = TrainAmateur(rank=4, epochs=6, batch=4, rate=0.02)
@@ -33,7 +33,7 @@ def test_it_learns_the_answers_and_the_model_stays_as_it_is(tmp_path: Path) -> N
     hf = tiny.llama()
     lm = foretell.wrap(hf, tiny.tokenizer(), name="tiny")
     before = {name: weight.clone() for name, weight in hf.state_dict().items()}
-    report = train(lm, answers(tmp_path), tmp_path / "amateur", QUICK, quiet)
+    report = train_amateur(lm, answers(tmp_path), tmp_path / "amateur", QUICK, quiet)
     assert (report["answers"], report["held_out"]) == (14, 2)
     assert report["after"] < report["before"] / 2
     assert hf.state_dict().keys() == before.keys()
@@ -52,15 +52,17 @@ def test_what_cannot_be_learnt_from_is_told_in_one_line(tmp_path: Path) -> None:
     lm = tiny.lm()
     path = answers(tmp_path, 1)
     with pytest.raises(BadConfig, match="1 answers of at most 512 tokens"):
-        train(lm, path, tmp_path / "out", QUICK, quiet)
+        train_amateur(lm, path, tmp_path / "out", QUICK, quiet)
     path.write_text('{"prompt": "a", "answer": 3}\n' * 3, "utf-8")
     with pytest.raises(BadConfig, match="row 1: `answer` must be a text"):
-        train(lm, path, tmp_path / "out", QUICK, quiet)
+        train_amateur(lm, path, tmp_path / "out", QUICK, quiet)
     with pytest.raises(BadConfig, match="layers='nothing'"):
-        train(lm, answers(tmp_path), tmp_path / "out", TrainAmateur(layers="nothing"), quiet)
+        train_amateur(
+            lm, answers(tmp_path), tmp_path / "out", TrainAmateur(layers="nothing"), quiet
+        )
     toy = foretell.LM(Toy(8))
     with pytest.raises(Unsupported, match="a plain decoder"):
-        train(toy, answers(tmp_path), tmp_path / "out", QUICK, quiet)
+        train_amateur(toy, answers(tmp_path), tmp_path / "out", QUICK, quiet)
     assert not (tmp_path / "out").exists()
     for fields in ({"rank": 0}, {"rate": 2.0}, {"layers": " "}):
         with pytest.raises(BadConfig, match=next(iter(fields))):

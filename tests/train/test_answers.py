@@ -36,7 +36,7 @@ def test_what_is_written_are_the_texts_and_laws_of_the_target(lm: LM, tmp_path: 
         lm, PROMPTS, tmp_path, tokens=6, seed=3, tell=lambda *what: told.append(what)
     )
     assert told == [("answers", 4, 4)]
-    texts = list(answers.read(path))
+    texts = list(answers.read_texts(path))
     assert len(texts) == len(PROMPTS)
     for number, (prompt, text) in enumerate(zip(PROMPTS, texts, strict=True)):
         ids = lm.prompt_ids(prompt)
@@ -46,15 +46,15 @@ def test_what_is_written_are_the_texts_and_laws_of_the_target(lm: LM, tmp_path: 
             ids, "plain", max_new_tokens=6, temperature=temperature, seed=3 + number
         )
         assert text.tokens[text.prompt :].tolist() == again.tokens
-        assert text.best.shape == (len(again.tokens), answers.BEST)
+        assert text.top_tokens.shape == (len(again.tokens), answers.BEST)
         tokens = text.tokens.tolist()
-        for i, (best, logprobs) in enumerate(zip(text.best, text.logprobs, strict=True)):
+        for i, (best, logprobs) in enumerate(zip(text.top_tokens, text.logprobs, strict=True)):
             law = lm.models["target"].score(tokens[: text.prompt + i])[-1].log_softmax(-1)
             order = law.topk(answers.BEST)
             assert best.tolist() == order.indices.tolist()
             assert torch.tensor(logprobs.astype(np.float32)).allclose(order.values, atol=1e-2)
         if temperature == 0:
-            assert (text.best[:, 0] == text.tokens[text.prompt :]).all()
+            assert (text.top_tokens[:, 0] == text.tokens[text.prompt :]).all()
 
 
 def test_plain_texts_are_written_in_pieces_once(tmp_path: Path) -> None:
@@ -68,15 +68,15 @@ def test_plain_texts_are_written_in_pieces_once(tmp_path: Path) -> None:
 
     out = tmp_path / "out" / "text"
     (path,) = answers.write_texts(encode, [str(source)], out, 2000, 1)
-    texts = list(answers.read(path))
+    texts = list(answers.read_texts(path))
     found = sorted("".join(map(chr, text.tokens)) for text in texts)
     assert found == sorted(["a" * 384, "a" * 384, "a" * 232, "b" * 70 + "c" * 10])
     for text in texts:
-        assert text.prompt == 1 and text.best[:, 0].tolist() == text.tokens[1:].tolist()
+        assert text.prompt == 1 and text.top_tokens[:, 0].tolist() == text.tokens[1:].tolist()
         assert not text.logprobs.any()
     assert answers.write_texts(encode, ["no such place"], out, 2000, 1) == [path]
     (path,) = answers.write_texts(encode, [str(source)], tmp_path / "fewer", 400, 1)
-    assert len(list(answers.read(path))) == 2
+    assert len(list(answers.read_texts(path))) == 2
     with pytest.raises(BadConfig, match="64 tokens"):
         answers.write_texts(lambda text: [1], [str(source)], tmp_path / "none", 400, 1)
 
@@ -84,7 +84,7 @@ def test_plain_texts_are_written_in_pieces_once(tmp_path: Path) -> None:
 def test_prompts_without_an_answer_are_told_of(lm: LM, tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="1 of the prompts from number 0 on got no answer"):
         (path,) = answers.write_answers(lm, ["the dog", "dog " * 400], tmp_path, tokens=4, seed=0)
-    assert len(list(answers.read(path))) == 1
+    assert len(list(answers.read_texts(path))) == 1
 
 
 def test_a_run_goes_on_with_the_files_that_are_missing(
@@ -116,7 +116,7 @@ def test_the_model_asks_itself(lm: LM, tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(answers, "own_questions", lambda *args: [PROMPTS[0]])
     monkeypatch.setattr(answers, "A_FILE", 2)
     files = answers.write_all(lm, PROMPTS[:1], 3, tmp_path, 4, 0)
-    assert [len(list(answers.read(path))) for path in files] == [1, 1, 1]
+    assert [len(list(answers.read_texts(path))) for path in files] == [1, 1, 1]
     assert answers.write_all(lm, PROMPTS[:1], 3, tmp_path, 4, 0) == files
 
 
@@ -131,4 +131,4 @@ def test_a_damaged_file_is_named(damage: bytes | None, tmp_path: Path) -> None:
     if damage is not None:
         path.write_bytes(damage)
     with pytest.raises(BadFile, match=r"00000.safetensors: no file of answers"):
-        list(answers.read(path))
+        list(answers.read_texts(path))

@@ -14,8 +14,8 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.testing.toy import Toy
 from foretell.train import attribute as trainer
 from foretell.train import judge
-from foretell.train.attribute import TrainAttribute, answers_to, labelled, train
-from foretell.verification.judge_model import load
+from foretell.train.attribute import TrainAttribute, answers_to, label_beginnings, train_attribute
+from foretell.verification.judge_model import load_judge
 from tests import tiny
 from tests.strategies.lookahead.test_contrastive import fresh_states
 
@@ -43,7 +43,7 @@ def test_beginnings_have_the_states_and_the_label_of_their_answers(
     found = model.generate(ids, "beam:width=3,penalty=0", max_new_tokens=9).samples
     assert [one.tokens for one in found] == texts[: len(found)]
     monkeypatch.setattr(trainer, "PLACES", 3)
-    states, good = labelled(model, ids, config)
+    states, good = label_beginnings(model, ids, config)
     rows, labels = [], []
     for text in texts:
         own = text[:-1] if text[-1] == 0 else text
@@ -58,7 +58,7 @@ def test_beginnings_have_the_states_and_the_label_of_their_answers(
 
 def test_it_learns_what_the_states_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels that are a function of the state are learnt, and the file is a classifier's."""
-    real = trainer.labelled
+    real = trainer.label_beginnings
 
     def by_state(*args: Any) -> trainer.Labelled:
         states, _ = real(*args)
@@ -66,17 +66,17 @@ def test_it_learns_what_the_states_tell(tmp_path: Path, monkeypatch: pytest.Monk
 
     config = TrainAttribute(answer_tokens=6, beams=2, samples=2)
     with monkeypatch.context() as patched:
-        patched.setattr(trainer, "labelled", by_state)
-        report = train(lm(), PROMPTS, tmp_path / "a.safetensors", config, told)
-    made = load(tmp_path / "a.safetensors")
+        patched.setattr(trainer, "label_beginnings", by_state)
+        report = train_attribute(lm(), PROMPTS, tmp_path / "a.safetensors", config, told)
+    made = load_judge(tmp_path / "a.safetensors")
     assert report["prompts"] == 30 and report["auc"] > 0.95 and made.width == 2
-    assert made.chances(torch.tensor([[3.0, 0.0], [-3.0, 0.0]])) == pytest.approx([1, 0], abs=0.05)
+    assert made.good_chances(torch.tensor([[3.0, 0.0], [-3.0, 0.0]])) == pytest.approx([1, 0], abs=0.05)
 
 
 def test_what_cannot_be_learnt_is_told(tmp_path: Path) -> None:
     few = TrainAttribute(answer_tokens=6, beams=2, samples=2)
     with pytest.raises(BadConfig, match="3 prompts gave texts, too few"):
-        train(lm(), PROMPTS[:3], tmp_path / "a", few, told)
+        train_attribute(lm(), PROMPTS[:3], tmp_path / "a", few, told)
     with pytest.raises(BadConfig, match="there is nothing to learn"):
         TrainAttribute(least=0, grams=0)
     with pytest.raises(BadConfig, match="there is nothing to learn"):
@@ -88,7 +88,7 @@ def test_what_cannot_be_learnt_is_told(tmp_path: Path) -> None:
     model = lm()
     model.models["target"].caps = model.models["target"].caps - {"taps"}
     with pytest.raises(Unsupported, match="hidden states"):
-        train(model, PROMPTS, tmp_path / "a", few, told)
+        train_attribute(model, PROMPTS, tmp_path / "a", few, told)
 
 
 def test_a_trained_classifier_ranks_beams(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,7 +97,7 @@ def test_a_trained_classifier_ranks_beams(tmp_path: Path, monkeypatch: pytest.Mo
     config = TrainAttribute(grams=1, answer_tokens=8, beams=2, samples=2)
     texts = [f"def f{i}(a):" for i in range(24)]
     path = tmp_path / "a.safetensors"
-    train(model, texts, path, config, told)
+    train_attribute(model, texts, path, config, told)
     spec = f"conditional-beam:attribute={path},weight=5,least=0,grams=0,width=3"
     ranked = model.generate(texts[0], spec, max_new_tokens=8)
     assert ranked.tokens and ranked.score is not None

@@ -15,10 +15,16 @@ from safetensors.torch import load_file
 
 import foretell
 from foretell.errors import BadConfig
-from foretell.models.decoder.blockffn import routers
+from foretell.models.decoder.blockffn import watch_routers
 from foretell.ops.expert_blocks import chunk_loss, locality_loss
-from foretell.train.blockffn import BlocksRun, TrainBlockFFN, build, measured, train
-from foretell.train.lm import loss_of
+from foretell.train.blockffn import (
+    BlocksRun,
+    TrainBlockFFN,
+    build_blockffn,
+    measure_texts,
+    train_blockffn,
+)
+from foretell.train.lm import text_loss
 
 TINY = TrainBlockFFN(
     hidden=16,
@@ -54,7 +60,7 @@ def test_learns_and_resumes_to_the_same_weights(
     tmp_path: Path, text: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str, config: TrainBlockFFN = TINY) -> dict[str, Any]:
-        return train(tmp_path / "corpus", tmp_path / name, config, text, 0, quiet=True)
+        return train_blockffn(tmp_path / "corpus", tmp_path / name, config, text, 0, quiet=True)
 
     report = run("whole")
     lines = (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
@@ -89,10 +95,10 @@ def test_learns_and_resumes_to_the_same_weights(
 
 
 def test_losses_are_added_with_their_weights(tmp_path: Path) -> None:
-    model = build(TINY, end=0)
+    model = build_blockffn(TINY, end=0)
     ids = torch.randint(300, (2, 33), generator=torch.Generator().manual_seed(0))
-    with routers() as seen:
-        alone = float(loss_of(model, None, ids).detach())
+    with watch_routers() as seen:
+        alone = float(text_loss(model, None, ids).detach())
     local = sum(float(locality_loss(logits, 100.0).detach()) for logits in seen) / 2
     chunk = sum(float(chunk_loss(logits, 16).detach()) for logits in seen) / 2
     for weights in ((0.0, 0.0), (0.5, 0.0), (0.0, 0.25), (0.5, 0.25)):
@@ -105,12 +111,12 @@ def test_losses_are_added_with_their_weights(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_is_counted_by_hand() -> None:
-    model = build(TINY, end=0).eval()
+    model = build_blockffn(TINY, end=0).eval()
     texts = torch.randint(300, (2, 33), generator=torch.Generator().manual_seed(0))
-    found = measured(model, texts)
+    found = measure_texts(model, texts)
     nats, shares = [], []
     for text in texts:
-        with torch.no_grad(), routers() as seen:
+        with torch.no_grad(), watch_routers() as seen:
             rows = model(input_ids=text[None, :-1]).logits[0].log_softmax(-1)
         nats += [-float(rows[i, text[i + 1]]) for i in range(32)]
         for logits in seen:
@@ -132,4 +138,4 @@ def test_other_shapes_are_refused(change: dict[str, Any]) -> None:
 def test_too_few_texts_are_refused(tmp_path: Path, text: list[str]) -> None:
     config = replace(TINY, context=16384, batch=16384, micro=16384)
     with pytest.raises(BadConfig, match="too few"):
-        train(tmp_path / "corpus", tmp_path / "out", config, text, quiet=True)
+        train_blockffn(tmp_path / "corpus", tmp_path / "out", config, text, quiet=True)

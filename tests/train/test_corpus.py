@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
 from foretell.errors import BadConfig
-from foretell.train.corpus import documents, held_out, prepare, train_tokenizer, without_boilerplate
+from foretell.train.corpus import (
+    read_documents,
+    held_out,
+    prepare_corpus,
+    train_tokenizer,
+    without_boilerplate,
+)
 
 TEXTS = [f"def f{i}(x):\n    return x + {i}\n\n\nclass C{i}:\n    pass\n" for i in range(40)]
 
@@ -38,13 +44,13 @@ def test_sources(tmp_path: Path) -> None:
     (tmp_path / "b.bin").write_bytes(b"\x00")
     rows = [{"text": "one", "source": "s", "path": "p"}, {"text": "two"}]
     (tmp_path / "c.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert dict(documents(str(tmp_path / "a.py"))) == {"a.py": "a = 1\n"}
-    assert dict(documents(str(tmp_path / "c.jsonl"))) == {"s/p": "one", "c/1": "two"}
-    assert len(dict(documents(str(tmp_path)))) == 3
-    names = [name for name, _ in documents("stdlib")]
+    assert dict(read_documents(str(tmp_path / "a.py"))) == {"a.py": "a = 1\n"}
+    assert dict(read_documents(str(tmp_path / "c.jsonl"))) == {"s/p": "one", "c/1": "two"}
+    assert len(dict(read_documents(str(tmp_path)))) == 3
+    names = [name for name, _ in read_documents("stdlib")]
     assert "stdlib/json/decoder.py" in names
     assert not any("/test/" in name for name in names)
-    assert any("/test/" in name for name, _ in documents("stdlib-tests"))
+    assert any("/test/" in name for name, _ in read_documents("stdlib-tests"))
 
 
 @pytest.mark.parametrize(
@@ -54,9 +60,9 @@ def test_sources(tmp_path: Path) -> None:
 def test_a_wrong_line_is_named(tmp_path: Path, content: str, says: str) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "fine"}\n' + content + "\n")
     with pytest.raises(BadConfig, match=says):
-        list(documents(str(tmp_path / "x.jsonl")))
+        list(read_documents(str(tmp_path / "x.jsonl")))
     with pytest.raises(BadConfig, match="no such file"):
-        list(documents(str(tmp_path / "nothing")))
+        list(read_documents(str(tmp_path / "nothing")))
 
 
 def test_held_out_by_name_alone() -> None:
@@ -78,7 +84,7 @@ def test_prepare_writes_once_and_guards_its_folder(tmp_path: Path) -> None:
     rows = [json.dumps({"text": text, "path": str(i)}) for i, text in enumerate(TEXTS)]
     (tmp_path / "t.jsonl").write_text("\n".join(rows) + "\n")
     source = [f"{tmp_path / 't.jsonl'}*2"]
-    info = prepare(tmp_path / "c", source, 320, share=0.2)
+    info = prepare_corpus(tmp_path / "c", source, 320, share=0.2)
     train, held = (
         np.fromfile(tmp_path / "c" / f"{part}.bin", dtype=np.uint16)
         for part in ("train", "heldout")
@@ -88,6 +94,6 @@ def test_prepare_writes_once_and_guards_its_folder(tmp_path: Path) -> None:
     assert info["heldout_documents"] == len(documents_kept) == (held == 0).sum()
     assert (train == 0).sum() == 2 * (len(TEXTS) - len(documents_kept))
     assert 0 < len(documents_kept) < len(TEXTS)
-    assert prepare(tmp_path / "c", source, 320) == json.loads(json.dumps(info))
+    assert prepare_corpus(tmp_path / "c", source, 320) == json.loads(json.dumps(info))
     with pytest.raises(BadConfig, match="another --out"):
-        prepare(tmp_path / "c", source, 321)
+        prepare_corpus(tmp_path / "c", source, 321)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from foretell.train.corrections import LONGEST, NEIGHBOURS, sentences, split, spoiled
+from foretell.train.corrections import (
+    LONGEST,
+    NEIGHBOURS,
+    read_sentences,
+    split_sentences,
+    spoil_sentence,
+)
 
 SOURCE = '''"""Reads a file. It does so line by line, and it
 keeps the last one.
@@ -30,23 +36,23 @@ def test_sentences_are_prose_of_docstrings(tmp_path: Path) -> None:
     (tmp_path / "c.txt").write_text(
         f"A thing of some sort, which has no name of its own. {'x ' * 60}."
     )
-    found = [sentence for sentence, _ in sentences([str(tmp_path)], 0.0)]
+    found = [sentence for sentence, _ in read_sentences([str(tmp_path)], 0.0)]
     assert found == [
         "It does so line by line, and it keeps the last one.",
         "A thing of some sort, which has no name of its own.",
         "Does what the thing can do, and says nothing of it.",
     ]
-    assert all(back for _, back in sentences([str(tmp_path)], 1.0))
-    assert not list(split(["This has code_like x = 1 in it, so no."]))
-    assert not list(split([("Word " * LONGEST).title() + "end."]))
+    assert all(back for _, back in read_sentences([str(tmp_path)], 1.0))
+    assert not list(split_sentences(["This has code_like x = 1 in it, so no."]))
+    assert not list(split_sentences([("Word " * LONGEST).title() + "end."]))
 
 
 def test_mistakes_are_the_same_every_time_and_others_each_round() -> None:
     sentence = "It does so line by line, and it keeps the last one of them all."
-    wrong = [spoiled(sentence, 0.3, 1, round) for round in range(40)]
-    assert wrong == [spoiled(sentence, 0.3, 1, round) for round in range(40)]
-    assert len(set(wrong)) > 30 and spoiled(sentence, 0.3, 2) != wrong[0]
-    assert spoiled(sentence, 0.0, 1) == sentence
+    wrong = [spoil_sentence(sentence, 0.3, 1, round) for round in range(40)]
+    assert wrong == [spoil_sentence(sentence, 0.3, 1, round) for round in range(40)]
+    assert len(set(wrong)) > 30 and spoil_sentence(sentence, 0.3, 2) != wrong[0]
+    assert spoil_sentence(sentence, 0.0, 1) == sentence
     counts = [len(text.split()) - len(sentence.split()) for text in wrong]
     assert min(counts) < 0 < max(counts)
     words = set(sentence.split())
@@ -54,7 +60,7 @@ def test_mistakes_are_the_same_every_time_and_others_each_round() -> None:
         40 * len(sentence.split())
     )
     assert 0.6 < kept < 0.95
-    assert spoiled("Word", 1.0, 0)
+    assert spoil_sentence("Word", 1.0, 0)
 
 
 def test_neighbours_are_those_of_a_keyboard() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import foretell
-from foretell.drafters.model.exit_table import FIELD, keep, trained
+from foretell.drafters.model.exit_table import FIELD, write_exit_table, trained_exits
 from foretell.drafters.model.lazy_layers import LazyLayers
 from foretell.errors import BadConfig, BadFile
 from foretell.ops.fingerprint import norm_mark
@@ -45,7 +45,7 @@ def by_hand(data: Seen, thresholds: tuple[float, ...], length: int) -> tuple[flo
         chosen.append(place)
         spent.append(taken)
     tokens = []
-    for agreed in (data.greedy, data.drawn):
+    for agreed in (data.greedy, data.sampled):
         total = []
         for start, end in zip(data.starts, [*data.starts[1:], count], strict=True):
             for first in range(start, end - length + 1):
@@ -61,22 +61,22 @@ def by_hand(data: Seen, thresholds: tuple[float, ...], length: int) -> tuple[flo
 
 def test_a_promise_is_what_loops_over_all_drafts_count() -> None:
     for thresholds in ((0.3, 0.6), (0.5, OUT), (OUT, 0.4), (OUT, OUT), (0.0, 0.0)):
-        *found, shares = exits.promise(seen(), SECONDS, thresholds, 4)
+        *found, shares = exits.promised_speed(seen(), SECONDS, thresholds, 4)
         assert found == pytest.approx(by_hand(seen(), thresholds, 4))
         assert sum(shares) == pytest.approx(1)
-    assert exits.promise(seen(), SECONDS, (0.0, 0.5), 4)[3] == [1, 0, 0]
-    assert exits.promise(seen(), SECONDS, (OUT, OUT), 4)[3] == [0, 0, 1]
+    assert exits.promised_speed(seen(), SECONDS, (0.0, 0.5), 4)[3] == [1, 0, 0]
+    assert exits.promised_speed(seen(), SECONDS, (OUT, OUT), 4)[3] == [0, 0, 1]
 
 
 def test_the_best_of_all_thresholds_is_found_and_follows_the_costs() -> None:
     data = seen(1)
     tried = list(itertools.product((*exits.GRID, OUT), repeat=2))
     speeds = {one: by_hand(data, one, 4)[0] for one in tried}
-    assert speeds[exits.best(data, SECONDS, 4)] == pytest.approx(max(speeds.values()))
+    assert speeds[exits.best_thresholds(data, SECONDS, 4)] == pytest.approx(max(speeds.values()))
     free = Seconds({used: [0.0] * len(used) for used in SECONDS.draft}, 1.0)
     dear = Seconds({used: [10.0 * (place + 1) for place in used] for used in SECONDS.draft}, 1.0)
-    assert exits.best(data, dear, 4) == (0.0, 0.0), "drafting costs all: the first exit"
-    shares = exits.promise(data, free, exits.best(data, free, 4), 4)[3]
+    assert exits.best_thresholds(data, dear, 4) == (0.0, 0.0), "drafting costs all: the first exit"
+    shares = exits.promised_speed(data, free, exits.best_thresholds(data, free, 4), 4)[3]
     assert shares[2] > 0.4, "drafting costs nothing: the exits that agree most"
 
 
@@ -103,7 +103,7 @@ def test_exits_are_read_beside_the_target(tmp_path: Path, folder: Path) -> None:
     lm = pair(tmp_path, folder)
     target, draft = lm.models["target"], lm.models["draft"]
     given = texts(3)
-    found = exits.look(target, LazyLayers(draft, (1, 2), "s2d"), given, 64)
+    found = exits.look_at_answers(target, LazyLayers(draft, (1, 2), "s2d"), given, 64)
     assert found.starts == [0, 9, 18] and found.chances.shape == (2, 27)
     hf = tiny.relative(tiny.llama())
     for number, text in enumerate(given):
@@ -119,22 +119,22 @@ def test_exits_are_read_beside_the_target(tmp_path: Path, folder: Path) -> None:
             same = q.argmax(-1) == p.argmax(-1)
             assert found.greedy[place, here].tolist() == same.double().tolist()
             overlap = torch.minimum(p, q).sum(-1).numpy()
-            assert found.drawn[place, here] == pytest.approx(overlap, abs=1e-5)
+            assert found.sampled[place, here] == pytest.approx(overlap, abs=1e-5)
     with pytest.raises(BadConfig, match="no answers to measure on"):
-        exits.look(target, LazyLayers(draft, (1, 2), "s2d"), [], 64)
+        exits.look_at_answers(target, LazyLayers(draft, (1, 2), "s2d"), [], 64)
 
 
 def test_what_is_found_stands_in_the_folder(tmp_path: Path, folder: Path) -> None:
-    answers.save(tmp_path / "a.safetensors", texts())
+    answers.save_texts(tmp_path / "a.safetensors", texts())
     lm = pair(tmp_path, folder)
     for _ in range(2):  # again: it takes the place of what was found before
-        found = exits.calibrate(lm, [tmp_path / "a.safetensors"], folder, 3, 64, name="tiny")
-    told = trained(foretell.load(folder).models["target"])
+        found = exits.calibrate_exits(lm, [tmp_path / "a.safetensors"], folder, 3, 64, name="tiny")
+    told = trained_exits(foretell.load(folder).models["target"])
     assert told is not None and len(told.targets) == 1
     table = told.targets[0]
     assert table["norm"] == norm_mark(lm.models["target"]) and table["format"] == "float32"
     assert table["thresholds"] == found["thresholds"] and table["name"] == "tiny"
-    assert told.thresholds(lm.models["target"]) == tuple(found["thresholds"])
+    assert told.thresholds_for(lm.models["target"]) == tuple(found["thresholds"])
     assert found["last_exit"]["tokens_per_s"] <= found["found"]["tokens_per_s"]
 
 
@@ -142,19 +142,19 @@ def test_a_folder_without_exits_is_refused(tmp_path: Path) -> None:
     plain = tiny.save(tiny.relative(tiny.llama()), tmp_path / "draft")
     lm = pair(tmp_path, plain)
     with pytest.raises(BadConfig, match="has no exits, and 2 to 4 are needed"):
-        exits.calibrate(lm, [], plain)
+        exits.calibrate_exits(lm, [], plain)
     with pytest.raises(BadFile, match="no configuration of a model with exits"):
-        keep(plain, lm.models["target"], "tiny", {"thresholds": [0.5]})
+        write_exit_table(plain, lm.models["target"], "tiny", {"thresholds": [0.5]})
     (plain / "config.json").write_text(json.dumps([]))
     with pytest.raises(BadFile):
-        keep(plain, lm.models["target"], "tiny", {"thresholds": [0.5]})
+        write_exit_table(plain, lm.models["target"], "tiny", {"thresholds": [0.5]})
 
 
 def test_one_answer_of_those_that_training_leaves_out_is_measured(tmp_path: Path) -> None:
     """The same ones as in train/draft.py."""
     from foretell.train.draft import Texts
 
-    answers.save(tmp_path / "a.safetensors", texts(70))
+    answers.save_texts(tmp_path / "a.safetensors", texts(70))
     left_out = Texts([tmp_path / "a.safetensors"], 64).held_back
     found = list(exits.held_back([tmp_path / "a.safetensors"], 64))
     assert len(found) == len(left_out) == 3

@@ -17,10 +17,10 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.train import gad
 from foretell.train.corpus import SPECIALS
-from foretell.train.gad import IGNORED, TrainGad, blocks, glanced, task, train
+from foretell.train.gad import IGNORED, TrainGad, mask_blocks, reveal_masks, make_task, train_gad
 
 TINY = TrainGad(
     hidden=32,
@@ -58,7 +58,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 @pytest.fixture(scope="module")
 def trained(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict]:  # type: ignore[type-arg]
     out = tmp_path_factory.mktemp("run")
-    return out, train(out, texts, TINY, "cpu", quiet=True)
+    return out, train_gad(out, texts, TINY, "cpu", quiet=True)
 
 
 def test_a_block_stands_behind_its_text_and_sees_itself() -> None:
@@ -66,7 +66,7 @@ def test_a_block_stands_behind_its_text_and_sees_itself() -> None:
     draw = random.Random(0)
     sizes = set()
     for _ in range(60):
-        made = blocks(answers, 4, START, MASK, draw)
+        made = mask_blocks(answers, 4, START, MASK, draw)
         for row, answer in enumerate(answers):
             ids, labels = made.ids[row].tolist(), made.labels[row].tolist()
             first = ids.index(MASK)
@@ -88,10 +88,10 @@ def test_a_block_stands_behind_its_text_and_sees_itself() -> None:
 
 def test_what_was_guessed_wrong_is_shown_in_part() -> None:
     draw = random.Random(1)
-    made = blocks([[10, 11, 12, 13, 14, 15, 16, 17, 18, 0]] * 20, 8, START, MASK, draw)
+    made = mask_blocks([[10, 11, 12, 13, 14, 15, 16, 17, 18, 0]] * 20, 8, START, MASK, draw)
     right = torch.where(made.labels == IGNORED, 0, made.labels)
-    assert torch.equal(glanced(made, right, 1.0, draw).ids, made.ids)
-    shown = glanced(made, right + 1, 0.5, draw)
+    assert torch.equal(reveal_masks(made, right, 1.0, draw).ids, made.ids)
+    shown = reveal_masks(made, right + 1, 0.5, draw)
     for row in range(20):
         wrong = int((made.labels[row] != IGNORED).sum())
         taken_off = int((shown.ids[row] != made.ids[row]).sum())
@@ -107,7 +107,7 @@ def test_the_engine_reads_blocks_as_they_are_trained(trained: tuple[Path, dict])
     drafter = lm.models["draft"]
     assert isinstance(drafter, EncoderDecoder) and drafter.mask_token == MASK
     source, answer = lm.encode("All the cats see."), [*lm.encode("All the cars see."), 0]
-    made = blocks([answer], TINY.k, START, MASK, random.Random(7))
+    made = mask_blocks([answer], TINY.k, START, MASK, random.Random(7))
     first = made.ids[0].tolist().index(MASK)
     count = made.ids[0].tolist().count(MASK)
     with torch.inference_mode():
@@ -119,7 +119,7 @@ def test_the_engine_reads_blocks_as_they_are_trained(trained: tuple[Path, dict])
         ).logits[0, first : first + count]
         text = made.ids[0, :first].tolist()
         inputs = {"source": tuple(source)}
-        held = drafter.cache(Request(text, resolve("plain")[1], inputs=inputs))
+        held = drafter.cache(Request(text, resolve_method("plain")[1], inputs=inputs))
         tree = TokenTree(text[-1]).chain([MASK] * count)
         job, _ = held.prepare(Ask(tree, rows=range(1, count + 1)), text, 99)
         got = drafter.forward([job])[0].logits
@@ -142,7 +142,7 @@ def test_both_learn_and_the_report_says_what_drafts_bring(trained: tuple[Path, d
 
 def held_back_count(out: Path) -> int:
     made_by = json.loads((out / "settings.json").read_text())
-    found = task(made_by["sources"], dataclasses.replace(TINY, measured=99))
+    found = make_task(made_by["sources"], dataclasses.replace(TINY, measured=99))
     return len(found.held_back)
 
 
@@ -151,7 +151,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     texts: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     short = dataclasses.replace(TINY, steps=9, draft_steps=9, measured=1)
-    whole = train(tmp_path / "whole", texts, short, "cpu", quiet=True)
+    whole = train_gad(tmp_path / "whole", texts, short, "cpu", quiet=True)
     loss_of, calls = getattr(gad, f"{part}_loss"), []
 
     def interrupted(*args: object) -> torch.Tensor:
@@ -163,18 +163,18 @@ def test_an_interrupted_run_ends_as_one_that_was_not(
     monkeypatch.setattr(gad, f"{part}_loss", interrupted)
     out = tmp_path / "parts"
     with pytest.raises(KeyboardInterrupt):
-        train(out, texts, short, "cpu", quiet=True)
+        train_gad(out, texts, short, "cpu", quiet=True)
     assert len(calls) == 4 and not (out / "report.json").exists()
-    assert train(out, texts, short, "cpu", quiet=True) == whole
+    assert train_gad(out, texts, short, "cpu", quiet=True) == whole
     assert len(calls) == 9, "no step is done again"
-    assert train(out, texts, short, "cpu", quiet=True) == whole
+    assert train_gad(out, texts, short, "cpu", quiet=True) == whole
     assert len(calls) == 9, "a finished run is not trained again"
     with pytest.raises(BadConfig, match="holds a run with other settings"):
-        train(out, texts, dataclasses.replace(short, seed=1), "cpu", quiet=True)
+        train_gad(out, texts, dataclasses.replace(short, seed=1), "cpu", quiet=True)
 
 
 def test_a_step_has_the_same_pairs_whatever_was_asked_before(texts: list[str]) -> None:
-    known, again = task(texts, TINY), task(texts, TINY)
+    known, again = make_task(texts, TINY), make_task(texts, TINY)
     steps = [known.batch(TINY, step) for step in range(12)]
     assert len(known.learnt) < 12 * TINY.batch, "the steps reach into later rounds"
     assert again.batch(TINY, 11) == steps[11] and again.batch(TINY, 3) == steps[3]
@@ -183,22 +183,22 @@ def test_a_step_has_the_same_pairs_whatever_was_asked_before(texts: list[str]) -
 
 
 def test_sentences_that_could_outgrow_the_positions_are_left_out(texts: list[str]) -> None:
-    lengths = {len(sentence) for sentence in task(texts, TINY).learnt}
+    lengths = {len(sentence) for sentence in make_task(texts, TINY).learnt}
     limit = sorted(lengths)[len(lengths) // 2]
     narrow = dataclasses.replace(TINY, context=2 * (limit + 2), mistakes=1.0, batch=2)
-    known = task(texts, narrow)
+    known = make_task(texts, narrow)
     assert {len(sentence) for sentence in known.learnt} == {n for n in lengths if n <= limit}
     for round in range(5):
         for sentence in known.learnt:
             assert max(map(len, known.pair(sentence, narrow, round))) < narrow.context
     with pytest.raises(BadConfig, match="a larger --context"):
-        task(texts, dataclasses.replace(TINY, context=12))
+        make_task(texts, dataclasses.replace(TINY, context=12))
 
 
 def test_too_few_sentences_and_bad_settings_are_told(tmp_path: Path) -> None:
     (tmp_path / "t.txt").write_text("This is one sentence of it.")
     with pytest.raises(BadConfig, match="too few for a batch of 8"):
-        train(tmp_path / "out", [str(tmp_path / "t.txt")], TINY, "cpu", quiet=True)
+        train_gad(tmp_path / "out", [str(tmp_path / "t.txt")], TINY, "cpu", quiet=True)
     for field, value in (("k", 0), ("steps", 0), ("mistakes", 1.5), ("share", -1)):
         with pytest.raises(BadConfig, match=f"{field}={value}: must be"):
             dataclasses.replace(TINY, **{field: value})

@@ -21,21 +21,21 @@ from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from foretell.train import judge as trainer
-from foretell.train.acceptance import auc, read
+from foretell.train.acceptance import auc, read_tokens
 from foretell.train.judge import (
     STRENGTHS,
     TrainJudge,
     Walk,
-    chosen,
-    collect,
-    fit,
-    known,
+    choose_judge,
+    collect_walks,
+    fit_logistic,
+    read_walk,
     labels_of,
-    train,
-    walks,
+    train_judge,
+    walk_task,
 )
 from foretell.verification.judge import Judge
-from foretell.verification.judge_model import load
+from foretell.verification.judge_model import load_judge
 
 EOS = 0
 CONFIG = TrainJudge(answer_tokens=12)
@@ -61,7 +61,7 @@ def greedy(model: Toy, text: list[int], room: int) -> list[int] | None:
     """The text to its end, None where it has none in so many tokens."""
     text = list(text)
     for _ in range(room):
-        text.append(int(read(model, text, len(text) - 1).logits[0].argmax()))
+        text.append(int(read_tokens(model, text, len(text) - 1).logits[0].argmax()))
         if text[-1] == EOS:
             return text
     return None
@@ -79,7 +79,7 @@ def by_hand(model: LM, task: Task, prompt: list[int]) -> tuple[list[int], list[A
     assert text is not None
     wanted, place, judged = answer(text), len(prompt), []
     while place < len(text):
-        best = int(read(draft, text[:place], place - 1).logits[0].argmax())
+        best = int(read_tokens(draft, text[:place], place - 1).logits[0].argmax())
         if best not in (text[place], EOS):
             room = CONFIG.answer_tokens - (place + 1 - len(prompt))
             other = greedy(target, [*text[:place], best], room)
@@ -96,7 +96,7 @@ def tasks() -> list[Task]:
 
 def walked(model: LM, task: Task, path: Path) -> Walk:
     async def run() -> Walk:
-        return [walk async for walk in walks(model, task, path, CONFIG)][-1]
+        return [walk async for walk in walk_task(model, task, path, CONFIG)][-1]
 
     return asyncio.run(run())
 
@@ -106,13 +106,13 @@ def test_labels_are_those_of_the_search_by_hand(tmp_path: Path) -> None:
     for number, task in enumerate(tasks()[:14]):
         prompt: Any = task.prompt
         walk = walked(model, task, tmp_path / f"{number}")
-        assert walk.prompt == 3 and walk.done
+        assert walk.prompt == 3 and walk.is_done
         if greedy(model.models["target"], prompt, CONFIG.answer_tokens) is None:  # type: ignore[arg-type]
             assert walk.answer is None and not walk.judged
             continue
         ended += 1
         assert (walk.text, walk.judged) == by_hand(model, task, prompt)
-        assert known(tmp_path / f"{number}") == walk
+        assert read_walk(tmp_path / f"{number}") == walk
         kinds |= {same for _, _, same in walk.judged}
     assert ended > 3 and kinds == {True, False}
 
@@ -125,7 +125,7 @@ def test_a_label_has_the_states_of_its_own_text() -> None:
     assert labels.good.tolist() == [1, 0, 0]
     for row, (place, token, _) in enumerate(walk.judged):
         text = [*walk.text[:place], token]
-        alone = read(target, text, place - 1, (2,))
+        alone = read_tokens(target, text, place - 1, (2,))
         assert labels.states[row].tolist() == pytest.approx(alone.hidden[2][-1].tolist(), abs=1e-6)
         assert labels.before[row].tolist() == pytest.approx(alone.hidden[2][-2].tolist(), abs=1e-6)
         logs = alone.logits[0].log_softmax(-1)
@@ -139,20 +139,22 @@ def test_a_run_goes_on_where_it_was_and_stops_when_it_has_enough(tmp_path: Path)
     def tell(*what: Any) -> None:
         told.append(what)
 
-    first = collect(model, tasks(), tmp_path, few, tell)
+    first = collect_walks(model, tasks(), tmp_path, few, tell)
     files = {path: path.read_text() for path in tmp_path.iterdir()}
     total = sum(len(walk.judged) for walk in first)
     assert 50 <= total < 50 + trainer.AT_ONCE + 1 and told[-1] == ("judging", 50, 50)
-    again = collect(model, tasks(), tmp_path, few, tell)
+    again = collect_walks(model, tasks(), tmp_path, few, tell)
     assert [w.judged for w in again] == [w.judged for w in first]
     assert files == {path: path.read_text() for path in tmp_path.iterdir()}
-    more = collect(model, tasks(), tmp_path, TrainJudge(labels=10_000, answer_tokens=12), tell)
+    more = collect_walks(
+        model, tasks(), tmp_path, TrainJudge(labels=10_000, answer_tokens=12), tell
+    )
     assert sum(len(walk.judged) for walk in more) > total
-    apart = collect(
+    apart = collect_walks(
         lm(), tasks(), tmp_path / "apart", TrainJudge(labels=10_000, answer_tokens=12), tell
     )
     assert sorted(w.text for w in more) == sorted(w.text for w in apart)
-    foreign = collect(lm(seed=3), tasks()[:1], tmp_path, CONFIG, tell)
+    foreign = collect_walks(lm(seed=3), tasks()[:1], tmp_path, CONFIG, tell)
     assert len(foreign) <= 1, "walks of other tasks are none of its own"
 
 
@@ -160,7 +162,7 @@ def test_a_damaged_walk_is_told(tmp_path: Path) -> None:
     for text in ("{", "[]", json.dumps({"text": []})):
         (tmp_path / "w").write_text(text)
         with pytest.raises(BadFile, match=r"is no walk .* remove it, and it is made again"):
-            known(tmp_path / "w")
+            read_walk(tmp_path / "w")
 
 
 # --- learning
@@ -178,7 +180,7 @@ def test_a_fit_is_where_the_slope_is_zero_and_both_classes_weigh_alike() -> None
     states, good = spread(200, 0)
     x = (states - states.mean(0)).double()
     for strength in (1e-3, 1.0, 100.0):
-        w = fit(x, good, strength).requires_grad_(True)
+        w = fit_logistic(x, good, strength).requires_grad_(True)
         errors = torch.zeros((), dtype=torch.float64)
         for row, label in zip(x, good.tolist(), strict=True):
             z = row @ w[:-1] + w[-1]
@@ -191,9 +193,9 @@ def test_a_fit_is_where_the_slope_is_zero_and_both_classes_weigh_alike() -> None
 
 def test_the_scale_of_the_states_is_folded_in_and_the_best_strength_is_kept() -> None:
     learnt, others = spread(400, 1), spread(300, 2)
-    best = chosen(learnt, others)
+    best = choose_judge(learnt, others)
     assert best.strength in STRENGTHS and best.auc == best.rank(*others) > 0.8
-    scaled = chosen((learnt[0] * 50 - 8, learnt[1]), (others[0] * 50 - 8, others[1]))
+    scaled = choose_judge((learnt[0] * 50 - 8, learnt[1]), (others[0] * 50 - 8, others[1]))
     assert scaled.auc == pytest.approx(best.auc, abs=1e-3)
     ours = learnt[0].double() @ best.weight + best.bias
     theirs = (learnt[0] * 50 - 8).double() @ scaled.weight + scaled.bias
@@ -202,7 +204,7 @@ def test_the_scale_of_the_states_is_folded_in_and_the_best_strength_is_kept() ->
     for strength in STRENGTHS[::6]:
         mean, deep = learnt[0].double().mean(0), learnt[0].double().std(0, correction=0)
         deep[5] = 1
-        w = fit((learnt[0].double() - mean) / deep, learnt[1], strength)
+        w = fit_logistic((learnt[0].double() - mean) / deep, learnt[1], strength)
         rank = auc(((others[0] - mean) / deep) @ w[:-1] + w[-1], others[1])
         assert rank <= best.auc + 1e-4
 
@@ -215,7 +217,7 @@ def test_strengths_are_those_of_autojudge() -> None:
 def test_of_strengths_that_rank_alike_the_one_with_the_best_chances_is_kept() -> None:
     states = torch.tensor([[-2.0], [-1], [-0.5], [0.5], [1], [2]])
     good = (states[:, 0] > 0).float()
-    best = chosen((states, good), (states, good))
+    best = choose_judge((states, good), (states, good))
     assert best.auc == 1 and best.strength == STRENGTHS[-1]
     assert ((best.scores(states) > 0) == (good > 0)).all()
 
@@ -248,11 +250,11 @@ def test_a_trained_judge_is_used_by_the_rule(tmp_path: Path) -> None:
     many: Any = [Saying([1 + i % 7, 1 + i // 7 % 7, 1 + i // 49]) for i in range(98)]
     told: list[Any] = []
     config = TrainJudge(labels=200, answer_tokens=16)
-    report = train(model, many, tmp_path, config, lambda *what: told.append(what))
+    report = train_judge(model, many, tmp_path, config, lambda *what: told.append(what))
     assert {what for what, _, _ in told} == {"judging", "reading", "fitting"}
     assert report["labels"] >= 200 and 0.1 < report["unimportant"] < 0.9
     assert report["auc"] > 0.99 > 0.8 > report["early_auc"]
-    made = load(tmp_path / "judge.safetensors")
+    made = load_judge(tmp_path / "judge.safetensors")
     assert made.excluded == frozenset({EOS}) and made.width == 2
     engine = Engine(model.models)
     rule = Judge(str(tmp_path / "judge.safetensors"))
@@ -266,13 +268,13 @@ def test_what_cannot_be_learnt_from_is_told(tmp_path: Path) -> None:
         pass
 
     with pytest.raises(BadConfig, match=r"gave labels, too few .* more tasks, or more --labels"):
-        train(lm(), tasks()[:2], tmp_path, CONFIG, tell)
+        train_judge(lm(), tasks()[:2], tmp_path, CONFIG, tell)
     with pytest.raises(Unsupported, match="a 'draft' model; name one with --draft"):
-        train(LM(Toy(8)), tasks(), tmp_path, CONFIG, tell)
+        train_judge(LM(Toy(8)), tasks(), tmp_path, CONFIG, tell)
     blind = lm()
     blind.models["target"].caps = frozenset({"tree"})
     with pytest.raises(Unsupported, match="hidden states; use another model"):
-        train(blind, tasks(), tmp_path, CONFIG, tell)
+        train_judge(blind, tasks(), tmp_path, CONFIG, tell)
 
 
 @pytest.mark.parametrize(("field", "value"), [("labels", 9), ("answer_tokens", 0)])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import foretell
 from foretell.errors import BadConfig, BadModel
 from foretell.train import lm
-from foretell.train.lm import TrainLM, interrupts, rate, train
+from foretell.train.lm import TrainLM, catch_interrupts, rate_share, train_lm
 
 TINY = TrainLM(
     hidden=16,
@@ -49,7 +49,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def run(
     tmp_path: Path, text: list[str], out: str, config: TrainLM = TINY, teacher: str | None = None
 ) -> dict[str, object]:
-    return train(
+    return train_lm(
         tmp_path / "corpus", tmp_path / out, config, text, teacher, compiled=False, quiet=True
     )
 
@@ -118,7 +118,7 @@ def test_a_run_can_begin_with_a_model(tmp_path: Path, text: list[str]) -> None:
     run(tmp_path, text, "first")
     model = str(tmp_path / "first" / "model")
     config = replace(TINY, tokens=64, warmup=1000)  # one step at next to no rate
-    train(
+    train_lm(
         tmp_path / "other", tmp_path / "next", config, text, compiled=False, quiet=True, init=model
     )
     own, taken = (
@@ -129,7 +129,7 @@ def test_a_run_can_begin_with_a_model(tmp_path: Path, text: list[str]) -> None:
     begun = json.loads((tmp_path / "next" / "log.jsonl").read_text().splitlines()[0])["loss"]
     assert begun < first - 0.5
     with pytest.raises(BadConfig, match="cannot begin with it"):
-        train(
+        train_lm(
             tmp_path / "corpus",
             tmp_path / "wide",
             replace(TINY, hidden=32),
@@ -144,13 +144,13 @@ def test_what_is_no_model_is_refused_before_anything_is_made(
 ) -> None:
     for name in ("init", "teacher"):
         with pytest.raises(BadModel, match=r"\./none: no such folder"):
-            train(tmp_path / "corpus", tmp_path / "out", TINY, text, **{name: "./none"})  # type: ignore[arg-type]
+            train_lm(tmp_path / "corpus", tmp_path / "out", TINY, text, **{name: "./none"})  # type: ignore[arg-type]
     assert not any(tmp_path.iterdir())
 
 
 def test_the_rate_rises_holds_and_falls_to_zero() -> None:
     config = replace(TINY, tokens=64 * 100, warmup=10, decay=0.5)
-    rates = [rate(step, config) for step in range(101)]
+    rates = [rate_share(step, config) for step in range(101)]
     assert rates[0] == 0.1
     assert rates[10:51] == [1.0] * 41
     assert rates[75] == 0.5
@@ -166,7 +166,7 @@ def test_shapes_that_do_not_fit_are_refused(change: dict[str, int]) -> None:
 
 
 def test_the_second_interrupt_ends_at_once() -> None:
-    with interrupts() as caught:
+    with catch_interrupts() as caught:
         signal.raise_signal(signal.SIGINT)
         assert caught == [signal.SIGINT]
         with pytest.raises(KeyboardInterrupt):

@@ -13,7 +13,7 @@ from foretell.train.objectives import (
     OBJECTIVES,
     furthest_behind,
     lag_behind,
-    objective,
+    objective_named,
     row_loss,
 )
 
@@ -42,7 +42,7 @@ def plainly(name: str, q: list[float], p: list[float], label: int) -> float:
 @pytest.mark.parametrize("name", ["kl", "tv", "ce", "certainty"])
 def test_a_loss_is_its_formula(name: str) -> None:
     logits, laws, labels = numbers()
-    got = objective(name)(logits, laws, labels)
+    got = objective_named(name)(logits, laws, labels)
     for row in range(ROWS):
         q = logits[row].softmax(-1).tolist()
         want = plainly(name, q, laws[row].tolist(), int(labels[row]))
@@ -52,7 +52,7 @@ def test_a_loss_is_its_formula(name: str) -> None:
 def gradient(name: str, rows: slice = slice(None)) -> torch.Tensor:
     logits, laws, labels = numbers()
     logits.requires_grad_()
-    objective(name)(logits[rows], laws[rows], labels[rows]).sum().backward()
+    objective_named(name)(logits[rows], laws[rows], labels[rows]).sum().backward()
     assert logits.grad is not None
     return logits.grad[rows]
 
@@ -82,12 +82,12 @@ def test_in_parts_it_is_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) ->
     states = torch.randn(ROWS, WIDTH, generator=draw, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(VOCAB, WIDTH, generator=draw, dtype=torch.float64)
     _, laws, labels = numbers()
-    want = objective(name)(states @ weight.T, laws, labels).sum()
+    want = objective_named(name)(states @ weight.T, laws, labels).sum()
     (by_hand,) = torch.autograd.grad(want, states)
     sizes = (CHUNK,) if name == "tvd++" else (CHUNK, 3, 1)  # its deviation is that of a part
     for size in sizes:
         monkeypatch.setattr("foretell.train.objectives.CHUNK", size)
-        got = 2 * row_loss(states, weight, laws, labels, objective(name))
+        got = 2 * row_loss(states, weight, laws, labels, objective_named(name))
         (ours,) = torch.autograd.grad(got, states)
         assert float(got.detach()) == pytest.approx(2 * float(want.detach()), rel=1e-5)
         assert torch.allclose(ours, 2 * by_hand, atol=1e-5)
@@ -95,7 +95,7 @@ def test_in_parts_it_is_the_whole(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_an_unknown_one_is_told() -> None:
     with pytest.raises(BadConfig, match="objective='mse'"):
-        objective("mse")
+        objective_named("mse")
 
 
 def test_how_far_a_head_lags_behind_a_reference_is_a_difference_of_divergences() -> None:

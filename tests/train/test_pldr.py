@@ -17,8 +17,21 @@ from safetensors.torch import load_file
 
 import foretell
 from foretell.errors import BadConfig
-from foretell.models.decoder.pldr_model import PldrForCausalLM, fixed, infer, metrics_from
-from foretell.train.pldr import LEAST, PldrRun, TrainPLDR, build, loss, measured, train
+from foretell.models.decoder.pldr_model import (
+    PldrForCausalLM,
+    fixed_metrics,
+    infer_metrics,
+    metrics_from,
+)
+from foretell.train.pldr import (
+    LEAST,
+    PldrRun,
+    TrainPLDR,
+    build_pldr,
+    second_half_loss,
+    measure_metrics,
+    train_pldr,
+)
 
 TINY = TrainPLDR(
     layers=1,
@@ -52,7 +65,7 @@ def test_learns_resumes_and_writes_two_models(
     tmp_path: Path, text: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(name: str, config: TrainPLDR = TINY) -> dict[str, Any]:
-        return train(tmp_path / "corpus", tmp_path / name, config, text, quiet=True)
+        return train_pldr(tmp_path / "corpus", tmp_path / name, config, text, quiet=True)
 
     report = run("whole")
     lines = (tmp_path / "whole" / "log.jsonl").read_text().splitlines()
@@ -73,7 +86,9 @@ def test_learns_resumes_and_writes_two_models(
     with monkeypatch.context() as patch:
         patch.setattr(PldrRun, "advance", breaks)
         with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "corpus", tmp_path / "parts", TINY, text, save_every=0, quiet=True)
+            train_pldr(
+                tmp_path / "corpus", tmp_path / "parts", TINY, text, save_every=0, quiet=True
+            )
     run("parts")
     one, two = (load_file(tmp_path / name / "state.safetensors") for name in ("whole", "parts"))
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
@@ -89,17 +104,17 @@ def test_learns_resumes_and_writes_two_models(
 
 
 def test_losses_are_of_second_halves_under_the_metric_that_is_named() -> None:
-    model = build(TINY, end=0).eval()
+    model = build_pldr(TINY, end=0).eval()
     torch.manual_seed(1)
     texts = [torch.randint(300, (12,)) for _ in range(2)]
-    kept = infer(model, texts[1])
-    found = measured(model, texts, kept)
+    kept = infer_metrics(model, texts[1])
+    found = measure_metrics(model, texts, kept)
 
     def by_hand(text: torch.Tensor, metrics: torch.Tensor | None) -> float:
         nats = []
         with (
             torch.no_grad(),
-            metrics_from(fixed(metrics)) if metrics is not None else torch.no_grad(),
+            metrics_from(fixed_metrics(metrics)) if metrics is not None else torch.no_grad(),
         ):
             rows = model(input_ids=text[None, :-1]).logits[0].log_softmax(-1)
         for place in range(6, 12):
@@ -109,10 +124,12 @@ def test_losses_are_of_second_halves_under_the_metric_that_is_named() -> None:
     for name, given in {"whole": None, "frozen": kept}.items():
         wanted = sum(by_hand(text, given) for text in texts) / 2
         assert math.isclose(found["loss"][name], wanted, abs_tol=2e-5), name
-    cached = sum(by_hand(text, infer(model, text[:6])) for text in texts) / 2
+    cached = sum(by_hand(text, infer_metrics(model, text[:6])) for text in texts) / 2
     assert math.isclose(found["loss"]["cached"], cached, abs_tol=2e-5)
     assert found["between_texts"]["rmse"] > 0 and found["of_halves"] > 0
-    assert math.isclose(loss(model, texts[1], kept), by_hand(texts[1], kept), rel_tol=1e-5)
+    assert math.isclose(
+        second_half_loss(model, texts[1], kept), by_hand(texts[1], kept), rel_tol=1e-5
+    )
     one = F.cross_entropy(torch.zeros(1, 300), texts[0][:1])
     assert abs(found["loss"]["whole"] - float(one)) > 1e-4
 
@@ -139,11 +156,11 @@ def test_other_shapes_are_refused(change: dict[str, Any]) -> None:
 
 def test_too_few_texts_are_refused(tmp_path: Path, text: list[str]) -> None:
     with pytest.raises(BadConfig, match="too few"):
-        train(
+        train_pldr(
             tmp_path / "corpus",
             tmp_path / "out",
             replace(TINY, context=16384, batch=16384, micro=16384),
             text,
             quiet=True,
         )
-    assert type(build(replace(TINY, metric="random"), 0)) is PldrForCausalLM
+    assert type(build_pldr(replace(TINY, metric="random"), 0)) is PldrForCausalLM

@@ -98,7 +98,7 @@ def test_two_processes_train_the_draft_model_that_one_does(
     lm = tiny.lm()
 
     def train(out: Path) -> None:
-        draft.train(lm, drafts_files, out, config, quiet=True)
+        draft.train_draft(lm, drafts_files, out, config, quiet=True)
 
     train(tmp_path / "alone")
     together(train, tmp_path / "both")

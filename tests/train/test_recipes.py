@@ -28,25 +28,27 @@ def test_what_is_kept_is_read_again(fields: dict[str, Any]) -> None:
     import tempfile
 
     with tempfile.TemporaryDirectory() as folder:
-        recipes.write(fields, Path(folder))
-        assert recipes.read(Path(folder) / recipes.KEPT) == fields
+        recipes.write_recipe(fields, Path(folder))
+        assert recipes.read_recipe(Path(folder) / recipes.KEPT) == fields
 
 
 def test_they_are_found_by_name_and_by_path(tmp_path: Path) -> None:
-    assert {"smollm2-eagle3-first", "smollm2-eagle3", "smollm2-draft"} <= {*recipes.shipped()}
-    assert recipes.find("smollm2-eagle3") == recipes.FOLDER / "smollm2-eagle3.toml"
-    assert recipes.find(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"
+    assert {"smollm2-eagle3-first", "smollm2-eagle3", "smollm2-draft"} <= {
+        *recipes.shipped_recipes()
+    }
+    assert recipes.find_recipe("smollm2-eagle3") == recipes.FOLDER / "smollm2-eagle3.toml"
+    assert recipes.find_recipe(str(tmp_path / "mine.toml")) == tmp_path / "mine.toml"
     with pytest.raises(UnknownMethod, match=r"'smollm2-eagle'; did you mean smollm2-eagle3"):
-        recipes.find("smollm2-eagle")
+        recipes.find_recipe("smollm2-eagle")
     with pytest.raises(BadConfig, match=r"a folder; name a \.toml file"):
-        recipes.find(str(tmp_path))
+        recipes.find_recipe(str(tmp_path))
 
 
 def test_what_is_no_recipe_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadFile, match=r"gone.toml: cannot be read"):
-        recipes.read(tmp_path / "gone.toml")
+        recipes.read_recipe(tmp_path / "gone.toml")
     for content in (b"tokens =", b"\xff\xfe", b"a = 1\na = 2"):
         path = tmp_path / "bad.toml"
         path.write_bytes(content)
         with pytest.raises(BadFile, match=r"bad.toml: is no TOML file"):
-            recipes.read(path)
+            recipes.read_recipe(path)

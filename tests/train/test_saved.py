@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 
 from foretell.errors import BadFile
 from foretell.train import answers
-from foretell.train.corpus import prepare
+from foretell.train.corpus import prepare_corpus
 from foretell.train.diffusion import dlm
 from foretell.train.heads.head_data import Corpus
-from foretell.train.lm import Run, TrainLM, build
+from foretell.train.lm import Run, TrainLM, build_llama
 from foretell.train.states import load_states
 
 SIZES = {"hidden": 16, "layers": 1, "heads": 2, "kv_heads": 1, "intermediate": 16}
@@ -28,7 +28,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 def run_in(folder: Path) -> Run:
-    model = build(TINY, end=0)
+    model = build_llama(TINY, end=0)
     return Run(folder, TINY, model, model.model.layers)
 
 
@@ -123,8 +123,8 @@ def test_a_corpus_that_is_damaged_is_refused(tmp_path: Path) -> None:
         (tmp_path / "texts" / f"{i}.txt").write_text(f"line {i} of the texts\n" * 5)
     made = tmp_path / "corpus"
     sources = [str(tmp_path / "texts")]
-    info = prepare(made, sources, 300)
-    assert prepare(made, sources, 300) == info
+    info = prepare_corpus(made, sources, 300)
+    assert prepare_corpus(made, sources, 300) == info
     files = {path.name: path.read_bytes() for path in made.iterdir()}
     spoilt = {
         "train.bin": [files["train.bin"][:-2], files["train.bin"][:-2] + b"\xff\xff"],
@@ -137,15 +137,15 @@ def test_a_corpus_that_is_damaged_is_refused(tmp_path: Path) -> None:
         for data in several:
             (made / name).write_bytes(data)
             with pytest.raises(BadFile, match=r"corpus.json: its files are damaged") as told:
-                prepare(made, sources, 300)
+                prepare_corpus(made, sources, 300)
             assert "\n" not in str(told.value)
         (made / name).write_bytes(files[name])
-    assert prepare(made, sources, 300) == info
+    assert prepare_corpus(made, sources, 300) == info
 
 
 def arrays_of(path: Path) -> Tensors:
     texts = [answers.plain_text(range(start, start + 12)) for start in (1, 20)]
-    answers.save(path, texts)
+    answers.save_texts(path, texts)
     return load_file(path)
 
 
@@ -177,10 +177,10 @@ def test_answers_whose_parts_do_not_belong_together_are_refused(
 ) -> None:
     path = tmp_path / "00000.safetensors"
     tensors = arrays_of(path)
-    assert len(list(answers.read(path))) == 2
+    assert len(list(answers.read_texts(path))) == 2
     save_file({**tensors, name: change(tensors[name]).contiguous()}, path)
     with pytest.raises(BadFile, match=r"no file of answers"):
-        list(answers.read(path))
+        list(answers.read_texts(path))
 
 
 def test_so_are_states_of_other_texts(tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_so_are_states_of_other_texts(tmp_path: Path) -> None:
 def test_so_are_texts_of_a_denoiser(tmp_path: Path) -> None:
     path = tmp_path / "texts.safetensors"
     texts = [dlm.Example(np.arange(4), 2, False), dlm.Example(np.arange(3), 1, True)]
-    assert len(dlm.kept(path, lambda: texts)) == 2
+    assert len(dlm.keep_texts(path, lambda: texts)) == 2
     tensors = load_file(path)
     for name, value in (
         ("starts", torch.tensor([0, 9, 7])),
@@ -215,7 +215,7 @@ def test_so_are_texts_of_a_denoiser(tmp_path: Path) -> None:
     ):
         save_file({**tensors, name: value}, path)
         with pytest.raises(BadFile, match="is no file of texts"):
-            dlm.kept(path, lambda: texts)
+            dlm.keep_texts(path, lambda: texts)
     path.write_text(json.dumps({}))
     with pytest.raises(BadFile, match="is no file of texts"):
-        dlm.kept(path, lambda: texts)
+        dlm.keep_texts(path, lambda: texts)

@@ -32,8 +32,8 @@ def text(length: int, seed: int) -> answers.Text:
 
 def test_each_token_has_its_own_states(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [text(length, length) for length in (9, 30, 5)]
-    answers.save(tmp_path / "0.safetensors", texts)
-    answers.save(tmp_path / "1.safetensors", texts[:1])
+    answers.save_texts(tmp_path / "0.safetensors", texts)
+    answers.save_texts(tmp_path / "1.safetensors", texts[:1])
     files = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
     monkeypatch.setattr(states, "AT_ONCE", 12)  # the second text is in a forward of its own
     told: list[tuple[str, int, int]] = []
@@ -54,7 +54,7 @@ def test_each_token_has_its_own_states(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_what_is_there_is_kept_and_what_is_of_others_is_refused(tmp_path: Path) -> None:
-    answers.save(tmp_path / "0.safetensors", [text(9, 1)])
+    answers.save_texts(tmp_path / "0.safetensors", [text(9, 1)])
     files, place = [tmp_path / "0.safetensors"], tmp_path / "s"
     (made,) = write_states(target(), files, place, TAPS, {"norm": "a"})
     before = made.stat().st_mtime_ns

@@ -84,7 +84,7 @@ def enumerate_rule(
     def once(door: Enumerator) -> Outcome:
         return rule(tree, target(rows, tree, stops), door, 0)
 
-    for weight, outcome in Enumerator.walk(once):
+    for weight, outcome in Enumerator.walk_outcomes(once):
         tokens = committed(tree, outcome)
         outputs[tokens] = outputs.get(tokens, 0.0) + weight
         accepted += weight * len(outcome.path)
@@ -98,7 +98,7 @@ def joint(rows: Table, tree: TokenTree, stops: tuple[int, ...] = ()) -> Outputs:
     while stack:
         node, path, weight = stack.pop()
         for token, p in enumerate(rows(path).tolist()):
-            child = tree.child(node, token)
+            child = tree.find_child(node, token)
             if p > 0 and (child < 0 or token in stops):
                 outputs[(*path, token)] = weight * p
             elif p > 0:
@@ -138,7 +138,7 @@ def over_drafts(
         outcome = rule(tree, target(rows, tree, stops), door, 0)
         return committed(tree, outcome), len(outcome.path)
 
-    for weight, (tokens, count) in Enumerator.walk(once):
+    for weight, (tokens, count) in Enumerator.walk_outcomes(once):
         accepted += weight * count
         for path, chance in completed(tokens[:length], rows, length, stops).items():
             outputs[path] = outputs.get(path, 0.0) + weight * chance
@@ -185,7 +185,7 @@ def copies(draft: Table, length: int, count: int) -> Callable[[Door], TokenTree]
                 for _ in range(copies_here):
                     key += 1
                     token = door.sample(law.probs, "draft", 0, key)
-                    value = tree.values[node] * law.prob(token)
+                    value = tree.values[node] * law.token_prob(token)
                     child = tree.add(node, token, law=law, value=value)
                     below[child] = below.get(child, 0) + 1
             level = below

@@ -14,19 +14,21 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 from foretell.testing.outcomes import Enumerator
-from foretell.verification.acceptance import default, sequential, walk
+from foretell.verification.acceptance import verify_by_default, verify_in_order, walk_tree
 from foretell.verification.block import Block
 from tests.verification.tables import chain, copies, enumerate_rule, table, target
 
 # Those that read hidden states verify nothing without a model: tests/verification/test_judge.py.
-RULES = [name for name in registry.names("rule") if not registry.load(name, "rule").taps]
+RULES = [
+    name for name in registry.method_names("rule") if not registry.load_method(name, "rule").taps
+]
 
 
 def fitting(rule: str, seed: int) -> TokenTree:
     """A tree the rule takes: a fixed one, or else a drawn chain."""
-    cls = registry.load(rule, "rule")
+    cls = registry.load_method(rule, "rule")
     fixed = TokenTree(0).chain([1, 2]).chain([2, 0]).chain([0], at=1)
-    return fixed if cls().accepts(fixed) else chain(table(seed, 3), 2)(Rng(seed))
+    return fixed if cls().can_verify(fixed) else chain(table(seed, 3), 2)(Rng(seed))
 
 
 def greedy(tree: TokenTree, seed: int) -> Target:
@@ -34,7 +36,9 @@ def greedy(tree: TokenTree, seed: int) -> Target:
     return Target(rows, Sampler(Sampling(), [0], (), 3), [], tree)
 
 
-@pytest.mark.parametrize("rule", [rule for rule in RULES if registry.load(rule, "rule").greedy])
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if registry.load_method(rule, "rule").greedy]
+)
 def test_with_a_greedy_target_every_rule_is_the_walk_on_any_tree(rule: str) -> None:
     for seed in range(10):
         for tree in (
@@ -42,18 +46,18 @@ def test_with_a_greedy_target_every_rule_is_the_walk_on_any_tree(rule: str) -> N
             copies(table(seed + 9, 3), 2, 3)(Rng(seed)),
             TokenTree(0),
         ):
-            outcome = registry.load(rule, "rule")()(tree, greedy(tree, seed), Rng(0), 0)
+            outcome = registry.load_method(rule, "rule")()(tree, greedy(tree, seed), Rng(0), 0)
             text: list[int] = []
             node = 0
             while node >= 0:
                 text.append(int(table(seed, 3)(tuple(text)).argmax()))
-                node = tree.child(node, text[-1])
+                node = tree.find_child(node, text[-1])
             assert [*(tree.tokens[n] for n in outcome.path), outcome.token] == text
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_an_outcome_is_a_path_of_the_tree_and_says_what_was_tested(rule: str) -> None:
-    made = registry.load(rule, "rule")()
+    made = registry.load_method(rule, "rule")()
     for seed in range(40):
         tree = fitting(rule, seed)
         outcome = made(tree, target(table(seed, 3), tree), Rng(seed), 4)
@@ -65,14 +69,14 @@ def test_an_outcome_is_a_path_of_the_tree_and_says_what_was_tested(rule: str) ->
         told = dict(outcome.tested)
         assert all(told.get(n) for n in outcome.path), "an accepted node was not told as tested"
         assert all(0 < n < len(tree) for n in told)
-        if registry.load(rule, "rule").exact:
+        if registry.load_method(rule, "rule").exact:
             assert {n for n, good in told.items() if good} == set(outcome.path)
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_without_a_draft_the_token_comes_from_the_target(rule: str) -> None:
     rows = table(3, 4)
-    outputs, accepted = enumerate_rule(registry.load(rule, "rule")(), TokenTree(0), rows)
+    outputs, accepted = enumerate_rule(registry.load_method(rule, "rule")(), TokenTree(0), rows)
     assert accepted == 0 and outputs == pytest.approx(
         {(t,): p for t, p in enumerate(rows(()).tolist())}
     )
@@ -82,8 +86,8 @@ def test_the_default_walks_fixed_trees_and_is_sequential_for_drawn_ones() -> Non
     fixed, drawn = TokenTree(0).chain([1, 2]), chain(table(1, 3), 2)
     for seed in range(20):
         rows = table(seed, 3)
-        for tree, rule in ((fixed, walk), (drawn(Rng(seed)), sequential)):
-            a, b = (r(tree, target(rows, tree), Rng(seed), 7) for r in (default, rule))
+        for tree, rule in ((fixed, walk_tree), (drawn(Rng(seed)), verify_in_order)):
+            a, b = (r(tree, target(rows, tree), Rng(seed), 7) for r in (verify_by_default, rule))
             assert (a.path, a.token, a.tested) == (b.path, b.token, b.tested)
 
 
@@ -96,14 +100,14 @@ def test_a_tree_with_the_wrong_laws_is_refused_by_name() -> None:
 @pytest.mark.parametrize("rule", RULES)
 def test_no_key_of_the_door_is_used_twice(rule: str) -> None:
     """The enumerator refuses a second use; drafting and verifying share one door."""
-    made, draft = registry.load(rule, "rule")(), table(2, 3)
-    drawn = made.accepts(chain(draft, 1)(Rng(0)))
+    made, draft = registry.load_method(rule, "rule")(), table(2, 3)
+    drawn = made.can_verify(chain(draft, 1)(Rng(0)))
 
     def once(door: Enumerator) -> int:
         tree = chain(draft, 2)(door) if drawn else TokenTree(0).chain([1, 2]).chain([0])
         return len(made(tree, target(table(5, 3), tree), door, 0).path)
 
-    assert sum(weight for weight, _ in Enumerator.walk(once)) == pytest.approx(1)
+    assert sum(weight for weight, _ in Enumerator.walk_outcomes(once)) == pytest.approx(1)
 
 
 def test_tokens_beyond_the_targets_vocabulary_are_refused() -> None:
@@ -112,7 +116,7 @@ def test_tokens_beyond_the_targets_vocabulary_are_refused() -> None:
     """
     tree = TokenTree(0)
     tree.add(0, 1, Law(torch.tensor([0.2, 0.5, 0.1, 0.2], dtype=torch.float64)))
-    outputs, _ = enumerate_rule(sequential, tree, table(4, 3))
+    outputs, _ = enumerate_rule(verify_in_order, tree, table(4, 3))
     assert sum(outputs.values()) == pytest.approx(1) and all(
         t < 3 for path in outputs for t in path
     )

@@ -11,8 +11,8 @@ from foretell.core.random import Rng
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
-from foretell.spec import resolve
-from foretell.verification.acceptance import sequential
+from foretell.spec import resolve_method
+from foretell.verification.acceptance import verify_in_order
 from foretell.verification.augmented import Augmented
 from tests import laws
 from tests.verification.tables import chain, enumerate_rule, over_drafts, plain, table, target
@@ -34,9 +34,9 @@ def test_the_moved_law_is_one_step_of_distillation(eta: float, alpha: float) -> 
     for seed in range(4):
         p = table(seed, 6, zeros=True)(())
         q = table(seed + 9, 6, zeros=True)(())
-        got = rule.moved(p, q)
+        got = rule.moved_distribution(p, q)
         assert got.tolist() == pytest.approx(moved(p.tolist(), q.tolist(), eta, alpha), abs=1e-12)
-        assert rule.moved(p, p).tolist() == pytest.approx(p.tolist(), abs=1e-12)
+        assert rule.moved_distribution(p, p).tolist() == pytest.approx(p.tolist(), abs=1e-12)
         unlikely = q < alpha * q.max()
         before, after = p[unlikely].log(), got[unlikely].log()
         shifts = (after - before)[before > -torch.inf]
@@ -71,7 +71,8 @@ def test_with_eta_zero_it_is_exact_and_gives_the_tokens_of_the_residual_rule(see
             law = drafter(tuple(tree.tokens_to(node)))
             tree.add(node, Rng(draw).sample(law, "draft", 0, node), Law(law))
         results = [
-            rule(tree, target(rows, tree), Rng(seed), 5) for rule in (Augmented(0.0), sequential)
+            rule(tree, target(rows, tree), Rng(seed), 5)
+            for rule in (Augmented(0.0), verify_in_order)
         ]
         assert results[0] == results[1]
 
@@ -124,18 +125,18 @@ def test_the_larger_the_shift_the_more_is_accepted() -> None:
 
 
 def test_what_it_takes_and_bad_values() -> None:
-    assert not Augmented().exact and Augmented().accepts(TokenTree(0))
-    assert not Augmented().accepts(TokenTree(0).chain([1, 2]))
+    assert not Augmented().exact and Augmented().can_verify(TokenTree(0))
+    assert not Augmented().can_verify(TokenTree(0).chain([1, 2]))
     tree = TokenTree(0)
     law = Law(table(0, 3)(()))
     tree.add(0, 1, law)
-    assert Augmented().accepts(tree)
+    assert Augmented().can_verify(tree)
     tree.add(0, 2, law)
-    assert not Augmented().accepts(tree)
+    assert not Augmented().can_verify(tree)
     for name, value in (("eta", -1.0), ("alpha", 1.5)):
         with pytest.raises(BadConfig, match=f"{name}={value}: must be between 0"):
             Augmented(**{name: value})
-    strategy = resolve("rapid:length=4,rule=augmented,eta=20")[1]
+    strategy = resolve_method("rapid:length=4,rule=augmented,eta=20")[1]
     assert strategy.rule == Augmented(20.0)  # type: ignore[attr-defined]
     one_step = enumerate_rule(Augmented(), TokenTree(0), table(0, 3))[0]
     assert one_step == pytest.approx(plain(table(0, 3), 1))

@@ -36,6 +36,6 @@ def test_only_drawn_chains_are_for_it() -> None:
     law = Law(torch.tensor([0.5, 0.5]))
     tree = TokenTree(0)
     tree.add(0, 1, law=law, value=0.5)
-    assert Block().accepts(tree) and Block().accepts(TokenTree(0))
+    assert Block().can_verify(tree) and Block().can_verify(TokenTree(0))
     tree.add(0, 0, law=law, value=0.5)
-    assert not Block().accepts(tree) and not Block().accepts(TokenTree(0).chain([1]))
+    assert not Block().can_verify(tree) and not Block().can_verify(TokenTree(0).chain([1]))

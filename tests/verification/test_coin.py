@@ -31,4 +31,4 @@ def test_children_that_cover_all_that_is_possible() -> None:
 def test_drawn_tokens_are_not_for_it() -> None:
     tree = TokenTree(0)
     tree.add(0, 1, law=Law(torch.tensor([0.5, 0.5])), value=0.5)
-    assert not Coin().accepts(tree) and Coin().accepts(TokenTree(0).chain([1]))
+    assert not Coin().can_verify(tree) and Coin().can_verify(TokenTree(0).chain([1]))

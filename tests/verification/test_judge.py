@@ -21,13 +21,13 @@ from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.model.draft import Draft
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
-from foretell.train.acceptance import read
-from foretell.verification.acceptance import default, walk
+from foretell.train.acceptance import read_tokens
+from foretell.verification.acceptance import verify_by_default, walk_tree
 from foretell.verification.judge import Judge
-from foretell.verification.judge_model import LinearJudge, load, save, states_of
+from foretell.verification.judge_model import LinearJudge, load_judge, save_judge, states_at_nodes
 from tests import laws
 from tests.verification.tables import chain, copies, differs, enumerate_rule, joint, table, target
 
@@ -52,7 +52,7 @@ def shown(made: Target, liked: Mapping[int, float]) -> Target:
 
 def judging(delta: float = 0.5, judge: LinearJudge = PLAIN) -> Judging:
     def rule(tree: TokenTree, made: Target, rng: Door, position: int) -> Outcome:
-        return Judge(delta=delta).judged(judge, tree, made, rng, position)
+        return Judge(delta=delta).verify_judged(judge, tree, made, rng, position)
 
     return rule
 
@@ -84,7 +84,7 @@ def test_a_token_stays_that_the_target_or_the_judge_takes(delta: float) -> None:
         assert {n for n, accepted in outcome.tested if accepted} == set(outcome.path)
         assert len(dict(outcome.tested)) == len(outcome.tested)
         lengths.add(len(outcome.path))
-        saved += outcome.path != walk(TREE, made, Rng(seed), 0).path
+        saved += outcome.path != walk_tree(TREE, made, Rng(seed), 0).path
     assert len(lengths) > 1 and saved
 
 
@@ -98,7 +98,7 @@ def test_with_delta_one_it_is_the_standard_rule_draw_by_draw() -> None:
                     dict.fromkeys(range(len(tree)), 1 - 1e-9),
                 )
                 got = judging(1.0)(tree, made, Rng(seed), 4)
-                assert got == default(tree, made, Rng(seed), 4)
+                assert got == verify_by_default(tree, made, Rng(seed), 4)
 
 
 def test_with_delta_zero_a_chain_is_taken_whole() -> None:
@@ -176,7 +176,7 @@ class Low(Rng):
 
 
 def ran(spec: str, sampling: Sampling) -> Any:
-    strategy = resolve(spec)[1]
+    strategy = resolve_method(spec)[1]
     return laws.generate(strategy, [1, 2, 3], laws.Setting(sampling), laws.world(strategy, 8))
 
 
@@ -207,13 +207,13 @@ def test_a_step_gives_more_tokens_the_lower_delta_is() -> None:
 class Seeing(Judge):
     """Notes the states that it is shown, and the text of each."""
 
-    def judged(
+    def verify_judged(
         self, judge: LinearJudge, tree: TokenTree, target: Target, rng: Door, position: int
     ) -> Outcome:
         for node in range(1, len(tree)):
-            state = self._chances(judge, target, range(node, node + 1))[0]
+            state = self._goodness_of(judge, target, range(node, node + 1))[0]
             SEEN[(*target.output, *tree.tokens_to(node))] = state
-        return super().judged(judge, tree, target, rng, position)
+        return super().verify_judged(judge, tree, target, rng, position)
 
 
 SEEN: dict[tuple[int, ...], float] = {}
@@ -231,15 +231,15 @@ def test_the_state_is_that_of_the_judged_token_itself() -> None:
     assert len(SEEN) > 12
     for output, chance in SEEN.items():
         text = [*prompt, *output]
-        state = read(toy, text, len(text) - 1, (2,)).hidden[2][-1:]
-        assert load(WEIGHTS).chances(state) == pytest.approx([chance], abs=1e-6)
+        state = read_tokens(toy, text, len(text) - 1, (2,)).hidden[2][-1:]
+        assert load_judge(WEIGHTS).good_chances(state) == pytest.approx([chance], abs=1e-6)
 
 
 def test_a_state_one_token_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def early(reply: Reply, nodes: range) -> torch.Tensor:
-        return states_of(reply, [node - 1 for node in nodes])
+        return states_at_nodes(reply, [node - 1 for node in nodes])
 
-    monkeypatch.setattr("foretell.verification.judge.states_of", early)
+    monkeypatch.setattr("foretell.verification.judge.states_at_nodes", early)
     with pytest.raises(AssertionError):
         test_the_state_is_that_of_the_judged_token_itself()
 
@@ -248,7 +248,7 @@ def test_a_state_one_token_early_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_judge_of_states_of_another_width_is_refused(tmp_path: Path) -> None:
-    save(LinearJudge(torch.ones(3), torch.tensor(0.0)), tmp_path / "j")
+    save_judge(LinearJudge(torch.ones(3), torch.tensor(0.0)), tmp_path / "j")
     with pytest.raises(BadConfig, match=r"it needs states of 3 numbers, .* have 2; make one"):
         ran(f"draft:nodes=5,rule=judge,weights={tmp_path / 'j'}", Sampling())
 
@@ -293,7 +293,7 @@ def test_a_judge_is_read_once_for_all_requests(monkeypatch: pytest.MonkeyPatch) 
 
     def counted(*args: Any) -> LinearJudge:
         calls.append(args)
-        return load(WEIGHTS)
+        return load_judge(WEIGHTS)
 
     monkeypatch.setattr("foretell.verification.judge.judge_of", counted)
     engine = Engine({"target": Toy(8), "draft": Toy(8, name="draft")})

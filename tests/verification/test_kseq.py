@@ -11,7 +11,7 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.testing.toy import Toy
 from foretell.verification.kseq import Kseq
 from tests.verification.tables import chain, copies, over_drafts, plain, table, without
@@ -49,14 +49,14 @@ def test_only_independent_draws_of_one_law_are_for_it() -> None:
     tree, law = TokenTree(0), Law(torch.tensor([0.5, 0.3, 0.2]))
     tree.add(0, 1, law=law, value=0.5)
     tree.add(0, 1, law=law, value=0.5)
-    assert Kseq().accepts(tree)
+    assert Kseq().can_verify(tree)
     tree.add(0, 2, law=without(law, [1]), value=0.5)
-    assert not Kseq().accepts(tree) and not Kseq().accepts(TokenTree(0).chain([1]))
+    assert not Kseq().can_verify(tree) and not Kseq().can_verify(TokenTree(0).chain([1]))
 
 
 @pytest.mark.parametrize("rule", ["kseq", "block", "augmented"])
 def test_without_draws_it_is_refused_before_anything_runs(rule: str) -> None:
-    strategy = resolve(f"ngram:rule={rule}")[1]
+    strategy = resolve_method(f"ngram:rule={rule}")[1]
     engine = Engine({"target": Toy(8)})
     request = Request([1, 2, 3], strategy, Sampling(temperature=1.0, max_new_tokens=4))
     ctx = Context(engine, request, engine.models)

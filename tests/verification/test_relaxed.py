@@ -14,7 +14,7 @@ from foretell.core.random import Rng
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
-from foretell.verification.acceptance import walk
+from foretell.verification.acceptance import walk_tree
 from foretell.verification.relaxed import Relaxed
 from tests.verification.tables import differs, enumerate_rule, joint, table, target
 
@@ -57,7 +57,7 @@ def test_with_rank_one_and_no_gap_it_is_the_greedy_walk() -> None:
         rows = table(seed, 3)
         for rule in (Relaxed(1, 0.0), Relaxed(1, 3.0), Relaxed(5, 0.0)):
             made = target(rows, TREE, temperature=0.0)
-            got, want = rule(TREE, made, Rng(seed), 0), walk(TREE, made, Rng(seed), 0)
+            got, want = rule(TREE, made, Rng(seed), 0), walk_tree(TREE, made, Rng(seed), 0)
             assert (got.path, got.token) == (want.path, want.token)
 
 

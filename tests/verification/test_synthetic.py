@@ -10,7 +10,7 @@ from foretell.core.random import Rng
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.verification.synthetic import Synthetic
 from tests import laws
 from tests.verification.tables import differs, enumerate_rule, joint, table, target
@@ -46,7 +46,7 @@ def test_siblings_are_tried_at_falling_rates() -> None:
 
 def test_it_gives_the_tokens_a_step_of_its_rate_at_temperature_zero_too() -> None:
     setting = laws.Setting(Sampling(max_new_tokens=400))
-    strategy = resolve("draft:length=4,rule=synthetic,rate=0.8,nodes=4")[1]
+    strategy = resolve_method("draft:length=4,rule=synthetic,rate=0.8,nodes=4")[1]
     live = laws.generate(strategy, [1, 2], setting, laws.world(strategy, 8))
     expected = sum(0.8**k for k in range(5))
     assert live.ctx.stats.mat == pytest.approx(expected, rel=0.15)

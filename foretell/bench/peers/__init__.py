@@ -23,7 +23,7 @@ from foretell.errors import UnknownMethod
 
 @dataclass
 class Run:
-    """One generation. `counts[i]` tokens came out `times[i]` seconds after the call; the first of
+    """A generation. `counts[i]` tokens came out `times[i]` seconds after the call; the first of
     them ends prefill.
     """
 
@@ -34,8 +34,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Place:
-    """What is measured and where: folders or hub ids of the model and its draft, number format and
-    device by name.
+    """Subject and place of a measurement: folders or hub ids of the model and its draft, number
+    format and device by name.
 
     `dtype` may also be int8. `eos`: ids that end a text.
     """
@@ -49,7 +49,7 @@ class Place:
 
 
 class Peer(Protocol):
-    """One way of decoding, ready to run."""
+    """A way of decoding, ready to run."""
 
     name: str
     about: str
@@ -57,27 +57,27 @@ class Peer(Protocol):
     def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run: ...
 
 
-def names() -> list[str]:
+def peer_names() -> list[str]:
     return sorted(path.stem.replace("_", ".") for path in Path(__file__).parent.glob("[!_]*.py"))
 
 
-def stem(name: str) -> str:
+def file_stem(name: str) -> str:
     """The name of a peer's files."""
     return name.replace(".", "_")
 
 
-def check(name: str) -> None:
+def check_peer(name: str) -> None:
     """Raises UnknownMethod where there is no such peer."""
-    if name not in names():
-        raise UnknownMethod.near("peer", name, names())
+    if name not in peer_names():
+        raise UnknownMethod.suggest_names("peer", name, peer_names())
 
 
 def contenders(name: str, place: Place) -> list[Peer]:
     """The ways of decoding of one library. Raises UnknownMethod, or Unsupported where it cannot run
     here.
     """
-    check(name)
-    found: list[Peer] = importlib.import_module(f"foretell.bench.peers.{stem(name)}").contenders(
-        place
-    )
-    return found
+    check_peer(name)
+    peers_found: list[Peer] = importlib.import_module(
+        f"foretell.bench.peers.{file_stem(name)}"
+    ).contenders(place)
+    return peers_found

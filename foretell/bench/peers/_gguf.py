@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.peers._environment import pins
+from foretell.bench.peers._environment import pinned_packages
 
 NAME = "llama.cpp"
 CONVERTER = ("convert_hf_to_gguf.py", "conversion/", "gguf-py/")  # of the sources
@@ -24,22 +24,24 @@ def convert(options: dict[str, Any]) -> None:
     sources = Path(options["sources"])
     sys.path[:0] = [str(sources), str(sources / "gguf-py")]
     model = importlib.import_module("conversion.base").TextModel
-    known = model.get_vocab_base_pre
+    find_tokenizer = model.get_vocab_base_pre
 
-    def cut(self: Any, tokenizer: Any) -> str:
+    def name_tokenizer(self: Any, tokenizer: Any) -> str:
         try:
-            return str(known(self, tokenizer))
+            return str(find_tokenizer(self, tokenizer))
         except NotImplementedError:
             return "gpt-2"  # how texts are cut does not matter: the model is given token ids
 
-    model.get_vocab_base_pre = cut
+    model.get_vocab_base_pre = name_tokenizer
     sys.argv = ["", options["source"], "--outfile", options["out"], "--outtype", options["type"]]
     runpy.run_path(str(sources / "convert_hf_to_gguf.py"), run_name="__main__")
 
 
 def prepare(python: str, folder: Path) -> None:
     """For `setup`: takes the converter out of the source distribution of the pinned version."""
-    package = next(line for line in pins(NAME).split() if line.startswith("llama-cpp-python=="))
+    package = next(
+        line for line in pinned_packages(NAME).split() if line.startswith("llama-cpp-python==")
+    )
     with tempfile.TemporaryDirectory() as scratch:
         pip = [python, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
         subprocess.run([*pip, "--no-binary", "llama-cpp-python", package], check=True)

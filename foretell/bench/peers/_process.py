@@ -26,16 +26,16 @@ def main(stem: str, task: str, options_text: str) -> None:
     package = types.ModuleType("foretell")
     package.__path__ = [str(Path(__file__).parents[2])]
     sys.modules["foretell"] = package
-    peer = importlib.import_module(f"foretell.bench.peers.{stem}")
+    peer_module = importlib.import_module(f"foretell.bench.peers.{stem}")
     options = json.loads(options_text)
     if task == "convert":
         sys.path += options["packages"]
-        peer.convert(options)
+        peer_module.convert(options)
     else:
-        _answer(peer, options)
+        _answer_requests(peer_module, options)
 
 
-def _answer(peer: Any, options: dict[str, Any]) -> None:
+def _answer_requests(peer_module: Any, options: dict[str, Any]) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # so that what a library prints is no answer
     run = None
@@ -43,16 +43,16 @@ def _answer(peer: Any, options: dict[str, Any]) -> None:
         answer: dict[str, Any]
         try:
             request = json.loads(line)
-            began = time.perf_counter()
-            run = run or peer.start(options)
+            start_time = time.perf_counter()
+            run = run or peer_module.start(options)
             if "open" in request:
-                answer = {"opened": time.perf_counter() - began}
+                answer = {"opened": time.perf_counter() - start_time}
             else:
                 result = run(**request)
                 answer = {key: getattr(result, key) for key in KEYS}
         except Exception as error:  # another library may raise anything; that it did is the answer
-            reason = " ".join(f"{type(error).__name__}: {error}".split())
-            answer = {"error": reason[:300]}
+            failure_reason = " ".join(f"{type(error).__name__}: {error}".split())
+            answer = {"error": failure_reason[:300]}
         print(json.dumps(answer), file=answers, flush=True)
 
 

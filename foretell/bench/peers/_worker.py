@@ -31,18 +31,25 @@ class Worker:
     this object.
     """
 
-    def __init__(self, name: str, about: str, environment: Environment, options: dict[str, Any]):
-        self.name, self.about, self.environment, self.options = name, about, environment, options
+    def __init__(
+        self, name: str, description: str, environment: Environment, options: dict[str, Any]
+    ):
+        self.name, self.about, self.environment, self.options = (
+            name,
+            description,
+            environment,
+            options,
+        )
         self.process: subprocess.Popen[str] | None = None
 
     def open(self) -> float:
-        """Starts the process and loads the model; the seconds that loading took. Raises
+        """Starts the process and loads the model; returns the seconds that loading took. Raises
         RequestFailed.
         """
-        opened = self.ask({"open": True}).get("opened")
-        if not isinstance(opened, float):
+        loading_seconds = self.ask({"open": True}).get("opened")
+        if not isinstance(loading_seconds, float):
             raise self.failed(NO_ANSWER)
-        return opened
+        return loading_seconds
 
     def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
         """`ids` -> the new tokens, and when they came. Raises RequestFailed, in one line."""
@@ -56,16 +63,16 @@ class Worker:
         )
 
     def generation(self, request: dict[str, Any]) -> Run:
-        """What came of a request to generate. Raises RequestFailed."""
+        """Sends a request to generate and returns its result. Raises RequestFailed."""
         from foretell.bench.peers import Run
 
         answer = self.ask(request)
         try:
-            run = Run(*(list(map(kind, answer[key])) for key, kind in ANSWER.items()))
+            run = Run(*(list(map(value_type, answer[key])) for key, value_type in ANSWER.items()))
         except (ValueError, TypeError, KeyError):
             raise self.failed(NO_ANSWER) from None
-        whole = len(run.times) == len(run.counts) and sum(run.counts) == len(run.tokens)
-        if not run.tokens or not whole:
+        is_consistent = len(run.times) == len(run.counts) and sum(run.counts) == len(run.tokens)
+        if not run.tokens or not is_consistent:
             raise self.failed(NO_ANSWER)
         return run
 
@@ -82,11 +89,13 @@ class Worker:
             line = process.stdout.readline()
         except OSError:
             line = ""
-        late = f"it had not answered after {PATIENCE:g} seconds" if not alarm.is_alive() else ""
+        timeout_reason = (
+            f"it had not answered after {PATIENCE:g} seconds" if not alarm.is_alive() else ""
+        )
         alarm.cancel()
         alarm.join()
         if not line:
-            raise self.failed(late or _ended(process))
+            raise self.failed(timeout_reason or _describe_exit(process))
         try:
             answer = json.loads(line)
         except ValueError:
@@ -97,12 +106,12 @@ class Worker:
             raise self.failed(str(answer["error"]))
         return answer
 
-    def failed(self, why: str) -> RequestFailed:
-        """Ends the process; the error to raise."""
+    def failed(self, reason: str) -> RequestFailed:
+        """Ends the process and returns the error to raise."""
         from foretell.errors import RequestFailed
 
         self.close()
-        return RequestFailed(f"{self.name}: {why}")
+        return RequestFailed(f"{self.name}: {reason}")
 
     def memory(self) -> tuple[int, int] | None:
         """Bytes of the process that are resident, and the most that ever were; None where the
@@ -111,16 +120,18 @@ class Worker:
         if self.process is None:
             return None
         try:
-            lines = Path(f"/proc/{self.process.pid}/status").read_text("utf-8").splitlines()
-            sizes = dict(line.split(":", 1) for line in lines)
-            now, most = (1024 * int(sizes[name].split()[0]) for name in ("VmRSS", "VmHWM"))
+            status_lines = Path(f"/proc/{self.process.pid}/status").read_text("utf-8").splitlines()
+            status_fields = dict(line.split(":", 1) for line in status_lines)
+            resident, peak = (
+                1024 * int(status_fields[name].split()[0]) for name in ("VmRSS", "VmHWM")
+            )
         except (OSError, KeyError):
             return None
-        return now, most
+        return resident, peak
 
     def close(self) -> None:
         if self.process is not None:
-            _end(self.process)
+            _kill_process(self.process)
             self.process = None
 
     def _started(self) -> subprocess.Popen[str]:
@@ -136,18 +147,17 @@ class Worker:
             stderr=subprocess.DEVNULL,
             text=True,
         )
-        weakref.finalize(self, _end, self.process)
+        weakref.finalize(self, _kill_process, self.process)
         return self.process
 
 
-def _ended(process: subprocess.Popen[str]) -> str:
-    code = process.wait()
-    return (
-        f"its process ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
-    )
+def _describe_exit(process: subprocess.Popen[str]) -> str:
+    exit_code = process.wait()
+    ending = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
+    return f"its process ended with {ending}"
 
 
-def _end(process: subprocess.Popen[str]) -> None:
+def _kill_process(process: subprocess.Popen[str]) -> None:
     process.kill()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.bench.peers import Peer, Place, Run
-from foretell.bench.peers._conversion import converted
-from foretell.bench.peers._environment import environment
+from foretell.bench.peers._conversion import convert_model
+from foretell.bench.peers._environment import find_environment
 from foretell.bench.peers._worker import Worker
 from foretell.errors import Unsupported
 
@@ -23,29 +23,35 @@ FORMATS = {"bfloat16": "float32", "float16": "float32", "float32": "float32", "i
 
 
 def contenders(place: Place) -> list[Peer]:
-    where = environment(NAME, [NAME], place)
+    peer_environment = find_environment(NAME, [NAME], place)
     if place.dtype not in FORMATS:
-        raise Unsupported.missing(
+        raise Unsupported.missing_capability(
             NAME, place.dtype, f"one of {', '.join(FORMATS)}", "choose another --dtype"
         )
-    kind = FORMATS[place.dtype]
+    compute_type = FORMATS[place.dtype]
     options = {
-        "model": str(converted(where, place.model, kind, {"kind": kind}, here=True)),
-        "kind": kind,
+        "model": str(
+            convert_model(
+                peer_environment, place.model, compute_type, {"kind": compute_type}, here=True
+            )
+        ),
+        "kind": compute_type,
         "threads": place.threads,
         "eos": place.eos,
     }
-    about = (
-        f"ctranslate2 {where.version('ctranslate2')}, Generator.generate_batch, "
-        f"compute_type={kind}, intra_threads={place.threads}"
+    description = (
+        f"ctranslate2 {peer_environment.version('ctranslate2')}, Generator.generate_batch, "
+        f"compute_type={compute_type}, intra_threads={place.threads}"
     )
-    return [Worker(f"{NAME} {kind}", about, where, options)]
+    return [Worker(f"{NAME} {compute_type}", description, peer_environment, options)]
 
 
 def start(options: dict[str, Any]) -> Callable[..., Run]:
     import ctranslate2
 
-    words: list[str] = json.loads((Path(options["model"]) / "vocabulary.json").read_text("utf-8"))
+    vocabulary: list[str] = json.loads(
+        (Path(options["model"]) / "vocabulary.json").read_text("utf-8")
+    )
     generator = ctranslate2.Generator(
         options["model"],
         compute_type=options["kind"],
@@ -54,31 +60,31 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
     )
 
     def run(ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
-        found = Run([], [], [])
-        how = (
+        result = Run([], [], [])
+        sampling_options = (
             {"sampling_topk": 0, "sampling_temperature": temperature}
             if temperature
             else {"sampling_topk": 1}
         )
         ctranslate2.set_random_seed(seed)
-        prompt = [words[i] for i in ids]
+        prompt = [vocabulary[token_id] for token_id in ids]
 
         def note(step: Any) -> bool:
-            found.times.append(time.perf_counter() - began)
-            found.counts.append(1)
-            found.tokens.append(step.token_id)
+            result.times.append(time.perf_counter() - start_time)
+            result.counts.append(1)
+            result.tokens.append(step.token_id)
             return False
 
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         generator.generate_batch(
             [prompt],
             max_length=max_new_tokens,
             end_token=options["eos"] or None,
             include_prompt_in_result=False,
             callback=note,
-            **how,
+            **sampling_options,
         )
-        return found
+        return result
 
     return run
 

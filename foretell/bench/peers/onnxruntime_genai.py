@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from foretell.bench.peers import Peer, Place, Run
-from foretell.bench.peers._conversion import converted
-from foretell.bench.peers._environment import environment
+from foretell.bench.peers._conversion import convert_model
+from foretell.bench.peers._environment import find_environment
 from foretell.bench.peers._worker import Worker
 from foretell.errors import Unsupported
 
@@ -29,32 +29,42 @@ DRAFTED = 5  # tokens a step, at most
 
 
 def contenders(place: Place) -> list[Peer]:
-    where = environment(NAME, ["onnxruntime_genai", "onnx_ir"], place)
+    peer_environment = find_environment(NAME, ["onnxruntime_genai", "onnx_ir"], place)
     if place.dtype not in FORMATS:
-        need = f"one of {', '.join(FORMATS)}"
-        raise Unsupported.missing(NAME, place.dtype, need, "choose another --dtype")
-    kind = FORMATS[place.dtype]
-    builder = _builder(where.packages)
-    given = {"kind": kind, "builder": builder}
-    common = {
-        "model": str(converted(where, place.model, kind, given, here=True)),
+        requirement = f"one of {', '.join(FORMATS)}"
+        raise Unsupported.missing_capability(
+            NAME, place.dtype, requirement, "choose another --dtype"
+        )
+    number_format = FORMATS[place.dtype]
+    builder_script = _find_builder(peer_environment.packages)
+    conversion_options = {"kind": number_format, "builder": builder_script}
+    common_options = {
+        "model": str(
+            convert_model(
+                peer_environment, place.model, number_format, conversion_options, here=True
+            )
+        ),
         "threads": place.threads,
         "eos": place.eos,
     }
     name = f"{NAME} {place.dtype}"
-    about = f"onnxruntime-genai {where.version('onnxruntime-genai')}, {kind}, "
-    if kind != "fp32":
-        about += f"blocks of {BLOCK}, accuracy_level={ACCURACY}, "
-    about += f"intra_op_num_threads={place.threads}; Generator.generate_next_token"
-    lookup = f"{about}, ngram_size={NGRAM}, max_draft_tokens={DRAFTED}"
+    description = (
+        f"onnxruntime-genai {peer_environment.version('onnxruntime-genai')}, {number_format}, "
+    )
+    if number_format != "fp32":
+        description += f"blocks of {BLOCK}, accuracy_level={ACCURACY}, "
+    description += f"intra_op_num_threads={place.threads}; Generator.generate_next_token"
+    lookup_description = f"{description}, ngram_size={NGRAM}, max_draft_tokens={DRAFTED}"
     return [
-        Worker(name, about, where, common | {"ngram": 0}),
-        Worker(f"{name} ngram", lookup, where, common | {"ngram": NGRAM}),
+        Worker(name, description, peer_environment, common_options | {"ngram": 0}),
+        Worker(
+            f"{name} ngram", lookup_description, peer_environment, common_options | {"ngram": NGRAM}
+        ),
     ]
 
 
-def _builder(packages: list[str]) -> str:
-    """Its script, among packages elsewhere or those of this process."""
+def _find_builder(packages: list[str]) -> str:
+    """Finds the model builder's script, among packages elsewhere or those of this process."""
     for folder in packages or sys.path:
         script = Path(folder) / "onnxruntime_genai" / "models" / "builder.py"
         if script.is_file():
@@ -72,36 +82,46 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
     model = genai.Model(config)
 
     def run(ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
-        how: dict[str, Any] = {"max_length": len(ids) + max_new_tokens, "do_sample": False}
+        search_options: dict[str, Any] = {
+            "max_length": len(ids) + max_new_tokens,
+            "do_sample": False,
+        }
         if temperature:
-            how |= {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-            how["random_seed"] = seed
-        params = genai.GeneratorParams(model)
-        params.set_search_options(**how)
+            search_options |= {
+                "do_sample": True,
+                "temperature": temperature,
+                "top_k": 0,
+                "top_p": 1.0,
+            }
+            search_options["random_seed"] = seed
+        generator_params = genai.GeneratorParams(model)
+        generator_params.set_search_options(**search_options)
         if options["ngram"]:
-            params.set_speculative_options(ngram_size=options["ngram"], max_draft_tokens=DRAFTED)
-        found = Run([], [], [])
-        began = time.perf_counter()
-        generator = genai.Generator(model, params)
+            generator_params.set_speculative_options(
+                ngram_size=options["ngram"], max_draft_tokens=DRAFTED
+            )
+        result = Run([], [], [])
+        start_time = time.perf_counter()
+        generator = genai.Generator(model, generator_params)
         generator.append_tokens(numpy.array([ids], dtype=numpy.int32))
-        waiting = 0  # tokens of the last step that it has not handed out yet
+        buffered_tokens = 0  # tokens of the last step that it has not handed out yet
         while not generator.is_done():
             generator.generate_next_token()
             token = int(generator.get_next_tokens()[0])
-            now = time.perf_counter() - began
-            if waiting:
-                waiting -= 1
-                found.times[-1] = now
-                found.counts[-1] += 1
+            elapsed = time.perf_counter() - start_time
+            if buffered_tokens:
+                buffered_tokens -= 1
+                result.times[-1] = elapsed
+                result.counts[-1] += 1
             else:
-                found.times.append(now)
-                found.counts.append(1)
+                result.times.append(elapsed)
+                result.counts.append(1)
                 if options["ngram"]:
-                    waiting = generator.get_speculative_stats()["tokens_buffered"]
-            found.tokens.append(token)
-            if token in options["eos"] or len(found.tokens) == max_new_tokens:
+                    buffered_tokens = generator.get_speculative_stats()["tokens_buffered"]
+            result.tokens.append(token)
+            if token in options["eos"] or len(result.tokens) == max_new_tokens:
                 break
-        return found
+        return result
 
     return run
 
@@ -110,10 +130,10 @@ def convert(options: dict[str, Any]) -> None:
     """Runs its builder, a script beside the modules that it imports."""
     script = Path(options["builder"])
     sys.path.insert(0, str(script.parent))
-    more = [f"block_size={BLOCK}", f"accuracy_level={ACCURACY}"]
+    extra_options = [f"block_size={BLOCK}", f"accuracy_level={ACCURACY}"]
     sys.argv = ["", "--input", options["source"], "--output", options["out"]]
     sys.argv += ["--precision", options["kind"], "--execution_provider", "cpu"]
     sys.argv += ["--cache_dir", f"{options['out']}/cache"]
     if options["kind"] != "fp32":
-        sys.argv += ["--extra_options", *more]
+        sys.argv += ["--extra_options", *extra_options]
     runpy.run_path(str(script), run_name="__main__")

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from typing import Any
 
 from foretell.bench.peers import Peer, Place, Run
-from foretell.bench.peers._conversion import converted
-from foretell.bench.peers._environment import environment
+from foretell.bench.peers._conversion import convert_model
+from foretell.bench.peers._environment import find_environment
 from foretell.bench.peers._worker import Worker
 from foretell.errors import Unsupported
 
@@ -35,34 +35,50 @@ NGRAM = 3  # tokens that are looked up, at most
 
 
 def contenders(place: Place) -> list[Peer]:
-    where = environment(NAME, ["openvino_genai", "optimum"], place)
+    peer_environment = find_environment(NAME, ["openvino_genai", "optimum"], place)
     if place.dtype not in FORMATS:
-        need = f"one of {', '.join(FORMATS)}"
-        raise Unsupported.missing(NAME, place.dtype, need, "choose another --dtype")
-    kind = FORMATS[place.dtype]
+        requirement = f"one of {', '.join(FORMATS)}"
+        raise Unsupported.missing_capability(
+            NAME, place.dtype, requirement, "choose another --dtype"
+        )
+    weight_format = FORMATS[place.dtype]
     precision = PRECISION.get(place.dtype)
     name = f"{NAME} {place.dtype}"
-    version = where.version("openvino-genai")
+    version = peer_environment.version("openvino-genai")
     arithmetic = precision or "its own"
-    about = f"openvino-genai {version}, {kind} weights, {arithmetic} arithmetic, latency hint, "
-    about += f"{place.threads} threads, its default cache; "
-    common = {
-        "model": str(converted(where, place.model, kind, {"kind": kind})),
+    description = f"openvino-genai {version}, {weight_format} weights, {arithmetic} arithmetic, "
+    description += f"latency hint, {place.threads} threads, its default cache; "
+    common_options = {
+        "model": str(
+            convert_model(peer_environment, place.model, weight_format, {"kind": weight_format})
+        ),
         "precision": precision,
         "threads": place.threads,
         "eos": place.eos,
     }
-    said = f"prompt_lookup, num_assistant_tokens={DRAFTED}, max_ngram_size={NGRAM}"
-    found: list[Peer] = [
-        Worker(name, about + "LLMPipeline.generate", where, common | {"way": "plain"}),
-        Worker(f"{name} prompt lookup", about + said, where, common | {"way": "lookup"}),
+    draft_description = f"prompt_lookup, num_assistant_tokens={DRAFTED}, max_ngram_size={NGRAM}"
+    workers: list[Peer] = [
+        Worker(
+            name,
+            description + "LLMPipeline.generate",
+            peer_environment,
+            common_options | {"way": "plain"},
+        ),
+        Worker(
+            f"{name} prompt lookup",
+            description + draft_description,
+            peer_environment,
+            common_options | {"way": "lookup"},
+        ),
     ]
     if place.draft is not None:
-        said = f"draft_model, num_assistant_tokens={DRAFTED}"
-        draft = converted(where, place.draft, kind, {"kind": kind})
-        options = common | {"way": "draft", "draft": str(draft)}
-        found.append(Worker(f"{name} draft", about + said, where, options))
-    return found
+        draft_description = f"draft_model, num_assistant_tokens={DRAFTED}"
+        draft = convert_model(peer_environment, place.draft, weight_format, {"kind": weight_format})
+        options = common_options | {"way": "draft", "draft": str(draft)}
+        workers.append(
+            Worker(f"{name} draft", description + draft_description, peer_environment, options)
+        )
+    return workers
 
 
 def start(options: dict[str, Any]) -> Callable[..., Run]:
@@ -90,32 +106,38 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
         def end(self) -> None:
             pass
 
-    how = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": options["threads"]}
+    runtime_options = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_NUM_THREADS": options["threads"]}
     if options["precision"]:
-        how["INFERENCE_PRECISION_HINT"] = options["precision"]
-    way = options["way"]
-    more: dict[str, Any] = {"prompt_lookup": True} if way == "lookup" else {}
-    if way == "draft":
-        more = {"draft_model": genai.draft_model(options["draft"], "CPU", **how)}
-    pipe = genai.LLMPipeline(options["model"], "CPU", **how, **more)
+        runtime_options["INFERENCE_PRECISION_HINT"] = options["precision"]
+    decoding_way = options["way"]
+    draft_options: dict[str, Any] = {"prompt_lookup": True} if decoding_way == "lookup" else {}
+    if decoding_way == "draft":
+        draft_options = {
+            "draft_model": genai.draft_model(options["draft"], "CPU", **runtime_options)
+        }
+    pipeline = genai.LLMPipeline(options["model"], "CPU", **runtime_options, **draft_options)
 
     def run(ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
-        sampled: dict[str, Any] = {}
+        sampling_options: dict[str, Any] = {}
         if temperature:
-            sampled = {"do_sample": True, "temperature": temperature, "rng_seed": seed}
-        config = genai.GenerationConfig(max_new_tokens=max_new_tokens, **sampled)
-        config.stop_token_ids = set(options["eos"])
-        if way != "plain":
-            config.num_assistant_tokens = DRAFTED
-        if way == "lookup":
-            config.max_ngram_size = NGRAM
+            sampling_options = {"do_sample": True, "temperature": temperature, "rng_seed": seed}
+        generation_config = genai.GenerationConfig(
+            max_new_tokens=max_new_tokens, **sampling_options
+        )
+        generation_config.stop_token_ids = set(options["eos"])
+        if decoding_way != "plain":
+            generation_config.num_assistant_tokens = DRAFTED
+        if decoding_way == "lookup":
+            generation_config.max_ngram_size = NGRAM
         prompt = numpy.array([ids], dtype=numpy.int64)
-        mask = numpy.ones_like(prompt)
-        inputs = genai.TokenizedInputs(openvino.Tensor(prompt), openvino.Tensor(mask))
+        attention_mask = numpy.ones_like(prompt)
+        inputs = genai.TokenizedInputs(openvino.Tensor(prompt), openvino.Tensor(attention_mask))
         clock = Clock()
-        began = time.perf_counter()
-        pipe.generate(inputs, config, clock)
-        return Run(clock.tokens, [at - began for at in clock.times], clock.counts)
+        start_time = time.perf_counter()
+        pipeline.generate(inputs, generation_config, clock)
+        return Run(
+            clock.tokens, [token_time - start_time for token_time in clock.times], clock.counts
+        )
 
     return run
 

@@ -43,42 +43,44 @@ class Clock(BaseStreamer):
 
 
 class Generate:
-    """One way of calling generate. `lookup`: tokens of prompt lookup; `assistant`: a draft
+    """A way of calling generate. `lookup`: tokens of prompt lookup; `assistant`: a draft
     model.
     """
 
     def __init__(
         self,
         name: str,
-        about: str,
+        description: str,
         hf: PreTrainedModel,
         lookup: int | None = None,
         assistant: PreTrainedModel | None = None,
     ):
-        self.name, self.about, self.hf = name, about, hf
+        self.name, self.about, self.hf = name, description, hf
         self.more = {"prompt_lookup_num_tokens": lookup} if lookup else {}
         self.more |= {"assistant_model": assistant} if assistant is not None else {}
 
     def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
         """`ids` -> the new tokens, and when they came."""
-        how = (
+        sampling_options = (
             {"do_sample": True, "temperature": temperature, "top_k": 0}
             if temperature
             else {"do_sample": False}
         )
         inputs, clock = torch.tensor([ids], device=self.hf.device), Clock()
         torch.manual_seed(seed)
-        start = time.perf_counter()
-        out = self.hf.generate(
+        start_time = time.perf_counter()
+        output_ids = self.hf.generate(
             input_ids=inputs,
             attention_mask=torch.ones_like(inputs),
             streamer=clock,
             max_new_tokens=max_new_tokens,
-            **how,
+            **sampling_options,
             **self.more,
         )
         return Run(
-            out[0, len(ids) :].tolist(), [t - start for t in clock.times[1:]], clock.counts[1:]
+            output_ids[0, len(ids) :].tolist(),
+            [token_time - start_time for token_time in clock.times[1:]],
+            clock.counts[1:],
         )
 
 
@@ -87,8 +89,8 @@ def contenders(place: Place) -> list[Peer]:
     name = NAME
     if place.dtype == "int8":
         place, name = replace(place, dtype="bfloat16"), "transformers bfloat16"
-    hf = _load(place.model, place)
-    found: list[Peer] = [
+    hf = _load_model(place.model, place)
+    peers: list[Peer] = [
         Generate(name, "generate, one request, its default attention and cache", hf),
         Generate(
             f"{name} prompt lookup",
@@ -98,58 +100,72 @@ def contenders(place: Place) -> list[Peer]:
         ),
     ]
     if place.draft is not None:
-        small = _load(place.draft, place)
-        found.append(
+        draft_model = _load_model(place.draft, place)
+        peers.append(
             Generate(
                 f"{name} assisted",
                 f"generate(assistant_model={Path(place.draft).name!r})",
                 hf,
-                assistant=small,
+                assistant=draft_model,
             )
         )
-    return found
+    return peers
 
 
-def apart(place: Place) -> list[Worker]:
-    """The same ways but for a draft model's, in processes of their own."""
-    where = Environment(NAME, sys.executable, False)
-    given = {"place": dataclasses.asdict(replace(place, draft=None)), "threads": place.threads}
-    plain = "generate, one request, its default attention and cache"
-    lookup = f"generate(prompt_lookup_num_tokens={LOOKUP})"
+def separate_workers(place: Place) -> list[Worker]:
+    """Peers of the ways that need no draft model, each in a process of its own."""
+    peer_environment = Environment(NAME, sys.executable, False)
+    common_options = {
+        "place": dataclasses.asdict(replace(place, draft=None)),
+        "threads": place.threads,
+    }
+    plain_description = "generate, one request, its default attention and cache"
+    lookup_description = f"generate(prompt_lookup_num_tokens={LOOKUP})"
     return [
-        Worker(NAME, plain, where, given | {"way": 0}),
-        Worker(f"{NAME} prompt lookup", lookup, where, given | {"way": 1}),
+        Worker(NAME, plain_description, peer_environment, common_options | {"way": 0}),
+        Worker(
+            f"{NAME} prompt lookup",
+            lookup_description,
+            peer_environment,
+            common_options | {"way": 1},
+        ),
     ]
 
 
 def start(options: dict[str, Any]) -> Callable[..., Run]:
     torch.set_num_threads(options["threads"])
-    way = contenders(Place(**options["place"]))[options["way"]]
+    peer = contenders(Place(**options["place"]))[options["way"]]
 
     def run(ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
-        found = way.run(ids, max_new_tokens, temperature, seed)
-        beyond = sum(found.counts) - len(found.tokens)  # put out, and then not in the answer
-        while beyond > 0:
-            cut = min(beyond, found.counts[-1])
-            beyond -= cut
-            found.counts[-1] -= cut
-            if not found.counts[-1]:
-                del found.counts[-1], found.times[-1]
-        return found
+        result = peer.run(ids, max_new_tokens, temperature, seed)
+        surplus_tokens = sum(result.counts) - len(
+            result.tokens
+        )  # put out, and then not in the answer
+        while surplus_tokens > 0:
+            dropped_tokens = min(surplus_tokens, result.counts[-1])
+            surplus_tokens -= dropped_tokens
+            result.counts[-1] -= dropped_tokens
+            if not result.counts[-1]:
+                del result.counts[-1], result.times[-1]
+        return result
 
     return run
 
 
-def _load(source: str, place: Place) -> PreTrainedModel:
+def _load_model(source: str, place: Place) -> PreTrainedModel:
     hf = AutoModelForCausalLM.from_pretrained(
         source, dtype=getattr(torch, place.dtype), use_safetensors=True
     )
-    stored = hf.generation_config
-    end = stored.eos_token_id if stored.eos_token_id is not None else hf.config.eos_token_id
+    stored_config = hf.generation_config
+    end_token = (
+        stored_config.eos_token_id
+        if stored_config.eos_token_id is not None
+        else hf.config.eos_token_id
+    )
     # The sampling that a model's authors advise is left out on both sides: the same law is
     # measured.
-    pad = end[0] if isinstance(end, list) else end
+    pad_token = end_token[0] if isinstance(end_token, list) else end_token
     hf.generation_config = GenerationConfig(
-        eos_token_id=end, pad_token_id=0 if pad is None else pad
+        eos_token_id=end_token, pad_token_id=0 if pad_token is None else pad_token
     )
     return hf.to(place.device).eval()

@@ -2,7 +2,15 @@
 nothing from anywhere else.
 """
 
-from foretell.bench.report.pages import html, reasons, tuned
-from foretell.bench.report.tables import Table, drafted, failures, tables
+from foretell.bench.report.pages import explain_choice, html, tuning_page
+from foretell.bench.report.tables import Table, failures, mean_draft_size, tables
 
-__all__ = ["Table", "drafted", "failures", "html", "reasons", "tables", "tuned"]
+__all__ = [
+    "Table",
+    "explain_choice",
+    "failures",
+    "html",
+    "mean_draft_size",
+    "tables",
+    "tuning_page",
+]

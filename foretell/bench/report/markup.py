@@ -9,33 +9,33 @@ from typing import Any
 from foretell.bench.report.style import SERIES, STYLE
 
 
-def page(title: str, document: dict[str, Any], parts: Sequence[str]) -> str:
+def render_page(title: str, document: dict[str, Any], parts: Sequence[str]) -> str:
     """A whole page: no script, nothing fetched. The empty ones of `parts` are left out."""
     models = escape(", ".join(document["settings"]["models"]))
-    head = (
+    head_element = (
         '<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>{title}: {models}</title><style>{STYLE}</style></head>"
     )
-    whole = [
+    page_parts = [
         "<!DOCTYPE html>",
-        head,
+        head_element,
         f"<body><main><h1>{title}</h1>",
-        f'<p class="soft">{escape(_machine(document))}</p>',
+        f'<p class="soft">{escape(_describe_machine(document))}</p>',
         *parts,
         "</main></body></html>",
     ]
-    return "\n".join(part for part in whole if part) + "\n"
+    return "\n".join(part for part in page_parts if part) + "\n"
 
 
-def _machine(document: dict[str, Any]) -> str:
+def _describe_machine(document: dict[str, Any]) -> str:
     """On what was measured, with what, and when."""
     machine = document["machine"]
     versions = document["versions"]
     memory = "memory not measured"
     if bandwidth := document["bandwidth"]:
         memory = f"{bandwidth['bytes_per_s'] / 1e9:.0f} GB/s read from memory"
-    threads = count(machine["threads"], "thread")
+    threads = format_count(machine["threads"], "thread")
     return (
         f"{machine['processor']} ({machine['cores']} cores), {threads}, {memory} · "
         f"foretell {document['version']}, torch {versions['torch']}, "
@@ -43,26 +43,28 @@ def _machine(document: dict[str, Any]) -> str:
     )
 
 
-def section(title: str, why: str, *inside: str) -> str:
-    """A card with a heading and a line below it; `inside` is HTML."""
+def render_section(title: str, explanation: str, *contents: str) -> str:
+    """A card with a heading and a line below it; `contents` is HTML."""
     heading = f"<h2>{escape(title)}</h2>"
-    return f'<section>{heading}<p class="soft">{escape(why)}</p>{"".join(inside)}</section>'
+    return (
+        f'<section>{heading}<p class="soft">{escape(explanation)}</p>{"".join(contents)}</section>'
+    )
 
 
-def tiles(pairs: Sequence[tuple[str, str]]) -> str:
+def render_tiles(pairs: Sequence[tuple[str, str]]) -> str:
     """Large figures with a line below each."""
-    inside = ""
-    for figure, line in pairs:
-        inside += f'<div class="tile"><b>{escape(figure)}</b>'
-        inside += f'<span class="soft">{escape(line)}</span></div>'
-    return f'<div class="tiles">{inside}</div>' if inside else ""
+    tile_elements = ""
+    for figure, caption in pairs:
+        tile_elements += f'<div class="tile"><b>{escape(figure)}</b>'
+        tile_elements += f'<span class="soft">{escape(caption)}</span></div>'
+    return f'<div class="tiles">{tile_elements}</div>' if tile_elements else ""
 
 
-def table(head: Sequence[str], rows: Sequence[str]) -> str:
-    """A table. `head`: texts; `rows`: HTML of whole cells."""
-    columns = "".join(f"<th>{escape(name)}</th>" for name in head)
-    body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return f"<table><thead><tr>{columns}</tr></thead><tbody>{body}</tbody></table>"
+def render_table(column_heads: Sequence[str], rows: Sequence[str]) -> str:
+    """A table. `column_heads`: texts; `rows`: HTML of whole cells."""
+    columns = "".join(f"<th>{escape(name)}</th>" for name in column_heads)
+    table_body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return f"<table><thead><tr>{columns}</tr></thead><tbody>{table_body}</tbody></table>"
 
 
 def name_cell(name: str, colour: str) -> str:
@@ -70,30 +72,30 @@ def name_cell(name: str, colour: str) -> str:
     return f'<td><span class="dot" style="background:{colour}"></span>{escape(name)}</td>'
 
 
-def items(texts: Sequence[str], kind: str = "") -> str:
-    """A list; `kind`: a class of the style sheet."""
-    opening = f'<li class="{kind}">' if kind else "<li>"
-    return "<ul>" + "".join(f"{opening}{escape(text)}</li>" for text in texts) + "</ul>"
+def render_list(texts: Sequence[str], style_class: str = "") -> str:
+    """A list; `style_class`: a class of the style sheet."""
+    opening_tag = f'<li class="{style_class}">' if style_class else "<li>"
+    return "<ul>" + "".join(f"{opening_tag}{escape(text)}</li>" for text in texts) + "</ul>"
 
 
-def count(number: int, what: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """`1 round`, `2 rounds`."""
-    return f"{number} {what}{'s' * (number != 1)}"
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def percent(share: float | None) -> str:
+def format_percent(share: float | None) -> str:
     return "" if share is None else f"{100 * share:.0f} %"
 
 
-def colours(names: Sequence[str]) -> dict[str, str]:
+def assign_colours(names: Sequence[str]) -> dict[str, str]:
     """A colour for each name: those of the style sheet, then the same ones paler."""
-    return {name: shade(i) for i, name in enumerate(names)}
+    return {name: colour_at(colour_index) for colour_index, name in enumerate(names)}
 
 
-def shade(i: int) -> str:
-    """The i-th colour."""
-    own = f"var(--s{i % SERIES})"
-    if i < SERIES:
-        return own
-    strength = max(30, 70 - 20 * (i // SERIES))
-    return f"color-mix(in srgb, {own} {strength}%, var(--card))"
+def colour_at(colour_index: int) -> str:
+    """Returns the colour of this index."""
+    base_colour = f"var(--s{colour_index % SERIES})"
+    if colour_index < SERIES:
+        return base_colour
+    percent_strength = max(30, 70 - 20 * (colour_index // SERIES))
+    return f"color-mix(in srgb, {base_colour} {percent_strength}%, var(--card))"

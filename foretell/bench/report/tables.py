@@ -30,24 +30,24 @@ class Table:
 
     @property
     def title(self) -> str:
-        how = f"temperature {self.temperature:g}" if self.temperature else "greedy"
-        many = "one request" if self.requests == 1 else f"{self.requests} requests at once"
-        after = "" if self.context is None else f", behind {self.context:,} tokens"
-        return f"{self.model}, {self.computed_in}, {how}, {many}{after}"
+        sampling_words = f"temperature {self.temperature:g}" if self.temperature else "greedy"
+        request_words = "one request" if self.requests == 1 else f"{self.requests} requests at once"
+        context_words = "" if self.context is None else f", behind {self.context:,} tokens"
+        return f"{self.model}, {self.computed_in}, {sampling_words}, {request_words}{context_words}"
 
-    def ratio(self, name: str, set_: str) -> dict[str, float] | None:
+    def ratio(self, name: str, set_name: str) -> dict[str, float] | None:
         """A contender's speed against the baseline's on one set, if it is known."""
-        ratio: dict[str, float] | None = self.rows[name].get(set_, {}).get("ratio")
+        ratio: dict[str, float] | None = self.rows[name].get(set_name, {}).get("ratio")
         return ratio
 
     def mean(self, name: str) -> float | None:
         """Geometric mean of the median ratios over the sets; None where one is missing."""
         logarithms = []
-        for set_ in self.sets:
-            median = (self.ratio(name, set_) or {}).get("median")
-            if not median:
+        for set_name in self.sets:
+            median_ratio = (self.ratio(name, set_name) or {}).get("median")
+            if not median_ratio:
                 return None
-            logarithms.append(math.log(median))
+            logarithms.append(math.log(median_ratio))
         return math.exp(sum(logarithms) / len(logarithms))
 
     def finished(self, name: str) -> list[Cell]:
@@ -58,11 +58,11 @@ class Table:
         """For a terminal: a line a contender, with its ratio, range and MAT on each set."""
         lines = [["", *self.sets, "mean"]]
         for name, cells in self.rows.items():
-            mean = self.mean(name)
-            line = [name]
-            line += [_cell_text(cells.get(set_)) for set_ in self.sets]
-            line.append("" if mean is None else f"{mean:.2f}")
-            lines.append(line)
+            mean_ratio = self.mean(name)
+            row_texts = [name]
+            row_texts += [_cell_text(cells.get(set_)) for set_ in self.sets]
+            row_texts.append("" if mean_ratio is None else f"{mean_ratio:.2f}")
+            lines.append(row_texts)
         return lines
 
 
@@ -71,38 +71,43 @@ def tables(document: dict[str, Any]) -> list[Table]:
     computed_in = {}
     for model in document["models"]:
         computed_in[model["model"], model["dtype"]] = model["computed_in"]
-    made: dict[tuple[Any, ...], Table] = {}
+    tables_by_key: dict[tuple[Any, ...], Table] = {}
     for cell in document["cells"]:
-        place = cell["model"], cell["dtype"]
-        key = (*place, cell["temperature"], cell["requests"], cell["context"])
-        if key not in made:
-            made[key] = Table(*key, computed_in.get(place, cell["dtype"]), [], {})
-        table = made[key]
+        model_and_dtype = cell["model"], cell["dtype"]
+        table_key = (*model_and_dtype, cell["temperature"], cell["requests"], cell["context"])
+        if table_key not in tables_by_key:
+            tables_by_key[table_key] = Table(
+                *table_key, computed_in.get(model_and_dtype, cell["dtype"]), [], {}
+            )
+        table = tables_by_key[table_key]
         if cell["set"] not in table.sets:
             table.sets.append(cell["set"])
         table.rows.setdefault(cell["contender"], {})[cell["set"]] = cell
-    return list(made.values())
+    return list(tables_by_key.values())
 
 
 def failures(document: dict[str, Any]) -> list[str]:
     """A line for each thing that failed."""
-    sets: dict[str, list[str]] = {}
+    sets_by_failure: dict[str, list[str]] = {}
     for cell in document["cells"]:
         if cell["status"] == "failed":
-            what = f"{cell['contender']} on {cell['model']}: {cell['reason']}"
-            sets.setdefault(what, []).append(cell["set"])
-    return [f"{what} ({', '.join(dict.fromkeys(names))})" for what, names in sets.items()]
+            failure_text = f"{cell['contender']} on {cell['model']}: {cell['reason']}"
+            sets_by_failure.setdefault(failure_text, []).append(cell["set"])
+    return [
+        f"{failure_text} ({', '.join(dict.fromkeys(set_names))})"
+        for failure_text, set_names in sets_by_failure.items()
+    ]
 
 
-def drafted(cells: Sequence[Cell]) -> float | None:
+def mean_draft_size(cells: Sequence[Cell]) -> float | None:
     """Mean number of nodes drafted a step; None where that is not known."""
-    nodes = 0
-    steps = 0
+    node_count = 0
+    step_count = 0
     for cell in cells:
-        for size, count in (cell.get("drafted_a_step") or {}).items():
-            nodes += int(size) * count
-            steps += count
-    return nodes / steps if steps else None
+        for draft_size, count in (cell.get("drafted_a_step") or {}).items():
+            node_count += int(draft_size) * count
+            step_count += count
+    return node_count / step_count if step_count else None
 
 
 def _cell_text(cell: Cell | None) -> str:

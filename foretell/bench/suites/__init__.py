@@ -19,12 +19,12 @@ from types import ModuleType
 from foretell.errors import BadConfig
 
 
-def names() -> list[str]:
+def suite_names() -> list[str]:
     return sorted(module.name for module in pkgutil.iter_modules(__path__))
 
 
-def suite(name: str) -> ModuleType:
+def load_suite(name: str) -> ModuleType:
     """The suite of this name. Raises BadConfig."""
-    if name not in names():
-        raise BadConfig.field("--suite", name, f"one of {', '.join(names())}")
+    if name not in suite_names():
+        raise BadConfig.field("--suite", name, f"one of {', '.join(suite_names())}")
     return importlib.import_module(f"{__name__}.{name}")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.bench import tasks as shared
-from foretell.bench.invented import Module, invent, names_in, put
+from foretell.bench.invented import Module, invent_modules, judge_names, write_modules
 from foretell.bench.runner import Load, Tell
 from foretell.bench.settings import Settings
 from foretell.constraints.completing import Documents
@@ -34,12 +34,12 @@ PATIENCE = 60.0  # seconds that the judge waits for an answer
 FILE = "kit/use.py"  # what the programs are taken for
 SIDES = ("without", "with")
 HEAD = ["", "", "names", "exist", "programs", "without unknown names", "more"]
-failures = shared.failures
+failures = shared.failure_lines
 
 
-def prepare(given: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Module]:
+def prepare(paths: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Module]:
     """The modules."""
-    return invent(limit or MODULES, settings.seed)
+    return invent_modules(limit or MODULES, settings.seed)
 
 
 def begin(
@@ -52,7 +52,7 @@ def begin(
     """
     Monitor().language_server({})
     tasks = [astuple(module) for module in modules]
-    return shared.begin(settings, "monitor", tasks, path, ("draft", "methods"))
+    return shared.begin_suite(settings, "monitor", tasks, path, ("draft", "methods"))
 
 
 def run(
@@ -64,27 +64,30 @@ def run(
     save: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
     """Fills `document` (see `begin`) with the answers it lacks and their figures; returns it."""
-    usual = settings.methods == Settings().methods
-    specs = ["plain"] if usual else settings.specs
+    uses_default = settings.methods == Settings().methods
+    specs = ["plain"] if uses_default else settings.specs
     with tempfile.TemporaryDirectory() as folder:
-        put(modules, Path(folder))
+        write_modules(modules, Path(folder))
         monitor = Monitor(root=folder, file=FILE)
         judge = Documents(
             replace(monitor, limit=PATIENCE).language_server({}), Path(folder).resolve() / FILE
         )
 
         def work(lm: LM, numbers: Sequence[int]) -> list[shared.Answer]:
-            own = [modules[number] for number in numbers]
-            return [answer(lm, module, specs, settings, monitor, judge) for module in own]
+            task_modules = [modules[number] for number in numbers]
+            return [
+                answer_module(lm, module, specs, settings, monitor, judge)
+                for module in task_modules
+            ]
 
         try:
-            args = document, work, summary, tell, save
-            return shared.answered(settings, len(modules), load, *args)
+            args = document, work, summarise_modules, tell, save
+            return shared.answer_all(settings, len(modules), load, *args)
         finally:
             judge.server.close()
 
 
-def answer(
+def answer_module(
     lm: LM,
     module: Module,
     specs: Sequence[str],
@@ -92,50 +95,59 @@ def answer(
     monitor: Monitor,
     judge: Documents,
 ) -> shared.Answer:
-    """By method and side what became of each of a module's prompts."""
-    found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    outside: Counter[str] = Counter()
+    """Answers each of a module's prompts by every method, with the monitor and without."""
+    programs_by_way: dict[str, dict[str, list[dict[str, Any]]]] = {}
+    server_questions: Counter[str] = Counter()
     prompts = list(module.prompts)
     for spec in specs:
         for side in SIDES:
-            outs = lm.generate(
+            outputs = lm.generate(
                 prompts,
                 spec,
                 max_new_tokens=settings.max_new_tokens,
                 temperature=settings.temperatures[0],
-                seed=[settings.seed + place for place in range(len(prompts))],
+                seed=[settings.seed + prompt_index for prompt_index in range(len(prompts))],
                 constraint=monitor if side == "with" else None,
             )
-            programs = found.setdefault(spec, {}).setdefault(side, [])
-            for prompt, out in zip(prompts, outs, strict=True):
-                if out.error is not None:
-                    raise out.error
-                programs.append({"text": out.text, "names": names_in(prompt, out.text, judge)})
-                outside.update(out.stats.outside)
-    return {"ways": found, "questions": dict(outside)}
+            programs = programs_by_way.setdefault(spec, {}).setdefault(side, [])
+            for prompt, output in zip(prompts, outputs, strict=True):
+                if output.error is not None:
+                    raise output.error
+                programs.append(
+                    {"text": output.text, "names": judge_names(prompt, output.text, judge)}
+                )
+                server_questions.update(output.stats.outside)
+    return {"ways": programs_by_way, "questions": dict(server_questions)}
 
 
-def summary(answers: Sequence[shared.Answer]) -> dict[str, Any]:
-    """Of each method and side the names and those that exist, the programs and the clean ones;
+def summarise_modules(answers: Sequence[shared.Answer]) -> dict[str, Any]:
+    """Counts of each method and side: names and those that exist, programs and the clean ones, and
     how many more of these there are with the monitor.
     """
     ways: dict[str, dict[str, Any]] = {}
     for spec in answers[0]["ways"]:
-        clean: dict[str, list[float]] = {}
+        clean_shares: dict[str, list[float]] = {}
         for side in SIDES:
-            modules = [one["ways"][spec][side] for one in answers]
-            names = [known for programs in modules for one in programs for _, known in one["names"]]
-            clean[side] = [sum(map(is_clean, programs)) / len(programs) for programs in modules]
+            modules = [answer["ways"][spec][side] for answer in answers]
+            names = [
+                exists
+                for programs in modules
+                for answer in programs
+                for _, exists in answer["names"]
+            ]
+            clean_shares[side] = [
+                sum(map(is_clean, programs)) / len(programs) for programs in modules
+            ]
             ways.setdefault(spec, {})[side] = {
                 "names": len(names),
                 "exist": sum(names),
                 "programs": sum(map(len, modules)),
-                "clean": sum(is_clean(one) for programs in modules for one in programs),
+                "clean": sum(is_clean(answer) for programs in modules for answer in programs),
             }
-        ways[spec]["more"] = shared.more(clean["with"], clean["without"])
+        ways[spec]["more"] = shared.compare_scores(clean_shares["with"], clean_shares["without"])
     questions: Counter[str] = Counter()
-    for one in answers:
-        questions.update(one["questions"])
+    for answer in answers:
+        questions.update(answer["questions"])
     return {"ways": ways, "questions": dict(questions)}
 
 
@@ -144,18 +156,22 @@ def is_clean(program: dict[str, Any]) -> bool:
 
 
 def tables(document: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
-    """A title and rows, the head first: of each model the names and programs, and the questions."""
-    found = []
+    """Titles with rows, the head first: of each model the names and programs, and the questions."""
+    titled_tables = []
     for cell in document["cells"]:
         rows = [HEAD]
-        for spec, way in cell["ways"].items():
+        for spec, way_figures in cell["ways"].items():
             for side in SIDES:
-                one = way[side]
-                more = shared.told(way["more"]) if side == "with" else ""
-                counts = [str(one[part]) for part in ("names", "exist", "programs", "clean")]
-                rows.append([spec, f"{side} monitor", *counts, more])
+                side_figures = way_figures[side]
+                difference_text = (
+                    shared.format_difference(way_figures["more"]) if side == "with" else ""
+                )
+                counts = [
+                    str(side_figures[part]) for part in ("names", "exist", "programs", "clean")
+                ]
+                rows.append([spec, f"{side} monitor", *counts, difference_text])
         title = f"monitor, {cell['model']}, {cell['dtype']}"
-        found.append((f"{title}: {cell['tasks']} modules", rows))
-        questions = [[what, str(count)] for what, count in cell["questions"].items()]
-        found.append((f"{title}: questions to the server", [["", "questions"], *questions]))
-    return found
+        titled_tables.append((f"{title}: {cell['tasks']} modules", rows))
+        questions = [[question, str(count)] for question, count in cell["questions"].items()]
+        titled_tables.append((f"{title}: questions to the server", [["", "questions"], *questions]))
+    return titled_tables

@@ -31,7 +31,7 @@ from foretell.bench.sets import prompt_ids
 from foretell.bench.settings import Settings
 from foretell.errors import BadConfig
 from foretell.ops.assets import ASSETS
-from foretell.spec import warpers_of
+from foretell.spec import build_warpers
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -63,7 +63,7 @@ MEASURES = {  # by name in documents: head of its column
     "whole": "ended and parse",
     "among": "distinct 4-grams among texts",
 }
-failures = shared.failures
+failures = shared.failure_lines
 
 
 @dataclass(frozen=True)
@@ -75,31 +75,33 @@ class Item:
     text: bool = False  # whether it is a whole text
 
 
-def prepare(given: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Item]:
+def prepare(paths: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Item]:
     """The prompts of these files, or those that ship. `limit`: of each set, drawn by the seed and
     kept in their order; 0: all. Raises BadConfig.
     """
-    found = []
-    stems: set[str] = set()
-    for path in map(Path, given or [TEXTS / f"{name}.jsonl" for name in SHIPPED]):
-        if path.stem in stems:
+    chosen_items = []
+    set_names: set[str] = set()
+    for path in map(Path, paths or [TEXTS / f"{name}.jsonl" for name in SHIPPED]):
+        if path.stem in set_names:
             raise BadConfig(f"--prompts {path}: there is already a set {path.stem!r}; rename it")
-        stems.add(path.stem)
-        own = _read(path)
+        set_names.add(path.stem)
+        set_items = _read_items(path)
         if limit:
-            places = random.Random(f"{settings.seed} {path.stem}").sample(range(len(own)), len(own))
-            own = [own[place] for place in sorted(places[:limit])]
-        found += own
-    return found
+            shuffled_indices = random.Random(f"{settings.seed} {path.stem}").sample(
+                range(len(set_items)), len(set_items)
+            )
+            set_items = [set_items[item_index] for item_index in sorted(shuffled_indices[:limit])]
+        chosen_items += set_items
+    return chosen_items
 
 
-def _read(path: Path) -> list[Item]:
+def _read_items(path: Path) -> list[Item]:
     prompts = read_prompts(path)
     rows = [json.loads(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
     items = []
     for prompt, row in zip(prompts, rows, strict=True):
-        text = all(row.get(field) is None for field in FIELDS if field != "text")
-        items.append(Item(path.stem, prompt, text))
+        is_plain_text = all(row.get(field) is None for field in FIELDS if field != "text")
+        items.append(Item(path.stem, prompt, is_plain_text))
     return items
 
 
@@ -108,32 +110,32 @@ def begin(settings: Settings, items: Sequence[Item], path: Path | None = None) -
 
     Raises BadFile where it was not, BadConfig for settings that the suite has no use for.
     """
-    contenders(settings)
+    combine_warpers(settings)
     tasks = [astuple(item) for item in items]
-    return shared.begin(settings, "repetition", tasks, path, ("draft", "methods", "warps"))
+    return shared.begin_suite(settings, "repetition", tasks, path, ("draft", "methods", "warps"))
 
 
-def contenders(settings: Settings) -> dict[str, tuple[str, dict[str, Any]]]:
-    """By name the method and the options of sampling that go with it. Raises BadConfig."""
+def combine_warpers(settings: Settings) -> dict[str, tuple[str, dict[str, Any]]]:
+    """Methods with their options of sampling, by the name of the combination. Raises BadConfig."""
     specs, warps = settings.specs, settings.warps
     if settings.methods == Settings().methods:
         specs, warps = ["plain"], warps or WARPS
-    found: dict[str, tuple[str, dict[str, Any]]] = {spec: (spec, {}) for spec in specs}
+    options_by_name: dict[str, tuple[str, dict[str, Any]]] = {spec: (spec, {}) for spec in specs}
     for warp in warps:
-        options = changed(warp)
-        found |= {f"{spec} {warp}": (spec, options) for spec in specs}
-    return found
+        options = sampling_options(warp)
+        options_by_name |= {f"{spec} {warp}": (spec, options) for spec in specs}
+    return options_by_name
 
 
-def changed(spec: str) -> dict[str, Any]:
+def sampling_options(spec: str) -> dict[str, Any]:
     """The options of sampling that a warper or a penalty stands for. Raises BadConfig."""
-    name, _, value = spec.partition(":")
-    if name not in PENALTIES:
-        return {"warp": warpers_of(spec)}
+    option_name, _, value = spec.partition(":")
+    if option_name not in PENALTIES:
+        return {"warp": build_warpers(spec)}
     try:
-        return {name: int(value) if name == "no_repeat_ngram_size" else float(value)}
+        return {option_name: int(value) if option_name == "no_repeat_ngram_size" else float(value)}
     except ValueError:
-        raise BadConfig(f"--warp {spec}: write a number, as in {name}:1") from None
+        raise BadConfig(f"--warp {spec}: write a number, as in {option_name}:1") from None
 
 
 def run(
@@ -151,14 +153,14 @@ def run(
         if 2 * sum(is_code(item) for item in items if item.set == name)
         > sum(item.set == name for item in items)
     }
-    ways = contenders(settings)
+    ways = combine_warpers(settings)
 
     def work(lm: LM, numbers: Sequence[int]) -> list[shared.Answer]:
-        own = [items[number] for number in numbers]
-        prompts = [asked(lm, item) for item in own]
-        answers: list[shared.Answer] = [{"set": item.set, "texts": {}} for item in own]
+        task_items = [items[number] for number in numbers]
+        prompts = [encode_prompt(lm, item) for item in task_items]
+        answers: list[shared.Answer] = [{"set": item.set, "texts": {}} for item in task_items]
         for name, (method, options) in ways.items():
-            outs = lm.generate(
+            outputs = lm.generate(
                 prompts,
                 method,
                 max_new_tokens=settings.max_new_tokens,
@@ -166,15 +168,17 @@ def run(
                 seed=[settings.seed + number for number in numbers],
                 **options,
             )
-            for item, answer, prompt, out in zip(own, answers, prompts, outs, strict=True):
-                if out.error is not None:
-                    raise out.error
-                head = lm.decode(prompt) if item.set in programs else None
-                answer["texts"][name] = measured(out, head)
+            for item, answer, prompt, output in zip(
+                task_items, answers, prompts, outputs, strict=True
+            ):
+                if output.error is not None:
+                    raise output.error
+                program_start = lm.decode(prompt) if item.set in programs else None
+                answer["texts"][name] = measure_output(output, program_start)
         return answers
 
-    args = document, work, summary, tell, save, TOGETHER
-    return shared.answered(settings, len(items), load, *args)
+    args = document, work, summarise_sets, tell, save, TOGETHER
+    return shared.answer_all(settings, len(items), load, *args)
 
 
 def is_code(item: Item) -> bool:
@@ -182,42 +186,42 @@ def is_code(item: Item) -> bool:
     return isinstance(item.prompt, str) and PYTHON.search(item.prompt) is not None
 
 
-def asked(lm: LM, item: Item) -> list[int]:
-    """Token ids, of a text the first ones."""
-    ids = prompt_ids(lm, item.prompt)
-    return ids[:PREFIX] if item.text else ids
+def encode_prompt(lm: LM, item: Item) -> list[int]:
+    """Token ids of an item's prompt, of a plain text the first ones."""
+    token_ids = prompt_ids(lm, item.prompt)
+    return token_ids[:PREFIX] if item.text else token_ids
 
 
-def measured(out: Any, head: str | None) -> dict[str, Any]:
-    """The measures of an output. `head`: the program's beginning, None where it is none."""
-    found: dict[str, Any] = {
-        "text": out.text,
-        "tokens": len(out.tokens),
-        "repeated": repeated(grams(out.tokens)),
-        "lines": repeated([line for line in out.text.split("\n") if line.strip()]),
-        "distinct": 1 - repeated(out.tokens),
-        "ended": float(out.finish_reason == "stop"),
+def measure_output(output: Any, program_start: str | None) -> dict[str, Any]:
+    """Measures an output. `program_start`: the program's beginning, None where it is none."""
+    measures: dict[str, Any] = {
+        "text": output.text,
+        "tokens": len(output.tokens),
+        "repeated": repeated_share(token_grams(output.tokens)),
+        "lines": repeated_share([line for line in output.text.split("\n") if line.strip()]),
+        "distinct": 1 - repeated_share(output.tokens),
+        "ended": float(output.finish_reason == "stop"),
     }
-    if head is not None:
-        found["parses"] = float(parses(head + out.text))
-        found["whole"] = found["ended"] * found["parses"]
-    if len(out.samples) > 1:
-        all_of_them = [gram for one in out.samples for gram in grams(one.tokens)]
-        found["among"] = 1 - repeated(all_of_them)
-    return found
+    if program_start is not None:
+        measures["parses"] = float(is_python(program_start + output.text))
+        measures["whole"] = measures["ended"] * measures["parses"]
+    if len(output.samples) > 1:
+        sample_grams = [gram for sample in output.samples for gram in token_grams(sample.tokens)]
+        measures["among"] = 1 - repeated_share(sample_grams)
+    return measures
 
 
-def grams(tokens: Sequence[int]) -> list[tuple[int, ...]]:
-    """Every GRAM tokens in a row."""
-    return [tuple(tokens[i : i + GRAM]) for i in range(len(tokens) - GRAM + 1)]
+def token_grams(tokens: Sequence[int]) -> list[tuple[int, ...]]:
+    """Returns every GRAM tokens in a row."""
+    return [tuple(tokens[start : start + GRAM]) for start in range(len(tokens) - GRAM + 1)]
 
 
-def repeated(things: Sequence[Any]) -> float:
-    """The share of these that stood there before; 0 where there are none."""
-    return 1 - len(set(things)) / len(things) if things else 0.0
+def repeated_share(sequence: Sequence[Any]) -> float:
+    """Share of a sequence's entries that stood in it before; 0 for an empty one."""
+    return 1 - len(set(sequence)) / len(sequence) if sequence else 0.0
 
 
-def parses(program: str) -> bool:
+def is_python(program: str) -> bool:
     """Whether a text has the syntax of Python. It is read only, never compiled or run."""
     try:
         with warnings.catch_warnings():
@@ -228,46 +232,61 @@ def parses(program: str) -> bool:
     return True
 
 
-def summary(answers: Sequence[shared.Answer]) -> dict[str, Any]:
-    """Of each set and contender the mean of each measure, and how much more it is than of the
-    first, with intervals.
+def summarise_sets(answers: Sequence[shared.Answer]) -> dict[str, Any]:
+    """Summarises each set and contender: the mean of each measure, and how much more it is than the
+    first contender's, with intervals.
     """
     sets: dict[str, dict[str, Any]] = {}
-    for name in dict.fromkeys(one["set"] for one in answers):
-        texts = [one["texts"] for one in answers if one["set"] == name]
-        first = next(iter(texts[0]))
-        sets[name] = {"prompts": len(texts)}
-        for way in texts[0]:
-            figures: dict[str, Any] = {}
+    for set_name in dict.fromkeys(answer["set"] for answer in answers):
+        texts_by_way = [answer["texts"] for answer in answers if answer["set"] == set_name]
+        first_way = next(iter(texts_by_way[0]))
+        sets[set_name] = {"prompts": len(texts_by_way)}
+        for way in texts_by_way[0]:
+            way_figures: dict[str, Any] = {}
             for measure in MEASURES:
-                if any(measure not in one[way] for one in texts):
+                if any(measure not in answer[way] for answer in texts_by_way):
                     continue
-                values = [one[way][measure] for one in texts]
-                figures[measure] = {"mean": sum(values) / len(values)}
-                if way != first and all(measure in one[first] for one in texts):
-                    others = [one[first][measure] for one in texts]
-                    figures[measure]["more"] = shared.more(values, others)
-            sets[name].setdefault("ways", {})[way] = figures
+                values = [answer[way][measure] for answer in texts_by_way]
+                way_figures[measure] = {"mean": sum(values) / len(values)}
+                if way != first_way and all(
+                    measure in answer[first_way] for answer in texts_by_way
+                ):
+                    first_values = [answer[first_way][measure] for answer in texts_by_way]
+                    way_figures[measure]["more"] = shared.compare_scores(values, first_values)
+            sets[set_name].setdefault("ways", {})[way] = way_figures
     return {"sets": sets}
 
 
 def tables(document: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
     """A title and rows, the head first: of each model and set the measures, and the differences."""
-    found = []
+    titled_tables = []
     for cell in document["cells"]:
-        for name, one in cell["sets"].items():
-            ways = one["ways"]
-            shown = [key for key in MEASURES if any(key in way for way in ways.values())]
-            means = [["", *(MEASURES[key] for key in shown)]]
-            gaps = [["", "", f"more than {next(iter(ways))}"]]
+        for set_name, set_figures in cell["sets"].items():
+            ways = set_figures["ways"]
+            shown_measures = [
+                measure for measure in MEASURES if any(measure in way for way in ways.values())
+            ]
+            mean_rows = [["", *(MEASURES[measure] for measure in shown_measures)]]
+            difference_rows = [["", "", f"more than {next(iter(ways))}"]]
             for way, figures in ways.items():
-                cells = [f"{figures[key]['mean']:.1%}" if key in figures else "" for key in shown]
-                means.append([way, *cells])
-                for key in shown:
-                    if "more" in figures.get(key, {}):
-                        gaps.append([way, MEASURES[key], shared.told(figures[key]["more"])])
-            title = f"{name}, {cell['model']}, {cell['dtype']}: {one['prompts']} prompts"
-            found.append((title, means))
-            if len(gaps) > 1:
-                found.append((f"{title}, differences", gaps))
-    return found
+                mean_texts = [
+                    f"{figures[measure]['mean']:.1%}" if measure in figures else ""
+                    for measure in shown_measures
+                ]
+                mean_rows.append([way, *mean_texts])
+                for measure in shown_measures:
+                    if "more" in figures.get(measure, {}):
+                        difference_rows.append(
+                            [
+                                way,
+                                MEASURES[measure],
+                                shared.format_difference(figures[measure]["more"]),
+                            ]
+                        )
+            title = (
+                f"{set_name}, {cell['model']}, {cell['dtype']}: {set_figures['prompts']} prompts"
+            )
+            titled_tables.append((title, mean_rows))
+            if len(difference_rows) > 1:
+                titled_tables.append((f"{title}, differences", difference_rows))
+    return titled_tables

@@ -27,7 +27,7 @@ from foretell.bench.sets import prompt_ids
 from foretell.bench.settings import Settings
 from foretell.ops.assets import ASSETS
 from foretell.rewards.keywords import Keywords
-from foretell.spec import reward_of
+from foretell.spec import build_reward
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -52,12 +52,12 @@ NOUNS = (
     "nurse nurses|piano pianos|river rivers|road roads|rope ropes|school schools|shoe shoes|"
     "snow|soup soups|table tables|teacher teachers|train trains|tree trees|window windows"
 )
-failures = shared.failures
+failures = shared.failure_lines
 
 
 @dataclass(frozen=True)
 class Task:
-    """Of a part: a question with two texts, a question, or keywords with their forms."""
+    """A task of a part: a question with two texts, a question, or keywords with their forms."""
 
     part: str
     question: str
@@ -66,28 +66,28 @@ class Task:
     words: str = ""  # as the reward `keywords` takes them
 
 
-def prepare(given: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Task]:
+def prepare(paths: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Task]:
     """The tasks, `limit` of each part."""
-    rows = [json.loads(line) for line in _lines("questions")]
-    passages = [json.loads(line)["text"] for line in _lines("passages")]
+    rows = [json.loads(line) for line in _read_lines("questions")]
+    passages = [json.loads(line)["text"] for line in _read_lines("passages")]
     rows = rows[: limit or QUESTIONS]
-    pairs = []
-    for number, row in enumerate(rows if settings.rewards else ()):
-        long = passages[number % len(passages)]
-        pairs.append(Task("pairs", row["question"], row["answer"], long))
-    draw = random.Random(settings.seed)
-    sentences = [_sentence(draw) for _ in range(limit or SENTENCES)]
-    return [*pairs, *sentences, *(Task("samples", row["question"]) for row in rows)]
+    pair_tasks = []
+    for row_number, row in enumerate(rows if settings.rewards else ()):
+        passage = passages[row_number % len(passages)]
+        pair_tasks.append(Task("pairs", row["question"], row["answer"], passage))
+    generator = random.Random(settings.seed)
+    word_tasks = [_word_task(generator) for _ in range(limit or SENTENCES)]
+    return [*pair_tasks, *word_tasks, *(Task("samples", row["question"]) for row in rows)]
 
 
-def _lines(name: str) -> list[str]:
+def _read_lines(name: str) -> list[str]:
     return (TEXTS / f"{name}.jsonl").read_text("utf-8").splitlines()
 
 
-def _sentence(draw: random.Random) -> Task:
-    words = [forms.split() for forms in draw.sample(NOUNS.split("|"), WORDS)]
-    question = ASKED.format(words=", ".join(forms[0] for forms in words))
-    return Task("words", question, words=" ".join("|".join(forms) for forms in words))
+def _word_task(generator: random.Random) -> Task:
+    word_forms = [forms.split() for forms in generator.sample(NOUNS.split("|"), WORDS)]
+    question = ASKED.format(words=", ".join(forms[0] for forms in word_forms))
+    return Task("words", question, words=" ".join("|".join(forms) for forms in word_forms))
 
 
 def begin(settings: Settings, tasks: Sequence[Task], path: Path | None = None) -> dict[str, Any]:
@@ -96,9 +96,9 @@ def begin(settings: Settings, tasks: Sequence[Task], path: Path | None = None) -
     Raises BadFile where it was not, BadConfig for settings that the suite has no use for.
     """
     for spec in settings.rewards:
-        reward_of(spec)
-    told = [asdict(task) for task in tasks]
-    return shared.begin(settings, "rewards", told, path, ("draft", "rewards"))
+        build_reward(spec)
+    task_records = [asdict(task) for task in tasks]
+    return shared.begin_suite(settings, "rewards", task_records, path, ("draft", "rewards"))
 
 
 def run(
@@ -110,133 +110,176 @@ def run(
     save: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
     """Fills `document` (see `begin`) with the answers it lacks and their figures; returns it."""
-    answers = {"pairs": judged, "words": asked_for, "samples": compared}
+    answer_functions = {"pairs": score_pair, "words": cover_keywords, "samples": compare_samples}
 
     def work(lm: LM, numbers: Sequence[int]) -> list[shared.Answer]:
-        own = [(number, tasks[number]) for number in numbers]
+        numbered_tasks = [(number, tasks[number]) for number in numbers]
         return [
-            {"part": task.part} | answers[task.part](lm, task, settings, number)
-            for number, task in own
+            {"part": task.part} | answer_functions[task.part](lm, task, settings, number)
+            for number, task in numbered_tasks
         ]
 
-    return shared.answered(settings, len(tasks), load, document, work, summary, tell, save)
+    return shared.answer_all(
+        settings, len(tasks), load, document, work, summarise_parts, tell, save
+    )
 
 
-def judged(lm: LM, task: Task, settings: Settings, number: int) -> shared.Answer:
-    """What each reward says of the short and of the long text."""
+def score_pair(lm: LM, task: Task, settings: Settings, number: int) -> shared.Answer:
+    """Scores the short and the long text by each reward."""
     texts = [task.short, task.long]
-    return {"scores": {s: reward_of(s).scores(task.question, texts) for s in settings.rewards}}
+    return {
+        "scores": {
+            spec: build_reward(spec).scores(task.question, texts) for spec in settings.rewards
+        }
+    }
 
 
-def asked_for(lm: LM, task: Task, settings: Settings, number: int) -> shared.Answer:
+def cover_keywords(lm: LM, task: Task, settings: Settings, number: int) -> shared.Answer:
     """The share of keywords that each way brings in, its sentence and its forwards."""
     prompt = prompt_ids(lm, [{"role": "user", "content": task.question}])
     reward = Keywords(task.words)
     ways = {"prompt alone": "plain", "deal": "deal", "transfer-q": "transfer-q"}
     if settings.draft is not None:
         ways["transfer-q, rolling out the draft"] = "transfer-q:baseline=draft"
-    found: shared.Answer = {"texts": {}, "coverage": {}, "forwards": {}}
+    figures: shared.Answer = {"texts": {}, "coverage": {}, "forwards": {}}
     for name, spec in ways.items():
-        options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens}
+        generate_options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens}
         if spec != "plain":
-            options["reward"] = reward
-        out = lm.generate(prompt, spec, **options)
-        found["texts"][name] = out.text
-        [found["coverage"][name]] = reward.scores(task.question, [out.text])
-        found["forwards"][name] = sum(out.stats.calls.values())
-    return found
+            generate_options["reward"] = reward
+        output = lm.generate(prompt, spec, **generate_options)
+        figures["texts"][name] = output.text
+        [figures["coverage"][name]] = reward.scores(task.question, [output.text])
+        figures["forwards"][name] = sum(output.stats.calls.values())
+    return figures
 
 
-def compared(lm: LM, task: Task, settings: Settings, number: int) -> shared.Answer:
-    """Of both choices the share of single samples that the answer is better than, ties by half."""
+def compare_samples(lm: LM, task: Task, settings: Settings, number: int) -> shared.Answer:
+    """Share of single samples that the answer of each choice is better than, ties by half."""
     prompt = prompt_ids(lm, [{"role": "user", "content": task.question}])
     spec = settings.rewards[0] if settings.rewards else REWARD
-    reward = reward_of(spec)
+    reward = build_reward(spec)
     options: dict[str, Any] = {
         "max_new_tokens": settings.max_new_tokens,
         "temperature": settings.temperatures[0] or TEMPERATURE,
     }
     seed = (settings.seed * 1_000_003 + number) * 1_000
-    singles = lm.generate(
-        [prompt] * OTHERS, "plain", seed=[seed + 1 + k for k in range(OTHERS)], **options
+    single_outputs = lm.generate(
+        [prompt] * OTHERS,
+        "plain",
+        seed=[seed + 1 + single_index for single_index in range(OTHERS)],
+        **options,
     )
     texts = {}
-    for name, soft in (("hard", "no"), ("soft", f"yes,t={T:g}")):
-        method = f"best-of:n={N},references={REFERENCES},soft={soft}"
+    for name, choice_options in (("hard", "no"), ("soft", f"yes,t={T:g}")):
+        method = f"best-of:n={N},references={REFERENCES},soft={choice_options}"
         texts[name] = lm.generate(prompt, method, seed=seed, reward=reward, **options).text
-    others = [one.text for one in singles]
-    for one in singles:
-        if one.error is not None:
-            raise one.error
-    values = reward.scores(task.question, [*texts.values(), *others])
+    single_texts = [single_output.text for single_output in single_outputs]
+    for single_output in single_outputs:
+        if single_output.error is not None:
+            raise single_output.error
+    reward_values = reward.scores(task.question, [*texts.values(), *single_texts])
     wins = {
-        name: sum((value > other) + (value == other) / 2 for other in values[len(texts) :]) / OTHERS
-        for name, value in zip(texts, values, strict=False)
+        name: sum(
+            (choice_value > single_value) + (choice_value == single_value) / 2
+            for single_value in reward_values[len(texts) :]
+        )
+        / OTHERS
+        for name, choice_value in zip(texts, reward_values, strict=False)
     }
-    return {"reward": spec, "texts": texts, "others": others, "values": values, "wins": wins}
+    return {
+        "reward": spec,
+        "texts": texts,
+        "others": single_texts,
+        "values": reward_values,
+        "wins": wins,
+    }
 
 
-def summary(answers: Sequence[shared.Answer]) -> dict[str, Any]:
-    """Of each part its figures; a part without answers has none."""
+def summarise_parts(answers: Sequence[shared.Answer]) -> dict[str, Any]:
+    """Figures of each part; a part without answers has none."""
     parts: dict[str, list[shared.Answer]] = {}
-    for one in answers:
-        parts.setdefault(one["part"], []).append(one)
-    found: dict[str, Any] = {}
+    for answer in answers:
+        parts.setdefault(answer["part"], []).append(answer)
+    figures: dict[str, Any] = {}
     if "pairs" in parts:
-        found["pairs"] = {}
+        figures["pairs"] = {}
         for spec in parts["pairs"][0]["scores"]:
-            pairs = [one["scores"][spec] for one in parts["pairs"]]
-            right = sum(short > long for short, long in pairs)
-            found["pairs"][spec] = {"pairs": len(pairs), "right": right}
+            score_pairs = [answer["scores"][spec] for answer in parts["pairs"]]
+            right_count = sum(short_score > long_score for short_score, long_score in score_pairs)
+            figures["pairs"][spec] = {"pairs": len(score_pairs), "right": right_count}
     if "words" in parts:
         ways = parts["words"][0]["coverage"]
-        columns = {way: [one["coverage"][way] for one in parts["words"]] for way in ways}
-        found["words"] = {}
-        for way, column in columns.items():
-            forwards = [one["forwards"][way] for one in parts["words"]]
-            found["words"][way] = {
-                "coverage": sum(column) / len(column),
-                "forwards": sum(forwards) / len(forwards),
-                "more": shared.more(column, columns["prompt alone"]),
+        coverage_by_way = {
+            way: [answer["coverage"][way] for answer in parts["words"]] for way in ways
+        }
+        figures["words"] = {}
+        for way, coverages in coverage_by_way.items():
+            forward_counts = [answer["forwards"][way] for answer in parts["words"]]
+            figures["words"][way] = {
+                "coverage": sum(coverages) / len(coverages),
+                "forwards": sum(forward_counts) / len(forward_counts),
+                "more": shared.compare_scores(coverages, coverage_by_way["prompt alone"]),
             }
             if way.startswith("transfer-q, "):
-                found["words"][way]["aligned"] = shared.more(column, columns["transfer-q"])
+                figures["words"][way]["aligned"] = shared.compare_scores(
+                    coverages, coverage_by_way["transfer-q"]
+                )
     if "samples" in parts:
-        found["samples"] = {}
+        figures["samples"] = {}
         for name in ("hard", "soft"):
-            wins = [one["wins"][name] for one in parts["samples"]]
-            found["samples"][name] = {
-                "wins": sum(wins) / len(wins),
-                "more": shared.more(wins, [0.5] * len(wins)),
+            win_shares = [answer["wins"][name] for answer in parts["samples"]]
+            figures["samples"][name] = {
+                "wins": sum(win_shares) / len(win_shares),
+                "more": shared.compare_scores(win_shares, [0.5] * len(win_shares)),
             }
-    return found
+    return figures
 
 
 def tables(document: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
     """A title and rows, the head first, for every model and part."""
-    found = []
+    titled_tables = []
     for cell in document["cells"]:
-        where = f"{cell['model']}, {cell['dtype']}"
+        model_and_dtype = f"{cell['model']}, {cell['dtype']}"
         if "pairs" in cell:
             rows = [["reward", "pairs", "short above long", ""]]
-            for spec, one in cell["pairs"].items():
-                share = f"{one['right'] / one['pairs']:.1%}"
-                rows.append([spec, str(one["pairs"]), str(one["right"]), share])
-            found.append((f"pairs, {where}", rows))
+            for spec, part_figures in cell["pairs"].items():
+                right_share = f"{part_figures['right'] / part_figures['pairs']:.1%}"
+                rows.append(
+                    [spec, str(part_figures["pairs"]), str(part_figures["right"]), right_share]
+                )
+            titled_tables.append((f"pairs, {model_and_dtype}", rows))
         if "words" in cell:
             rows = [["", "keywords", "more than by the prompt alone", "forwards"]]
-            for way, one in cell["words"].items():
-                more = "" if way == "prompt alone" else shared.told(one["more"], "+.3f")
-                rows.append([way, f"{one['coverage']:.3f}", more, f"{one['forwards']:.0f}"])
-            for way, one in cell["words"].items():
-                if "aligned" in one:
-                    told = f"{shared.told(one['aligned'], '+.3f')}, against transfer-q"
-                    rows.append([way, "", told, ""])
-            found.append((f"words, {where}", rows))
+            for way, part_figures in cell["words"].items():
+                difference_text = (
+                    ""
+                    if way == "prompt alone"
+                    else shared.format_difference(part_figures["more"], "+.3f")
+                )
+                rows.append(
+                    [
+                        way,
+                        f"{part_figures['coverage']:.3f}",
+                        difference_text,
+                        f"{part_figures['forwards']:.0f}",
+                    ]
+                )
+            for way, part_figures in cell["words"].items():
+                if "aligned" in part_figures:
+                    aligned_text = shared.format_difference(part_figures["aligned"], "+.3f")
+                    aligned_text += ", against transfer-q"
+                    rows.append([way, "", aligned_text, ""])
+            titled_tables.append((f"words, {model_and_dtype}", rows))
         if "samples" in cell:
             rows = [["", "better than one sample", "more than half"]]
-            for name, one in cell["samples"].items():
+            for name, part_figures in cell["samples"].items():
                 label = f"best-of {N}, {name}"
-                rows.append([label, f"{one['wins']:.1%}", shared.told(one["more"])])
-            found.append((f"samples, {where}", rows))
-    return found
+                rows.append(
+                    [
+                        label,
+                        f"{part_figures['wins']:.1%}",
+                        shared.format_difference(part_figures["more"]),
+                    ]
+                )
+            titled_tables.append((f"samples, {model_and_dtype}", rows))
+    return titled_tables

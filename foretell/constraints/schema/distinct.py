@@ -28,7 +28,7 @@ Way = tuple[Any, ...]  # schemas that hold together
 
 
 class Place:
-    """Where a value stands in a schema, by the ways in which it may be of it."""
+    """A place of a value in a schema, by the ways in which the value may be of it."""
 
     def __init__(self, atlas: Atlas, ways: Sequence[Way]):
         self.atlas = atlas
@@ -37,37 +37,42 @@ class Place:
     @cached_property
     def unique(self) -> bool:
         """Whether an array here has distinct items. Raises NotHeld where only some of them have."""
-        marked = {any(part.get(MARK) for part in way) for way in self._able("array")}
-        if len(marked) > 1:
-            said = "uniqueItems is not supported in one of several ways to be an array"
-            raise NotHeld(self.atlas.said, said)
-        return True in marked
+        unique_marks = {any(part.get(MARK) for part in way) for way in self._ways_of_kind("array")}
+        if len(unique_marks) > 1:
+            message = "uniqueItems is not supported in one of several ways to be an array"
+            raise NotHeld(self.atlas.keyword_place, message)
+        return True in unique_marks
 
-    def _able(self, kind: str) -> list[Way]:
+    def _ways_of_kind(self, kind: str) -> list[Way]:
         """The ways in which a value of a type may be here."""
-        return [way for way in self.ways if all(_may_be(part, kind) for part in way)]
+        return [way for way in self.ways if all(_may_have_type(part, kind) for part in way)]
 
-    def item(self, number: int) -> Place:
-        ways = self._able("array")
-        found = [[one for part in way if (one := _item(part, number)) is not True] for way in ways]
-        return self.atlas.place(found)
+    def item_place(self, index: int) -> Place:
+        ways = self._ways_of_kind("array")
+        item_ways = [
+            [item_schema for part in way if (item_schema := _item_schema(part, index)) is not True]
+            for way in ways
+        ]
+        return self.atlas.place_of(item_ways)
 
-    def property(self, name: str | None) -> Place:
-        """None: of a name that no schema gives."""
-        found = []
-        for way in self._able("object"):
-            others: list[Any] = []
-            here: list[Any] = []
+    def property_place(self, name: str | None) -> Place:
+        """The place of a property's value. `name`: None where no schema gives its name."""
+        property_ways = []
+        for way in self._ways_of_kind("object"):
+            other_schemas: list[Any] = []
+            named_schemas: list[Any] = []
             for part in way:
                 if name in part.get("properties", {}):
-                    here.append(part["properties"][name])
+                    named_schemas.append(part["properties"][name])
                 else:
-                    others.append(part.get("additionalProperties", True))
-                others += part.get("patternProperties", {}).values()
-            found.append([*here, *(one for one in others if one is not True)])
-            if others and here:
-                found.append(here)
-        return self.atlas.place(found)
+                    other_schemas.append(part.get("additionalProperties", True))
+                other_schemas += part.get("patternProperties", {}).values()
+            property_ways.append(
+                [*named_schemas, *(schema for schema in other_schemas if schema is not True)]
+            )
+            if other_schemas and named_schemas:
+                property_ways.append(named_schemas)
+        return self.atlas.place_of(property_ways)
 
 
 class Atlas:
@@ -75,89 +80,108 @@ class Atlas:
 
     def __init__(self, schema: Mapping[str, Any], place: str):
         """`place`: of the keyword, for errors."""
-        self.said = place
-        self.defined = schema.get("$defs", {})
-        self.known: dict[tuple[tuple[int, ...], ...], Place] = {}
-        self.root = self.place([[schema]])
-        todo, seen = [self.root], {id(self.root)}
-        while todo:
-            here = todo.pop()
-            if here.unique:
-                self._check(here.item(0))
-            parts = [part for way in here.ways for part in way]
-            names = {name for part in parts for name in part.get("properties", {})}
-            longest = max((len(part.get("prefixItems", ())) for part in parts), default=0)
-            below = [here.item(number) for number in range(longest + 1)]
-            below += [here.property(name) for name in (None, *names)]
-            for one in below:
-                if id(one) not in seen:
-                    seen.add(id(one))
-                    todo.append(one)
+        self.keyword_place = place
+        self.definitions = schema.get("$defs", {})
+        self.known_places: dict[tuple[tuple[int, ...], ...], Place] = {}
+        self.root = self.place_of([[schema]])
+        pending_places, seen_ids = [self.root], {id(self.root)}
+        while pending_places:
+            current_place = pending_places.pop()
+            if current_place.unique:
+                self._check_item(current_place.item_place(0))
+            way_parts = [part for way in current_place.ways for part in way]
+            property_names = {name for part in way_parts for name in part.get("properties", {})}
+            max_prefix = max((len(part.get("prefixItems", ())) for part in way_parts), default=0)
+            inner_places = [current_place.item_place(number) for number in range(max_prefix + 1)]
+            inner_places += [current_place.property_place(name) for name in (None, *property_names)]
+            for inner_place in inner_places:
+                if id(inner_place) not in seen_ids:
+                    seen_ids.add(id(inner_place))
+                    pending_places.append(inner_place)
 
-    def place(self, found: Sequence[Sequence[Any]]) -> Place:
+    def place_of(self, candidate_ways: Sequence[Sequence[Any]]) -> Place:
         ways = {
             tuple(map(id, way)): way
-            for some in found
-            if False not in some
-            for way in self._ways(list(some), 0)
+            for candidate in candidate_ways
+            if False not in candidate
+            for way in self._split_ways(list(candidate), 0)
         }
-        key = tuple(sorted(ways))
-        if key not in self.known:
-            if len(self.known) > PLACES:
-                raise NotHeld(self.said, "uniqueItems is not supported in so large a schema")
-            self.known[key] = Place(self, list(ways.values()))
-        return self.known[key]
+        way_ids = tuple(sorted(ways))
+        if way_ids not in self.known_places:
+            if len(self.known_places) > PLACES:
+                raise NotHeld(
+                    self.keyword_place, "uniqueItems is not supported in so large a schema"
+                )
+            self.known_places[way_ids] = Place(self, list(ways.values()))
+        return self.known_places[way_ids]
 
-    def _ways(self, parts: list[Any], depth: int) -> list[Way]:
-        """Schemas that hold together, told apart by their alternatives."""
-        plain: list[Any] = []
+    def _split_ways(self, parts: list[Any], depth: int) -> list[Way]:
+        """Returns the ways to be of all parts: schemas that hold together, by their
+        alternatives.
+        """
+        plain_parts: list[Any] = []
         while parts:
             part = parts.pop(0)
             if part is False:
                 return []
-            if part is True or any(part is one for one in plain):
+            if part is True or any(part is alternative for alternative in plain_parts):
                 continue
-            plain.append(part)
+            plain_parts.append(part)
             parts += part.get("allOf", [])
             if "$ref" in part:
-                parts.append(self.defined[part["$ref"].rpartition("/")[2]])
-        ways: list[list[Any]] = [plain]
-        for part in plain:
+                parts.append(self.definitions[part["$ref"].rpartition("/")[2]])
+        ways: list[list[Any]] = [plain_parts]
+        for part in plain_parts:
             if "anyOf" in part:
-                told = [way for one in part["anyOf"] for way in self._ways([one], depth + 1)]
-                ways = [[*way, *other] for way in ways for other in told]
+                alternative_ways = [
+                    way
+                    for alternative in part["anyOf"]
+                    for way in self._split_ways([alternative], depth + 1)
+                ]
+                ways = [
+                    [*way, *alternative_way] for way in ways for alternative_way in alternative_ways
+                ]
                 if len(ways) > PLACES or depth > 32:
                     raise NotHeld(
-                        self.said, "uniqueItems is not supported beside so many alternatives"
+                        self.keyword_place,
+                        "uniqueItems is not supported beside so many alternatives",
                     )
         return [tuple(way) for way in ways]
 
-    def _check(self, item: Place) -> None:
-        """That an item can always become another value. Raises NotHeld."""
+    def _check_item(self, item: Place) -> None:
+        """Checks that an item can always become another value. Raises NotHeld."""
         for way in item.ways:
-            types = [part["type"] for part in way if "type" in part]
-            kinds = {kind for some in types for kind in ([some] if isinstance(some, str) else some)}
-            least = [part.get(name, 0) for part in way for name in ("minimum", "exclusiveMinimum")]
-            free = all(part.keys() <= FREE for part in way) and min(least, default=0) >= 0
-            if not (types and kinds <= SCALARS and free):
-                raise NotHeld(self.said, HELD)
+            type_values = [part["type"] for part in way if "type" in part]
+            type_names = {
+                kind
+                for type_value in type_values
+                for kind in ([type_value] if isinstance(type_value, str) else type_value)
+            }
+            lower_bounds = [
+                part.get(name, 0) for part in way for name in ("minimum", "exclusiveMinimum")
+            ]
+            is_free = all(part.keys() <= FREE for part in way) and min(lower_bounds, default=0) >= 0
+            if not (type_values and type_names <= SCALARS and is_free):
+                raise NotHeld(self.keyword_place, HELD)
 
 
-def _may_be(part: Mapping[str, Any], kind: str) -> bool:
-    types = part.get("type", kind)
-    listed = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
-    named = types == kind or (isinstance(types, list) and kind in types)
-    return named and (not listed or any(type_of(one) == kind for one in listed))
+def _may_have_type(part: Mapping[str, Any], kind: str) -> bool:
+    type_value = part.get("type", kind)
+    listed_values = [*part.get("enum", ()), *([part["const"]] if "const" in part else [])]
+    type_matches = type_value == kind or (isinstance(type_value, list) and kind in type_value)
+    return type_matches and (
+        not listed_values or any(type_of(listed_value) == kind for listed_value in listed_values)
+    )
 
 
-def _item(part: Mapping[str, Any], number: int) -> Any:
-    first = part.get("prefixItems", [])
-    return first[number] if number < len(first) else part.get("items", True)
+def _item_schema(part: Mapping[str, Any], index: int) -> Any:
+    prefix_schemas = part.get("prefixItems", [])
+    return prefix_schemas[index] if index < len(prefix_schemas) else part.get("items", True)
 
 
 @dataclass(frozen=True)
 class Frame:
-    """An object or an array that is open. `used`: its items, where they must differ."""
+    """An open object or array. `used`: its items, where they must differ."""
 
     place: Place
     array: bool
@@ -171,101 +195,119 @@ class Frame:
 
 @dataclass(frozen=True)
 class Reading:
-    """How far a text of JSON was read. `mode`: value, scalar, text, name, colon or after.
+    """The state of reading a text of JSON. `mode`: value, scalar, text, name, colon or after.
 
-    `written`: of the name or the item that is being written, where it matters.
+    `pending`: bytes of the name or the item that is being written, where they matter.
     """
 
     place: Place
     frames: tuple[Frame, ...] = ()
     mode: str = "value"
-    written: bytes = b""
+    pending: bytes = b""
     escaped: bool = False
 
-    def behind(self, piece: bytes) -> Reading | None:
-        """None: an item is there twice."""
-        here: Reading | None = self
+    def advance(self, piece: bytes) -> Reading | None:
+        """Reads more bytes; None: an item is there twice."""
+        reading: Reading | None = self
         for byte in piece:
-            here = here._next(byte)  # type: ignore[union-attr]
-            if here is None:
+            reading = reading._read_byte(byte)  # type: ignore[union-attr]
+            if reading is None:
                 return None
-        return None if here is not None and here._stuck() else here
+        return None if reading is not None and reading._is_stuck() else reading
 
     @property
-    def inside(self) -> Frame | None:
+    def innermost(self) -> Frame | None:
         return self.frames[-1] if self.frames else None
 
-    def _stuck(self) -> bool:
-        """Whether a whole number that was there can only end: a zero."""
-        top = self.inside
-        zero = self.mode == "scalar" and self.written in (b"0", b"-0")
-        if not zero or top is None or not top.unique or ("number", 0) not in top.used:
+    def _is_stuck(self) -> bool:
+        """Whether a zero that was there already can only end."""
+        frame = self.innermost
+        is_zero = self.mode == "scalar" and self.pending in (b"0", b"-0")
+        if not is_zero or frame is None or not frame.unique or ("number", 0) not in frame.used:
             return False
-        kinds = [part.get("type") for way in top.place.item(top.count).ways for part in way]
-        return not any(kind == "number" or "number" in (kind or ()) for kind in kinds)
+        type_values = [
+            part.get("type") for way in frame.place.item_place(frame.count).ways for part in way
+        ]
+        return not any(kind == "number" or "number" in (kind or ()) for kind in type_values)
 
-    def _next(self, byte: int) -> Reading | None:
+    def _read_byte(self, byte: int) -> Reading | None:
         letter = bytes([byte])
         if self.mode in ("text", "name") and (self.escaped or letter != b'"'):
-            kept = self.mode == "name" or self._kept()
-            written = self.written + letter if kept else b""
-            return replace(self, written=written, escaped=letter == b"\\" and not self.escaped)
+            is_kept = self.mode == "name" or self._must_differ()
+            pending = self.pending + letter if is_kept else b""
+            return replace(self, pending=pending, escaped=letter == b"\\" and not self.escaped)
         if self.mode == "text":
-            return self._ended(self.written + letter)
+            return self._end_value(self.pending + letter)
         if self.mode == "name":
-            top = self.frames[-1]
-            name = json.loads(b'"' + self.written + b'"')
-            given = {name for way in top.place.ways for part in way for name in _names(part)}
-            place = top.place.property(name if name in given else None)
-            return replace(self, place=place, mode="colon", written=b"")
+            frame = self.frames[-1]
+            name = json.loads(b'"' + self.pending + b'"')
+            property_names = {
+                name for way in frame.place.ways for part in way for name in _property_schemas(part)
+            }
+            value_place = frame.place.property_place(name if name in property_names else None)
+            return replace(self, place=value_place, mode="colon", pending=b"")
         if self.mode == "scalar":
             if letter not in b",]}" and letter not in BLANK:
-                return replace(self, written=self.written + letter)
-            ended = self._ended(self.written)
-            return None if ended is None else ended._next(byte)
+                return replace(self, pending=self.pending + letter)
+            ended_reading = self._end_value(self.pending)
+            return None if ended_reading is None else ended_reading._read_byte(byte)
         if letter in BLANK:
             return self
         if letter in b"]}":
             return replace(self, frames=self.frames[:-1], mode="after")
-        return self._begun(letter)
+        return self._begin_value(letter)
 
-    def _begun(self, letter: bytes) -> Reading:
-        """Behind a letter with which something begins."""
-        top = self.inside
+    def _begin_value(self, letter: bytes) -> Reading:
+        """Returns the state behind a letter with which something begins."""
+        enclosing_frame = self.innermost
         if letter == b":":
             return replace(self, mode="value")
-        if letter == b"," and top is not None:
-            top = replace(top, count=top.count + 1)
-            place = top.place.item(top.count) if top.array else top.place
-            return Reading(place, (*self.frames[:-1], top), "value" if top.array else "after")
+        if letter == b"," and enclosing_frame is not None:
+            enclosing_frame = replace(enclosing_frame, count=enclosing_frame.count + 1)
+            next_place = (
+                enclosing_frame.place.item_place(enclosing_frame.count)
+                if enclosing_frame.array
+                else enclosing_frame.place
+            )
+            return Reading(
+                next_place,
+                (*self.frames[:-1], enclosing_frame),
+                "value" if enclosing_frame.array else "after",
+            )
         if letter in b"[{":
-            frame = Frame(self.place, letter == b"[")
-            place = self.place.item(0) if frame.array else self.place
-            return Reading(place, (*self.frames, frame), "value" if frame.array else "after")
+            new_frame = Frame(self.place, letter == b"[")
+            next_place = self.place.item_place(0) if new_frame.array else self.place
+            return Reading(
+                next_place, (*self.frames, new_frame), "value" if new_frame.array else "after"
+            )
         if letter == b'"':
-            name = top is not None and not top.array and self.mode == "after"
-            begun = b"" if name or not self._kept() else letter
-            return replace(self, mode="name" if name else "text", written=begun)
-        return replace(self, mode="scalar", written=letter)
+            is_name = (
+                enclosing_frame is not None and not enclosing_frame.array and self.mode == "after"
+            )
+            first_bytes = b"" if is_name or not self._must_differ() else letter
+            return replace(self, mode="name" if is_name else "text", pending=first_bytes)
+        return replace(self, mode="scalar", pending=letter)
 
-    def _kept(self) -> bool:
-        return self.inside is not None and self.inside.unique
+    def _must_differ(self) -> bool:
+        return self.innermost is not None and self.innermost.unique
 
-    def _ended(self, written: bytes) -> Reading | None:
-        """Behind a text, a number or a word."""
-        ended = replace(self, mode="after", written=b"")
-        top = self.inside
-        if top is None or not top.unique:
-            return ended
-        value = key_of(json.loads(written))
-        if value in top.used:
+    def _end_value(self, value_text: bytes) -> Reading | None:
+        """Returns the state behind a text, a number or a word; None: an item is there twice."""
+        ended_reading = replace(self, mode="after", pending=b"")
+        frame = self.innermost
+        if frame is None or not frame.unique:
+            return ended_reading
+        value_key = key_of(json.loads(value_text))
+        if value_key in frame.used:
             return None
-        return replace(ended, frames=(*self.frames[:-1], replace(top, used=top.used | {value})))
+        return replace(
+            ended_reading, frames=(*self.frames[:-1], replace(frame, used=frame.used | {value_key}))
+        )
 
 
-def _names(part: Mapping[str, Any]) -> Mapping[str, Any]:
-    named: Mapping[str, Any] = part.get("properties", {})
-    return named
+def _property_schemas(part: Mapping[str, Any]) -> Mapping[str, Any]:
+    property_schemas: Mapping[str, Any] = part.get("properties", {})
+    return property_schemas
 
 
 class Vocabulary:
@@ -273,12 +315,16 @@ class Vocabulary:
 
     def __init__(self, pieces: Sequence[bytes]):
         self.pieces = pieces
-        ends = set(b'",]}0' + BLANK)
-        self.ending = [
-            token for token, piece in enumerate(self.pieces) if not ends.isdisjoint(piece)
+        ending_bytes = set(b'",]}0' + BLANK)
+        self.ending_tokens = [
+            token
+            for token, token_bytes in enumerate(self.pieces)
+            if not ending_bytes.isdisjoint(token_bytes)
         ]
-        self.quoting = [token for token in self.ending if b'"' in self.pieces[token]]
-        self.several = [token for token in self.quoting if b"," in self.pieces[token]]
+        self.quoting_tokens = [token for token in self.ending_tokens if b'"' in self.pieces[token]]
+        self.separating_tokens = [
+            token for token in self.quoting_tokens if b"," in self.pieces[token]
+        ]
 
 
 class DistinctMatcher:
@@ -287,88 +333,98 @@ class DistinctMatcher:
     def __init__(self, matcher: LLMatcher, vocabulary: Vocabulary, start: Reading):
         self.matcher = matcher
         self.vocabulary = vocabulary
-        self.read: tuple[Reading, Any] = (start, None)  # and what was read before, and so on
-        self.fault = ""
+        self.readings: tuple[Reading, Any] = (start, None)  # and what was read before, and so on
+        self.fault_text = ""
 
     def deep_copy(self) -> DistinctMatcher:
-        copy = DistinctMatcher(self.matcher.deep_copy(), self.vocabulary, self.read[0])
-        copy.read, copy.fault = self.read, self.fault
+        copy = DistinctMatcher(self.matcher.deep_copy(), self.vocabulary, self.readings[0])
+        copy.readings, copy.fault_text = self.readings, self.fault_text
         return copy
 
     def consume_token(self, token: int) -> bool:
-        behind = self.read[0].behind(self._piece(token))
-        if behind is None:
-            self.fault = "an item is there twice"
+        next_reading = self.readings[0].advance(self._token_bytes(token))
+        if next_reading is None:
+            self.fault_text = "an item is there twice"
             return False
-        self.read = behind, self.read
+        self.readings = next_reading, self.readings
         return bool(self.matcher.consume_token(token))
 
     def try_consume_tokens(self, tokens: list[int]) -> int:
-        """How many of these it took."""
-        taken = int(self.matcher.try_consume_tokens(tokens[: self.validate_tokens(tokens)]))
-        for token in tokens[:taken]:
-            behind = self.read[0].behind(self._piece(token))
-            assert behind is not None, "these were looked at"
-            self.read = behind, self.read
-        return taken
+        """Consumes tokens as far as they may follow; returns how many."""
+        consumed_count = int(
+            self.matcher.try_consume_tokens(tokens[: self.validate_tokens(tokens)])
+        )
+        for token in tokens[:consumed_count]:
+            next_reading = self.readings[0].advance(self._token_bytes(token))
+            assert next_reading is not None, "these were looked at"
+            self.readings = next_reading, self.readings
+        return consumed_count
 
     def rollback(self, count: int) -> bool:
         for _ in range(count):
-            self.read = self.read[1]
+            self.readings = self.readings[1]
         return bool(self.matcher.rollback(count))
 
     def validate_tokens(self, tokens: list[int]) -> int:
-        return self._apart(tokens[: int(self.matcher.validate_tokens(tokens))])
+        return self._count_distinct(tokens[: int(self.matcher.validate_tokens(tokens))])
 
     def compute_ff_tokens(self) -> list[int]:
-        forced = self.matcher.compute_ff_tokens()
-        return forced[: self._apart(forced)]
+        forced_tokens = self.matcher.compute_ff_tokens()
+        return forced_tokens[: self._count_distinct(forced_tokens)]
 
     def compute_ff_bytes(self) -> bytes:
-        forced = self.matcher.compute_ff_bytes()
-        whole = next(
-            (n for n in range(len(forced), 0, -1) if self.read[0].behind(forced[:n]) is not None), 0
+        forced_bytes = self.matcher.compute_ff_bytes()
+        allowed_length = next(
+            (
+                length
+                for length in range(len(forced_bytes), 0, -1)
+                if self.readings[0].advance(forced_bytes[:length]) is not None
+            ),
+            0,
         )
-        return forced[:whole]
+        return forced_bytes[:allowed_length]
 
     def compute_bitmask(self) -> bytes:
         bits = self.matcher.compute_bitmask()
-        here, known = self.read[0], self.vocabulary
-        top = here.inside
-        tokens = known.ending
-        if here.mode in ("text", "name"):
-            met = top is not None and top.unique and top.used
-            tokens = known.quoting if met else known.several
-        taken = [
+        reading, vocabulary = self.readings[0], self.vocabulary
+        frame = reading.innermost
+        candidate_tokens = vocabulary.ending_tokens
+        if reading.mode in ("text", "name"):
+            has_used = frame is not None and frame.unique and frame.used
+            candidate_tokens = (
+                vocabulary.quoting_tokens if has_used else vocabulary.separating_tokens
+            )
+        forbidden_tokens = [
             token
-            for token in tokens
-            if bits[token >> 3] >> (token & 7) & 1 and here.behind(known.pieces[token]) is None
+            for token in candidate_tokens
+            if bits[token >> 3] >> (token & 7) & 1
+            and reading.advance(vocabulary.pieces[token]) is None
         ]
-        if not taken:
+        if not forbidden_tokens:
             return bits
-        left = bytearray(bits)
-        for token in taken:
-            left[token >> 3] &= ~(1 << (token & 7))
-        return bytes(left)
+        remaining_bits = bytearray(bits)
+        for token in forbidden_tokens:
+            remaining_bits[token >> 3] &= ~(1 << (token & 7))
+        return bytes(remaining_bits)
 
     def is_accepting(self) -> bool:
         return bool(self.matcher.is_accepting())
 
     def is_error(self) -> bool:
-        return bool(self.fault) or bool(self.matcher.is_error())
+        return bool(self.fault_text) or bool(self.matcher.is_error())
 
     def get_error(self) -> str:
-        return self.fault or str(self.matcher.get_error())
+        return self.fault_text or str(self.matcher.get_error())
 
-    def _piece(self, token: int) -> bytes:
+    def _token_bytes(self, token: int) -> bytes:
         pieces = self.vocabulary.pieces
         return pieces[token] if token < len(pieces) else b""
 
-    def _apart(self, tokens: Sequence[int]) -> int:
-        """How many of these may follow as far as items go."""
-        here: Reading | None = self.read[0]
+    def _count_distinct(self, tokens: Sequence[int]) -> int:
+        """Counts the tokens that may follow as far as items go."""
+        reading: Reading | None = self.readings[0]
         for count, token in enumerate(tokens):
-            here = here.behind(self._piece(token)) if here is not None else None
-            if here is None:
+            reading = reading.advance(self._token_bytes(token)) if reading is not None else None
+            if reading is None:
                 return count
         return len(tokens)

@@ -15,15 +15,19 @@ FRACTION = r"(?:\.[0-9]+)?"
 
 
 def _leap_seconds() -> str:
-    """Times within the second before midnight in UTC, in zones of whole, half and 3/4 hours."""
-    ways = [f"23:59:60{FRACTION}[zZ]"]
+    """Matches times within the second before midnight in UTC, in zones of whole, half and 3/4
+    hours.
+    """
+    time_patterns = [f"23:59:60{FRACTION}[zZ]"]
     for minutes in (0, 30, 45):
         for hours in range(24):
             for sign in (1, -1):
-                here = (23 * 60 + 59 + sign * (60 * hours + minutes)) % 1440
+                local_minute = (23 * 60 + 59 + sign * (60 * hours + minutes)) % 1440
                 zone = f"[{'+' if sign > 0 else '-'}]{hours:02}:{minutes:02}"
-                ways.append(f"{here // 60:02}:{here % 60:02}:60{FRACTION}{zone}")
-    return "|".join(ways)
+                time_patterns.append(
+                    f"{local_minute // 60:02}:{local_minute % 60:02}:60{FRACTION}{zone}"
+                )
+    return "|".join(time_patterns)
 
 
 TIME = f"(?:{HOURS}:{MINUTES}:{MINUTES}{FRACTION}(?:[zZ]|[+-]{HOURS}:{MINUTES})|{_leap_seconds()})"
@@ -44,25 +48,27 @@ BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 IPV4 = rf"(?:{BYTE}\.){{3}}{BYTE}"
 
 
-def _ipv6() -> str:
-    """Eight groups, the last two also as an IPv4; one run of groups may be left out for `::`."""
+def _ipv6_pattern() -> str:
+    """Matches eight groups, the last two also as an IPv4; one run of groups may be left out for
+    `::`.
+    """
     group = "[0-9a-fA-F]{1,4}"
-    last = f"(?:{group}:{group}|{IPV4})"
-    ways = [f"(?:{group}:){{6}}{last}"]
-    for before in range(8):
-        left = f"(?:{group}(?::{group}){{{before - 1}}})?" if before else ""
-        if before:
-            left = f"{group}(?::{group}){{{before - 1}}}"
-        after = 7 - before  # groups behind it at most, since it stands for one at least
-        rights = [f"(?:{group}:){{0,{after - 1}}}{group}"] if after else []
-        if after >= 2:
-            rights.append(f"(?:{group}:){{0,{after - 2}}}{IPV4}")
-        right = f"(?:{'|'.join(rights)})?" if rights else ""
-        ways.append(f"{left}::{right}")
-    return f"(?:{'|'.join(ways)})"
+    last_groups = f"(?:{group}:{group}|{IPV4})"
+    address_patterns = [f"(?:{group}:){{6}}{last_groups}"]
+    for left_count in range(8):
+        left_groups = f"(?:{group}(?::{group}){{{left_count - 1}}})?" if left_count else ""
+        if left_count:
+            left_groups = f"{group}(?::{group}){{{left_count - 1}}}"
+        right_count = 7 - left_count  # groups behind it at most, since it stands for one at least
+        right_options = [f"(?:{group}:){{0,{right_count - 1}}}{group}"] if right_count else []
+        if right_count >= 2:
+            right_options.append(f"(?:{group}:){{0,{right_count - 2}}}{IPV4}")
+        right_groups = f"(?:{'|'.join(right_options)})?" if right_options else ""
+        address_patterns.append(f"{left_groups}::{right_groups}")
+    return f"(?:{'|'.join(address_patterns)})"
 
 
-IPV6 = _ipv6()
+IPV6 = _ipv6_pattern()
 ATOM = r"[a-zA-Z0-9!#$%&'*+\-/=?^_`{|}~]+"
 QUOTED = r'"(?:[ !#-\[\]-~]|\\[ -~])*"'
 DOMAIN = rf"{LABEL}(?:\.{LABEL})*"
@@ -76,22 +82,27 @@ WIDE = r"\x{a0}-\x{d7ff}\x{f900}-\x{fdcf}\x{fdf0}-\x{ffef}" + PLANES
 # --- addresses: RFC 3986 and 3987
 
 
-def _address(more: str, private: str, relative: bool) -> str:
-    """`more`: letters beside those of ASCII; `private`: those of queries alone."""
-    free = rf"a-zA-Z0-9\-._~!$&'()*+,;={more}"
-    coded = "%[0-9a-fA-F]{2}"
-    letter = f"(?:[{free}:@]|{coded})"
-    user = f"(?:(?:[{free}:]|{coded})*@)?"
+def _address_pattern(extra_letters: str, private: str, relative: bool) -> str:
+    """Matches an address. `extra_letters`: letters beside those of ASCII; `private`: letters of
+    queries alone.
+    """
+    free_letters = rf"a-zA-Z0-9\-._~!$&'()*+,;={extra_letters}"
+    percent_coded = "%[0-9a-fA-F]{2}"
+    letter = f"(?:[{free_letters}:@]|{percent_coded})"
+    user_part = f"(?:(?:[{free_letters}:]|{percent_coded})*@)?"
     future = r"[vV][0-9a-fA-F]+\.[a-zA-Z0-9\-._~!$&'()*+,;=:]+"
-    host = rf"(?:\[(?:{IPV6}|{future})\]|(?:[{free}]|{coded})*)"
-    rooted = f"//{user}{host}(?::[0-9]*)?(?:/{letter}*)*|/(?:{letter}+(?:/{letter}*)*)?"
-    bare = f"{letter}+(?:/{letter}*)*"
-    tail = rf"(?:\?(?:[{free}:@/?{private}]|{coded})*)?(?:\#(?:[{free}:@/?]|{coded})*)?"
-    whole = rf"[a-zA-Z][a-zA-Z0-9+\-.]*:(?:{rooted}|{bare})?{tail}"
+    host_part = rf"(?:\[(?:{IPV6}|{future})\]|(?:[{free_letters}]|{percent_coded})*)"
+    rooted_path = (
+        f"//{user_part}{host_part}(?::[0-9]*)?(?:/{letter}*)*|/(?:{letter}+(?:/{letter}*)*)?"
+    )
+    rootless_path = f"{letter}+(?:/{letter}*)*"
+    query = rf"(?:\?(?:[{free_letters}:@/?{private}]|{percent_coded})*)?"
+    query_tail = rf"{query}(?:\#(?:[{free_letters}:@/?]|{percent_coded})*)?"
+    full_address = rf"[a-zA-Z][a-zA-Z0-9+\-.]*:(?:{rooted_path}|{rootless_path})?{query_tail}"
     if not relative:
-        return whole
-    first = f"(?:[{free}@]|{coded})+(?:/{letter}*)*"  # without a colon
-    return f"(?:{whole}|(?:{rooted}|{first})?{tail})"
+        return full_address
+    first_segment = f"(?:[{free_letters}@]|{percent_coded})+(?:/{letter}*)*"  # without a colon
+    return f"(?:{full_address}|(?:{rooted_path}|{first_segment})?{query_tail})"
 
 
 _NAME = r"(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2})(?:\.?(?:[a-zA-Z0-9_]|%[0-9a-fA-F]{2}))*"
@@ -113,10 +124,10 @@ FORMATS: dict[str, str] = {
     "ipv4": IPV4,
     "ipv6": IPV6,
     "uuid": "[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}",
-    "uri": _address("", "", relative=False),
-    "uri-reference": _address("", "", relative=True),
-    "iri": _address(WIDE, PRIVATE, relative=False),
-    "iri-reference": _address(WIDE, PRIVATE, relative=True),
+    "uri": _address_pattern("", "", relative=False),
+    "uri-reference": _address_pattern("", "", relative=True),
+    "iri": _address_pattern(WIDE, PRIVATE, relative=False),
+    "iri-reference": _address_pattern(WIDE, PRIVATE, relative=True),
     "uri-template": TEMPLATE,
     "json-pointer": POINTER,
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:\#|{POINTER})",

@@ -8,9 +8,9 @@ import json
 import re
 
 from foretell.constraints.schema.distinct import MARK
-from foretell.constraints.schema.patterns import ascii_classes
+from foretell.constraints.schema.patterns import limit_to_ascii
 from foretell.constraints.schema.reading import NotHeld
-from foretell.constraints.schema.rewriting import rewritten
+from foretell.constraints.schema.rewriting import rewrite_schema
 from foretell.errors import BadConfig
 
 # Texts, comments, regexes with their flags, and what follows %json; all else stays as it is.
@@ -25,38 +25,40 @@ PARTS = re.compile(
 GBNF = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 
 
-def compiled_form(grammar: str) -> str:
-    """The grammar for the compiler. Raises BadConfig."""
+def compile_lark(grammar: str) -> str:
+    """Rewrites a grammar for the compiler. Raises BadConfig."""
     if GBNF.search(grammar):
         raise BadConfig(
             "grammar: this is GBNF, and Lark is taken; write `start: ...` for `root ::= ...`, "
             "or convert it: llguidance.gbnf_to_lark.gbnf_to_lark(text)"
         )
-    made: list[str] = []
-    place = 0
-    while part := PARTS.search(grammar, place):
-        made.append(grammar[place : part.start()])
-        place = part.end()
+    output_parts: list[str] = []
+    position = 0
+    while part := PARTS.search(grammar, position):
+        output_parts.append(grammar[position : part.start()])
+        position = part.end()
         if part["regex"] and "u" not in part["flags"]:
-            made.append(f"/{ascii_classes(part['regex'][1:-1])}/{part['flags']}")
+            output_parts.append(f"/{limit_to_ascii(part['regex'][1:-1])}/{part['flags']}")
         elif part["schema"]:
-            schema, place = _schema(grammar, place)
-            made.append(f"{part[0]}{json.dumps(schema)}")
+            schema, position = _rewrite_embedded(grammar, position)
+            output_parts.append(f"{part[0]}{json.dumps(schema)}")
         else:
-            made.append(part[0])
-    return "".join([*made, grammar[place:]])
+            output_parts.append(part[0])
+    return "".join([*output_parts, grammar[position:]])
 
 
-def _schema(grammar: str, place: int) -> tuple[object, int]:
-    line = grammar.count("\n", 0, place) + 1
+def _rewrite_embedded(grammar: str, position: int) -> tuple[object, int]:
+    line_number = grammar.count("\n", 0, position) + 1
     try:
-        schema, end = json.JSONDecoder().raw_decode(grammar, place)
-        made = rewritten(schema)
-        if MARK in json.dumps(made):
+        schema, schema_end = json.JSONDecoder().raw_decode(grammar, position)
+        rewritten_schema = rewrite_schema(schema)
+        if MARK in json.dumps(rewritten_schema):
             raise NotHeld("#", "uniqueItems is not supported within a grammar")
-        return made, end
+        return rewritten_schema, schema_end
     except BadConfig as error:
-        said = str(error).removeprefix("json_schema")
-        raise BadConfig(f"grammar, line {line}, %json{said}") from None
+        message = str(error).removeprefix("json_schema")
+        raise BadConfig(f"grammar, line {line_number}, %json{message}") from None
     except (ValueError, RecursionError) as error:
-        raise BadConfig(f"grammar, line {line}: %json has no JSON: {error}; correct it") from None
+        raise BadConfig(
+            f"grammar, line {line_number}: %json has no JSON: {error}; correct it"
+        ) from None

@@ -61,313 +61,378 @@ EMPTY = {  # values by which keywords say nothing
 
 
 class Logic:
-    """Of the parts of one document. Raises NotHeld where no schema says what is asked."""
+    """Answers questions about the parts of one document. Raises NotHeld where no schema is an
+    answer.
+    """
 
     def __init__(self, document: Document):
         self.document = document
         self.steps = 0
 
-    def _step(self) -> None:
-        """Schemas that hold each other can be looked at for ever."""
+    def _count_step(self) -> None:
+        """Counts a step. Raises NotHeld for too many: schemas that hold each other never end."""
         self.steps += 1
         if self.steps > STEPS:
             raise NotHeld("#", "what its parts share takes too long to find", "simplify it")
 
     # --- not
 
-    def no(self, node: Any, depth: int = 0) -> Any:
-        """A schema of exactly the values that are not of this one."""
+    def negate(self, node: Any, depth: int = 0) -> Any:
+        """Makes a schema of exactly the values that are not of this one."""
         if isinstance(node, bool):
             return not node
-        self._step()
+        self._count_step()
         place = self.document.places.get(id(node), "#")
         if depth > DEEP:
             raise NotHeld(place, "a schema that holds itself cannot be turned round")
-        ways = [
+        failing_ways = [
             way
-            for key, value in node.items()
-            if key not in WITHOUT
-            for way in self._no(node, key, value, f"{place}/{key}", depth + 1)
+            for keyword, value in node.items()
+            if keyword not in WITHOUT
+            for way in self._negate_keyword(node, keyword, value, f"{place}/{keyword}", depth + 1)
         ]
-        return {"anyOf": ways} if ways else False
+        return {"anyOf": failing_ways} if failing_ways else False
 
-    def _no(
-        self, node: Mapping[str, Any], key: str, value: Any, place: str, depth: int
+    def _negate_keyword(
+        self, node: Mapping[str, Any], keyword: str, value: Any, place: str, depth: int
     ) -> list[Any]:
-        """The ways in which one keyword does not hold."""
-        kind = KINDS.get(key)
-        no = self.no
-        if key in TURNED and not isinstance(value, bool):
-            turned, step = TURNED[key]
-            return [] if value + step < 0 and step else [{"type": kind, turned: value + step}]
-        if key in ("$ref", "$dynamicRef"):
-            return [no(self.document.target(node, key), depth)]
-        if key == "type":
+        """Returns the ways in which one keyword does not hold."""
+        value_type = KINDS.get(keyword)
+        negate = self.negate
+        if keyword in TURNED and not isinstance(value, bool):
+            opposite_keyword, bound_step = TURNED[keyword]
+            return (
+                []
+                if value + bound_step < 0 and bound_step
+                else [{"type": value_type, opposite_keyword: value + bound_step}]
+            )
+        if keyword in ("$ref", "$dynamicRef"):
+            return [negate(self.document.resolve_reference(node, keyword), depth)]
+        if keyword == "type":
             return _other_types([value] if isinstance(value, str) else value, place)
-        if key in ("const", "enum"):
-            return _other_values(value if key == "enum" else [value], place)
-        if key == "not":
+        if keyword in ("const", "enum"):
+            return _other_values(value if keyword == "enum" else [value], place)
+        if keyword == "not":
             return [value]
-        if key == "allOf":
-            return [no(part, depth) for part in value]
-        if key == "anyOf":
-            return [{"allOf": [no(part, depth) for part in value]}]
-        if key == "oneOf":
-            pairs = [{"allOf": list(pair)} for pair in combinations(value, 2)]
-            return [{"allOf": [no(part, depth) for part in value]}, *pairs]
-        if key == "if":
-            then, other = (no(node.get(name, True), depth) for name in ("then", "else"))
-            return [{"allOf": [value, then]}, {"allOf": [no(value, depth), other]}]
-        if key == "required":
-            return [{"type": kind, "properties": {name: False}} for name in value]
-        if key == "properties":
+        if keyword == "allOf":
+            return [negate(part, depth) for part in value]
+        if keyword == "anyOf":
+            return [{"allOf": [negate(part, depth) for part in value]}]
+        if keyword == "oneOf":
+            branch_pairs = [{"allOf": list(pair)} for pair in combinations(value, 2)]
+            return [{"allOf": [negate(part, depth) for part in value]}, *branch_pairs]
+        if keyword == "if":
+            negated_then, dependent_name = (
+                negate(node.get(name, True), depth) for name in ("then", "else")
+            )
             return [
-                {"type": kind, "required": [name], "properties": {name: no(part, depth)}}
+                {"allOf": [value, negated_then]},
+                {"allOf": [negate(value, depth), dependent_name]},
+            ]
+        if keyword == "required":
+            return [{"type": value_type, "properties": {name: False}} for name in value]
+        if keyword == "properties":
+            return [
+                {"type": value_type, "required": [name], "properties": {name: negate(part, depth)}}
                 for name, part in value.items()
             ]
-        if key == "prefixItems":
+        if keyword == "prefixItems":
             return [
                 {
-                    "type": kind,
-                    "minItems": number + 1,
-                    "prefixItems": [True] * number + [no(part, depth)],
+                    "type": value_type,
+                    "minItems": index + 1,
+                    "prefixItems": [True] * index + [negate(part, depth)],
                 }
-                for number, part in enumerate(value)
+                for index, part in enumerate(value)
             ]
-        if key == "items" and value is False:
-            return [{"type": kind, "minItems": 1 + len(node.get("prefixItems", ()))}]
-        if key == "contains" and node.get("minContains", 1) == 1 and "maxContains" not in node:
-            return [{"type": kind, "items": no(value, depth)}]
-        if key == "dependentRequired":
+        if keyword == "items" and value is False:
+            return [{"type": value_type, "minItems": 1 + len(node.get("prefixItems", ()))}]
+        if keyword == "contains" and node.get("minContains", 1) == 1 and "maxContains" not in node:
+            return [{"type": value_type, "items": negate(value, depth)}]
+        if keyword == "dependentRequired":
             return [
-                {"type": kind, "required": [name], "properties": {other: False}}
-                for name, others in value.items()
-                for other in others
+                {"type": value_type, "required": [name], "properties": {dependent_name: False}}
+                for name, dependent_names in value.items()
+                for dependent_name in dependent_names
             ]
-        if key == "dependentSchemas":
+        if keyword == "dependentSchemas":
             return [
-                {"type": kind, "required": [name], "allOf": [no(part, depth)]}
+                {"type": value_type, "required": [name], "allOf": [negate(part, depth)]}
                 for name, part in value.items()
             ]
-        if key not in HARD or (key in EMPTY and value is EMPTY[key]):
+        if keyword not in HARD or (keyword in EMPTY and value is EMPTY[keyword]):
             return []
-        raise NotHeld(place, f"{key} is not supported within a negation")
+        raise NotHeld(place, f"{keyword} is not supported within a negation")
 
     # --- whether two schemas share a value
 
-    def apart(self, one: Any, two: Any) -> bool:
-        """Whether it is certain that they share none."""
-        shared = self._types(one, 0) & self._types(two, 0)
-        return all(self._apart_within(kind, one, two) for kind in shared)
+    def are_disjoint(self, first_node: Any, second_node: Any) -> bool:
+        """Whether it is certain that two schemas share no value."""
+        shared_types = self._possible_types(first_node, 0) & self._possible_types(second_node, 0)
+        return all(self._disjoint_within(kind, first_node, second_node) for kind in shared_types)
 
-    def _apart_within(self, kind: str, one: Any, two: Any) -> bool:
-        sides = [self._parts(node) for node in (one, two)]
-        listed = [_values(kind, parts) for parts in sides]
-        if listed[0] is not None and listed[1] is not None and not listed[0] & listed[1]:
+    def _disjoint_within(self, kind: str, first_node: Any, second_node: Any) -> bool:
+        side_parts = [self._holding_parts(node) for node in (first_node, second_node)]
+        listed_values = [_shared_values(kind, parts) for parts in side_parts]
+        if (
+            listed_values[0] is not None
+            and listed_values[1] is not None
+            and not listed_values[0] & listed_values[1]
+        ):
             return True
         if kind in ("integer", "number"):
-            (low, high), (lower, higher) = map(_bounds, sides)
-            return high < lower or higher < low
+            (min_value, max_value), (other_min, other_max) = map(_number_bounds, side_parts)
+            return max_value < other_min or other_max < min_value
         if kind == "object":
-            for name in {name for parts in sides for part in parts for name in _needed(part)}:
-                first, second = (_property(parts, name) for parts in sides)
-                if first is False or second is False or self.apart(first, second):
+            for name in {
+                name for parts in side_parts for part in parts for name in _required_names(part)
+            }:
+                first_property, second_property = (
+                    _property_schema(parts, name) for parts in side_parts
+                )
+                if (
+                    first_property is False
+                    or second_property is False
+                    or self.are_disjoint(first_property, second_property)
+                ):
                     return True
         return False
 
-    def listed(self, node: Any) -> list[Any] | None:
+    def listed_values(self, node: Any) -> list[Any] | None:
         """The values of a schema that says no more than these, each once; None: it says more."""
-        parts = self._parts(node)
+        parts = self._holding_parts(node)
         if not all(part.keys() <= {*WITHOUT, "enum", "const", "type", "$ref"} for part in parts):
             return None
-        values = [values for part in parts for values in _listed(part)]
+        value_lists = [value_lists for part in parts for value_lists in _value_lists(part)]
         if any(part.get("type") == "boolean" for part in parts):
-            values.append([False, True])
-        if not values:
+            value_lists.append([False, True])
+        if not value_lists:
             return None
-        keys = set.intersection(*({key_of(one) for one in some} for some in values))
-        types = self._types(node, 0)
-        kept = {key_of(one): one for one in values[0] if key_of(one) in keys}
-        return [one for one in kept.values() if type_of(one) in types]
+        shared_keys = set.intersection(
+            *({key_of(listed_value) for listed_value in value_list} for value_list in value_lists)
+        )
+        possible_types = self._possible_types(node, 0)
+        values_by_key = {
+            key_of(listed_value): listed_value
+            for listed_value in value_lists[0]
+            if key_of(listed_value) in shared_keys
+        }
+        return [
+            listed_value
+            for listed_value in values_by_key.values()
+            if type_of(listed_value) in possible_types
+        ]
 
-    def _parts(self, node: Any, depth: int = 0) -> list[Mapping[str, Any]]:
-        """Schemas that all hold where this one does, itself first."""
+    def _holding_parts(self, node: Any, depth: int = 0) -> list[Mapping[str, Any]]:
+        """Returns the schemas that all hold where this one does, itself first."""
         if isinstance(node, bool) or depth > DEEP:
             return [] if node is not False else [{"enum": []}]
-        self._step()
-        found = [node]
-        for key in ("$ref", "$dynamicRef"):
-            if key in node:
-                found += self._parts(self.document.target(node, key), depth + 1)
+        self._count_step()
+        holding_parts = [node]
+        for reference_keyword in ("$ref", "$dynamicRef"):
+            if reference_keyword in node:
+                holding_parts += self._holding_parts(
+                    self.document.resolve_reference(node, reference_keyword), depth + 1
+                )
         for part in node.get("allOf", ()):
-            found += self._parts(part, depth + 1)
-        return found
+            holding_parts += self._holding_parts(part, depth + 1)
+        return holding_parts
 
-    def _types(self, node: Any, depth: int) -> set[str]:
-        """The types that a value may have, numbers that are whole told from others."""
-        types = set(TYPES)
-        for part in self._parts(node):
+    def _possible_types(self, node: Any, depth: int) -> set[str]:
+        """The types that a value may have, with integers apart from other numbers."""
+        possible_types = set(TYPES)
+        for part in self._holding_parts(node):
             if "type" in part:
-                named = part["type"]
-                named = {named} if isinstance(named, str) else set(named)
-                types &= named | ({"integer"} if "number" in named else set())
-            for values in _listed(part):
-                types &= {type_of(value) for value in values}
-            for key in ("anyOf", "oneOf"):
-                if key in part and depth < DEEP:
-                    types &= set().union(*(self._types(way, depth + 1) for way in part[key]))
-        return types
+                type_names = part["type"]
+                type_names = {type_names} if isinstance(type_names, str) else set(type_names)
+                possible_types &= type_names | ({"integer"} if "number" in type_names else set())
+            for values in _value_lists(part):
+                possible_types &= {type_of(value) for value in values}
+            for choice_keyword in ("anyOf", "oneOf"):
+                if choice_keyword in part and depth < DEEP:
+                    possible_types &= set().union(
+                        *(self._possible_types(way, depth + 1) for way in part[choice_keyword])
+                    )
+        return possible_types
 
     # --- what was looked at
 
-    def told(self, node: Any, keyword: str, depth: int = 0) -> list[Way]:
-        """The ways to meet a schema, which together are all, with what each has looked at: of
-        properties or of items, as `keyword` asks, unevaluatedProperties or unevaluatedItems.
+    def ways_to_meet(self, node: Any, keyword: str, depth: int = 0) -> list[Way]:
+        """Returns the ways to meet a schema, which together are all, with what each has evaluated:
+        of properties or of items, as `keyword` asks, unevaluatedProperties or unevaluatedItems.
         """
         if isinstance(node, bool):
             return [Way((node,))]
-        self._step()
+        self._count_step()
         place = f"{self.document.places.get(id(node), '#')}/{keyword}"
         if depth > DEEP:
             raise NotHeld(place, f"{keyword} is not supported in a schema that holds itself")
-        below = ("allOf", "anyOf", "if", "then", "else", "dependentSchemas", "$ref", "$dynamicRef")
-        plain = {key: value for key, value in node.items() if key not in below}
-        if keyword in plain and depth:
-            plain.pop(keyword)
-            inner = self.document.adopt({**node, keyword: True}, node)
-            return [way.closed(keyword, node[keyword]) for way in self.told(inner, keyword)]
-        seen = _seen(node, keyword, place)
-        ways = [Way((self.document.adopt(plain, node),), *seen)]
+        nested_keywords = (
+            "allOf",
+            "anyOf",
+            "if",
+            "then",
+            "else",
+            "dependentSchemas",
+            "$ref",
+            "$dynamicRef",
+        )
+        plain_keywords = {key: value for key, value in node.items() if key not in nested_keywords}
+        if keyword in plain_keywords and depth:
+            plain_keywords.pop(keyword)
+            inner_schema = self.document.adopt_part({**node, keyword: True}, node)
+            return [
+                way.close_rest(keyword, node[keyword])
+                for way in self.ways_to_meet(inner_schema, keyword)
+            ]
+        evaluated_parts = _evaluated_parts(node, keyword, place)
+        ways = [Way((self.document.adopt_part(plain_keywords, node),), *evaluated_parts)]
 
-        def with_(ways: list[Way], others: list[Way]) -> list[Way]:
-            if len(ways) * len(others) > WAYS:
+        def with_(ways: list[Way], other_ways: list[Way]) -> list[Way]:
+            if len(ways) * len(other_ways) > WAYS:
                 raise NotHeld(place, f"{keyword}: more than {WAYS} ways to meet the schema")
-            return [way.beside(other) for way in ways for other in others]
+            return [way.combine(other_way) for way in ways for other_way in other_ways]
 
         for key in ("$ref", "$dynamicRef"):
             if key in node:
-                only = self.document.adopt({key: node[key]}, node)
-                found = self.told(self.document.target(node, key), keyword, depth + 1)
-                if len(found) == 1:
-                    found = [Way((only,), *found[0].seen)]
-                ways = with_(ways, found)
+                reference_node = self.document.adopt_part({key: node[key]}, node)
+                target_ways = self.ways_to_meet(
+                    self.document.resolve_reference(node, key), keyword, depth + 1
+                )
+                if len(target_ways) == 1:
+                    target_ways = [Way((reference_node,), *target_ways[0].evaluated)]
+                ways = with_(ways, target_ways)
         for part in node.get("allOf", ()):
-            ways = with_(ways, self.told(part, keyword, depth + 1))
+            ways = with_(ways, self.ways_to_meet(part, keyword, depth + 1))
         if "anyOf" in node:
-            told = [self.told(part, keyword, depth + 1) for part in node["anyOf"]]
-            if len(told) > 6:
+            branch_ways = [self.ways_to_meet(part, keyword, depth + 1) for part in node["anyOf"]]
+            if len(branch_ways) > 6:
                 raise NotHeld(place, f"{keyword} is not supported beside more than 6 of anyOf")
-            met: list[Way] = []
-            for count in range(1, len(told) + 1):
-                for some in combinations(told, count):
-                    joint = [Way(())]
-                    for one in some:
-                        joint = with_(joint, one)
-                    met += joint
-            ways = with_(ways, met)
+            joint_ways: list[Way] = []
+            for count in range(1, len(branch_ways) + 1):
+                for chosen_branches in combinations(branch_ways, count):
+                    joint_way = [Way(())]
+                    for way_choices in chosen_branches:
+                        joint_way = with_(joint_way, way_choices)
+                    joint_ways += joint_way
+            ways = with_(ways, joint_ways)
         if "oneOf" in node:  # which stays: exactly one of its parts holds
             ways = with_(
-                ways, [way for part in node["oneOf"] for way in self.told(part, keyword, depth + 1)]
+                ways,
+                [
+                    way
+                    for part in node["oneOf"]
+                    for way in self.ways_to_meet(part, keyword, depth + 1)
+                ],
             )
         if "if" in node:
-            kept = self.told(node["if"], keyword, depth + 1)
-            kept = with_(kept, self.told(node.get("then", True), keyword, depth + 1))
-            other = self.told(node.get("else", True), keyword, depth + 1)
-            ways = with_(ways, [*kept, *with_([Way((self.no(node["if"]),))], other)])
+            then_ways = self.ways_to_meet(node["if"], keyword, depth + 1)
+            then_ways = with_(
+                then_ways, self.ways_to_meet(node.get("then", True), keyword, depth + 1)
+            )
+            else_ways = self.ways_to_meet(node.get("else", True), keyword, depth + 1)
+            ways = with_(ways, [*then_ways, *with_([Way((self.negate(node["if"]),))], else_ways)])
         for name, part in node.get("dependentSchemas", {}).items():
-            has = Way(({"type": "object", "required": [name]},))
-            hasnt = Way(({"properties": {name: False}},))
-            ways = with_(ways, [*with_([has], self.told(part, keyword, depth + 1)), hasnt])
+            present_way = Way(({"type": "object", "required": [name]},))
+            absent_way = Way(({"properties": {name: False}},))
+            ways = with_(
+                ways,
+                [*with_([present_way], self.ways_to_meet(part, keyword, depth + 1)), absent_way],
+            )
         return ways
 
 
 @dataclass(frozen=True)
 class Way:
-    """Schemas that all hold, and what they have looked at: names and patterns of properties, how
+    """Schemas that all hold, and what they have evaluated: names and patterns of properties, how
     many first items, and whether that is all there is.
     """
 
     schemas: tuple[Any, ...]
     names: tuple[str, ...] = ()
     patterns: tuple[str, ...] = ()
-    first: int = 0
-    whole: bool = False
+    item_count: int = 0
+    is_complete: bool = False
 
     @property
-    def seen(self) -> tuple[tuple[str, ...], tuple[str, ...], int, bool]:
-        return self.names, self.patterns, self.first, self.whole
+    def evaluated(self) -> tuple[tuple[str, ...], tuple[str, ...], int, bool]:
+        return self.names, self.patterns, self.item_count, self.is_complete
 
-    def beside(self, other: Way) -> Way:
+    def combine(self, other_way: Way) -> Way:
         return Way(
-            self.schemas + other.schemas,
-            tuple(dict.fromkeys(self.names + other.names)),
-            tuple(dict.fromkeys(self.patterns + other.patterns)),
-            max(self.first, other.first),
-            self.whole or other.whole,
+            self.schemas + other_way.schemas,
+            tuple(dict.fromkeys(self.names + other_way.names)),
+            tuple(dict.fromkeys(self.patterns + other_way.patterns)),
+            max(self.item_count, other_way.item_count),
+            self.is_complete or other_way.is_complete,
         )
 
-    def closed(self, keyword: str, rest: Any) -> Way:
-        """The same where all that is left is of the schema `rest`, and so looked at."""
-        return Way((self.schema(keyword, rest),), whole=True)
+    def close_rest(self, keyword: str, rest: Any) -> Way:
+        """Returns the way with all that is left of the schema `rest`, and so evaluated."""
+        return Way((self.with_rest(keyword, rest),), is_complete=True)
 
-    def schema(self, keyword: str, rest: Any) -> dict[str, Any]:
-        """The schema of the way, with its rest."""
-        parts = list(self.schemas)
-        if self.whole:
-            return {"allOf": parts}
+    def with_rest(self, keyword: str, rest: Any) -> dict[str, Any]:
+        """Returns the schema of the way, with its rest."""
+        way_schemas = list(self.schemas)
+        if self.is_complete:
+            return {"allOf": way_schemas}
         if keyword == "unevaluatedItems":
-            return {"allOf": [*parts, {"prefixItems": [True] * self.first, "items": rest}]}
-        looked: dict[str, Any] = {"properties": dict.fromkeys(self.names, True)}
+            return {
+                "allOf": [*way_schemas, {"prefixItems": [True] * self.item_count, "items": rest}]
+            }
+        object_schema: dict[str, Any] = {"properties": dict.fromkeys(self.names, True)}
         if self.patterns:
-            looked["patternProperties"] = dict.fromkeys(self.patterns, True)
-        return {"allOf": [*parts, {**looked, "additionalProperties": rest}]}
+            object_schema["patternProperties"] = dict.fromkeys(self.patterns, True)
+        return {"allOf": [*way_schemas, {**object_schema, "additionalProperties": rest}]}
 
 
-def _listed(part: Mapping[str, Any]) -> list[Sequence[Any]]:
-    """The lists of values that a schema gives, of which its own must be."""
-    listed = [part["enum"]] if isinstance(part.get("enum"), list) else []
-    return [*listed, [part["const"]]] if "const" in part else listed
+def _value_lists(part: Mapping[str, Any]) -> list[Sequence[Any]]:
+    """The lists of values that a schema gives, of each of which a value must be."""
+    value_lists = [part["enum"]] if isinstance(part.get("enum"), list) else []
+    return [*value_lists, [part["const"]]] if "const" in part else value_lists
 
 
-def _values(kind: str, parts: Sequence[Mapping[str, Any]]) -> set[Any] | None:
+def _shared_values(kind: str, parts: Sequence[Mapping[str, Any]]) -> set[Any] | None:
     """The values of a type in all of these lists; None: there are no lists."""
-    sets = [
-        {key_of(one) for one in values if type_of(one) == kind}
+    value_sets = [
+        {key_of(value) for value in values if type_of(value) == kind}
         for part in parts
-        for values in _listed(part)
+        for values in _value_lists(part)
     ]
-    return set.intersection(*sets) if sets else None
+    return set.intersection(*value_sets) if value_sets else None
 
 
-def _bounds(parts: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
-    low, high = (
+def _number_bounds(parts: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    lower_bounds, upper_bounds = (
         [part[name] for part in parts if isinstance(part.get(name), (int, float))]
         for name in ("minimum", "maximum")
     )
-    return max(low, default=-math.inf), min(high, default=math.inf)
+    return max(lower_bounds, default=-math.inf), min(upper_bounds, default=math.inf)
 
 
-def _needed(part: Mapping[str, Any]) -> Sequence[str]:
-    needed: Sequence[str] = part.get("required", ())
-    return needed
+def _required_names(part: Mapping[str, Any]) -> Sequence[str]:
+    required_names: Sequence[str] = part.get("required", ())
+    return required_names
 
 
-def _property(parts: Sequence[Mapping[str, Any]], name: str) -> Any:
-    """What an object's property must be of; False: it has none of that name."""
-    found = []
+def _property_schema(parts: Sequence[Mapping[str, Any]], name: str) -> Any:
+    """The schema of an object's property; False: the object has no property of that name."""
+    property_schemas = []
     for part in parts:
-        named = part.get("properties", {})
-        if name in named:
-            found.append(named[name])
+        properties = part.get("properties", {})
+        if name in properties:
+            property_schemas.append(properties[name])
         elif part.get("additionalProperties") is False and not part.get("patternProperties"):
             return False
-    return {"allOf": found}
+    return {"allOf": property_schemas}
 
 
-def _seen(
+def _evaluated_parts(
     node: Mapping[str, Any], keyword: str, place: str
 ) -> tuple[tuple[str, ...], tuple[str, ...], int, bool]:
-    """What the keywords of one schema look at, those of its parts left aside."""
+    """The parts of a value that the keywords of one schema evaluate: names, patterns, items,
+    all.
+    """
     if keyword == "unevaluatedItems":
         if "contains" in node:
             raise NotHeld(place, f"{keyword} is not supported beside contains")
@@ -379,33 +444,33 @@ def _seen(
 def _other_types(types: Sequence[str], place: str) -> list[Any]:
     if "integer" in types and "number" not in types:
         raise NotHeld(place, "numbers that are not whole are not supported")
-    named = {*types, *(("integer",) if "number" in types else ())}
-    left = [kind for kind in TYPES if kind not in named and kind != "integer"]
-    return [{"type": left}] if left else []
+    excluded_types = {*types, *(("integer",) if "number" in types else ())}
+    remaining_types = [kind for kind in TYPES if kind not in excluded_types and kind != "integer"]
+    return [{"type": remaining_types}] if remaining_types else []
 
 
 def _other_values(values: Sequence[Any], place: str) -> list[Any]:
-    """The ways to be none of these values: one for each type."""
-    ways: list[Any] = _other_types([*{_wide(value) for value in values}], place)
-    kinds: dict[str, list[Any]] = {}
+    """Returns the ways to be none of these values: one for each type."""
+    ways: list[Any] = _other_types([*{_wide_type(value) for value in values}], place)
+    values_by_type: dict[str, list[Any]] = {}
     for value in values:
-        kinds.setdefault(_wide(value), []).append(value)
-    for kind, some in kinds.items():
+        values_by_type.setdefault(_wide_type(value), []).append(value)
+    for kind, typed_values in values_by_type.items():
         if kind == "boolean":
-            ways += [{"const": not some[0]}] if len({*some}) == 1 else []
-        elif kind == "string" and max(map(len, some)) <= LONGEST:
-            ways.append({"type": kind, "pattern": other_than(some)})
+            ways += [{"const": not typed_values[0]}] if len({*typed_values}) == 1 else []
+        elif kind == "string" and max(map(len, typed_values)) <= LONGEST:
+            ways.append({"type": kind, "pattern": other_than(typed_values)})
         elif kind == "number":
-            ends = [None, *sorted({*some}), None]
-            for low, high in pairwise(ends):
-                above = {} if low is None else {"exclusiveMinimum": low}
-                below = {} if high is None else {"exclusiveMaximum": high}
-                ways.append({"type": kind, **above, **below})
+            interval_ends = [None, *sorted({*typed_values}), None]
+            for interval_start, interval_end in pairwise(interval_ends):
+                lower_bound = {} if interval_start is None else {"exclusiveMinimum": interval_start}
+                upper_bound = {} if interval_end is None else {"exclusiveMaximum": interval_end}
+                ways.append({"type": kind, **lower_bound, **upper_bound})
         elif kind != "null":
-            what = "long texts" if kind == "string" else f"{kind}s"
-            raise NotHeld(place, f"values other than {what} are not supported")
+            value_kinds = "long texts" if kind == "string" else f"{kind}s"
+            raise NotHeld(place, f"values other than {value_kinds} are not supported")
     return ways
 
 
-def _wide(value: Any) -> str:
+def _wide_type(value: Any) -> str:
     return type_of(value).replace("integer", "number")

@@ -20,98 +20,114 @@ REPEATED = re.compile(r"\{\d+(,\d*)?\}")
 UNICODE = re.compile(r"\(\?[a-z]*u")  # in Rust's words: letters and digits of all scripts
 
 
-def ascii_classes(regex: str) -> str:
+def limit_to_ascii(regex: str) -> str:
     r"""A regex of Rust whose `\d`, `\w` and `\s` mean ASCII, unless it says otherwise."""
     if UNICODE.search(regex):
         return regex
-    made, inside = [], 0
+    output_parts, class_depth = [], 0
     for part in re.findall(r"\\.|[^\\]|\\", regex, re.DOTALL):
         if part == "[":
-            inside += 1
-        elif part == "]" and inside:
-            inside -= 1
-        made.append(_class(part[1:], bool(inside), BLANKS) or part if part[0] == "\\" else part)
-    return "".join(made)
+            class_depth += 1
+        elif part == "]" and class_depth:
+            class_depth -= 1
+        output_parts.append(
+            _class_pattern(part[1:], bool(class_depth), BLANKS) or part if part[0] == "\\" else part
+        )
+    return "".join(output_parts)
 
 
 def rust_of_javascript(pattern: str) -> str:
-    """The same texts as the pattern of a JSON schema, where Rust has words for it."""
-    made: list[str] = []
-    place, inside = 0, False
-    while place < len(pattern):
-        letter = pattern[place]
-        if letter == "\\" and place + 1 < len(pattern):
-            part, place = _escape(pattern, place, inside)
-            made.append(part)
+    """Rewrites the pattern of a JSON schema in the words of Rust, where Rust has words for it."""
+    output_parts: list[str] = []
+    position, in_class = 0, False
+    while position < len(pattern):
+        letter = pattern[position]
+        if letter == "\\" and position + 1 < len(pattern):
+            part, position = _translate_escape(pattern, position, in_class)
+            output_parts.append(part)
             continue
-        if inside:
-            inside = letter != "]"
-            if pattern.startswith("--", place):  # of which one is a letter; Rust means a difference
-                begins = made[-1] in ("[", "[^")
-                made.append(r"\--" if begins else r"-\-")
-                place += 1
+        if in_class:
+            in_class = letter != "]"
+            if pattern.startswith(
+                "--", position
+            ):  # of which one is a letter; Rust means a difference
+                class_begins = output_parts[-1] in ("[", "[^")
+                output_parts.append(r"\--" if class_begins else r"-\-")
+                position += 1
             else:
-                made.append(f"\\{letter}" if letter in "[&~" else letter)
+                output_parts.append(f"\\{letter}" if letter in "[&~" else letter)
         elif letter == "[":
-            opened = next(one for one in ("[^]", "[]", "[^", "[") if pattern.startswith(one, place))
-            inside = opened in ("[^", "[")
-            made.append({"[^]": r"(?s:.)", "[]": r"[^\x00-\x{10ffff}]"}.get(opened, opened))
-            place += len(opened) - 1
+            class_opening = next(
+                opening
+                for opening in ("[^]", "[]", "[^", "[")
+                if pattern.startswith(opening, position)
+            )
+            in_class = class_opening in ("[^", "[")
+            output_parts.append(
+                {"[^]": r"(?s:.)", "[]": r"[^\x00-\x{10ffff}]"}.get(class_opening, class_opening)
+            )
+            position += len(class_opening) - 1
         elif letter == ".":
-            made.append(NO_BREAK)
-        elif letter == "{" and not REPEATED.match(pattern, place):
-            made.append(r"\{")
+            output_parts.append(NO_BREAK)
+        elif letter == "{" and not REPEATED.match(pattern, position):
+            output_parts.append(r"\{")
         else:
-            made.append(letter)
-        place += 1
-    return "".join(made)
+            output_parts.append(letter)
+        position += 1
+    return "".join(output_parts)
 
 
-def _escape(pattern: str, place: int, inside: bool) -> tuple[str, int]:
-    """What begins with the backslash at a place, and where it ends."""
-    letter = pattern[place + 1]
-    known = _class(letter, inside, SPACES)
-    if known is not None:
-        return known, place + 2
-    if letter == "b" and inside:
-        return r"\x08", place + 2
-    if letter == "c" and (control := re.match("[A-Za-z]", pattern[place + 2 :])):
-        return f"\\x{{{ord(control[0]) % 32:x}}}", place + 3
+def _translate_escape(pattern: str, position: int, in_class: bool) -> tuple[str, int]:
+    """Translates the escape that begins at a position; returns it and the position behind it."""
+    letter = pattern[position + 1]
+    class_pattern = _class_pattern(letter, in_class, SPACES)
+    if class_pattern is not None:
+        return class_pattern, position + 2
+    if letter == "b" and in_class:
+        return r"\x08", position + 2
+    if letter == "c" and (control := re.match("[A-Za-z]", pattern[position + 2 :])):
+        return f"\\x{{{ord(control[0]) % 32:x}}}", position + 3
     if letter == "0":
-        return r"\x00", place + 2
-    pair = re.compile(r"\\u([dD][89abAB]..)\\u([dD][c-fC-F]..)").match(pattern, place)
-    if pair:
-        code = 0x10000 + ((int(pair[1], 16) & 0x3FF) << 10) + (int(pair[2], 16) & 0x3FF)
-        return f"\\x{{{code:x}}}", pair.end()
-    end = place + 2
-    if letter in "pPuk" and (named := re.compile(r"\{\w+(=\w+)?\}").match(pattern, end)):
-        end = named.end()
-    return pattern[place:end], end
+        return r"\x00", position + 2
+    surrogate_pair = re.compile(r"\\u([dD][89abAB]..)\\u([dD][c-fC-F]..)").match(pattern, position)
+    if surrogate_pair:
+        code_point = (
+            0x10000
+            + ((int(surrogate_pair[1], 16) & 0x3FF) << 10)
+            + (int(surrogate_pair[2], 16) & 0x3FF)
+        )
+        return f"\\x{{{code_point:x}}}", surrogate_pair.end()
+    escape_end = position + 2
+    if letter in "pPuk" and (
+        named_part := re.compile(r"\{\w+(=\w+)?\}").match(pattern, escape_end)
+    ):
+        escape_end = named_part.end()
+    return pattern[position:escape_end], escape_end
 
 
-def _class(letter: str, inside: bool, blanks: str) -> str | None:
-    """A class by its letter, in full; None: it is no such letter."""
-    meant = {"d": DIGITS, "w": WORD, "s": blanks}.get(letter.lower())
-    if meant is None:
+def _class_pattern(letter: str, in_class: bool, blank_characters: str) -> str | None:
+    """Writes a class, given by its letter, in full; None: it is no such letter."""
+    class_characters = {"d": DIGITS, "w": WORD, "s": blank_characters}.get(letter.lower())
+    if class_characters is None:
         return None
     if letter.islower():
-        return meant if inside else f"[{meant}]"
-    return f"[^{meant}]"
+        return class_characters if in_class else f"[{class_characters}]"
+    return f"[^{class_characters}]"
 
 
-def literally(text: str) -> str:
+def escape_literal(text: str) -> str:
     """A regex, in either dialect, that this text alone matches."""
-    made = []
+    output_parts = []
     for letter in text:
         if letter.isalnum() or letter == "_" or (not letter.isascii() and letter.isprintable()):
-            made.append(letter)
+            output_parts.append(letter)
         elif letter.isascii() and letter.isprintable() and letter != " ":
-            made.append(f"\\{letter}")
+            output_parts.append(f"\\{letter}")
         elif ord(letter) < 0x10000:
-            made.append(f"\\u{ord(letter):04x}")
+            output_parts.append(f"\\u{ord(letter):04x}")
         else:
-            made.append(letter)
-    return "".join(made)
+            output_parts.append(letter)
+    return "".join(output_parts)
 
 
 def other_than(words: Iterable[str]) -> str:
@@ -122,11 +138,16 @@ def other_than(words: Iterable[str]) -> str:
         for letter in word:
             branch = branch.setdefault(letter, {})
         branch[""] = {}
-    return f"^{_beside(tree)}$"
+    return f"^{_differing_pattern(tree)}$"
 
 
-def _beside(tree: Tree) -> str:
-    letters = [letter for letter in tree if letter]
-    away = f"[^{''.join(map(literally, letters))}]{ANY}" if letters else f"[^]{ANY}"
-    ways = [away, *(literally(letter) + _beside(tree[letter]) for letter in letters)]
+def _differing_pattern(tree: Tree) -> str:
+    next_letters = [letter for letter in tree if letter]
+    differing_start = (
+        f"[^{''.join(map(escape_literal, next_letters))}]{ANY}" if next_letters else f"[^]{ANY}"
+    )
+    ways = [
+        differing_start,
+        *(escape_literal(letter) + _differing_pattern(tree[letter]) for letter in next_letters),
+    ]
     return f"(?:{'|'.join(ways)}){'' if '' in tree else '?'}"

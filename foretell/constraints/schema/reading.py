@@ -26,106 +26,116 @@ VALUES = ("const", "enum", "default", "example", "examples")  # whose insides ar
 
 
 class NotHeld(BadConfig):
-    """Something that a schema says and no text can be held to."""
+    """The error of a keyword that no text can be held to."""
 
-    def __init__(self, place: str, what: str, cure: str = "change it"):
-        super().__init__(f"json_schema{f' at {place}' if place != '#' else ''}: {what}; {cure}")
+    def __init__(self, place: str, problem: str, cure: str = "change it"):
+        super().__init__(f"json_schema{f' at {place}' if place != '#' else ''}: {problem}; {cure}")
 
 
 class Document:
-    """The parts of one schema, by their identities; those made of them may be adopted."""
+    """The parts of one schema, by their identities; parts made of them may be adopted."""
 
     def __init__(self, root: Any):
         self.root = root
         self.places: dict[int, str] = {}  # of each object its JSON pointer
-        self.said: dict[str, list[tuple[str, Any]]] = {}  # by keyword: pointers, and values there
-        self._bases: dict[int, str] = {}  # and the address that its references go from
-        self._named: dict[str, Any] = {"": root}  # by address
-        self.dynamic: Counter[str] = Counter()  # anchors by name
+        self.keywords: dict[
+            str, list[tuple[str, Any]]
+        ] = {}  # by keyword: pointers, and values there
+        self._base_addresses: dict[int, str] = {}  # and the address that its references go from
+        self._nodes_by_address: dict[str, Any] = {"": root}  # by address
+        self.anchor_counts: Counter[str] = Counter()  # anchors by name
         self.fractions: set[float] = set()  # bounds of numbers that are not whole
-        self._kept: list[Any] = []  # adopted, so that no other object gets their identity
-        self._read(root, "#", "", True, 0)
+        self._adopted: list[Any] = []  # adopted, so that no other object gets their identity
+        self._read_node(root, "#", "", True, 0)
 
-    def _read(self, node: Any, place: str, base: str, schema: bool, depth: int) -> None:
+    def _read_node(
+        self, node: Any, place: str, base_address: str, is_schema: bool, depth: int
+    ) -> None:
         if depth > 2 * DEEPEST:
             raise NotHeld("#", f"it has more than {DEEPEST} levels", "flatten it")
         if isinstance(node, list):
-            for number, part in enumerate(node):
-                self._read(part, f"{place}/{number}", base, schema, depth + 1)
+            for index, part in enumerate(node):
+                self._read_node(part, f"{place}/{index}", base_address, is_schema, depth + 1)
         if not isinstance(node, Mapping):
             return
-        if schema:
-            base = self._name(node, base)
+        if is_schema:
+            base_address = self._note_names(node, base_address)
         self.places[id(node)] = place
-        self._bases[id(node)] = base
-        for key, value in node.items():
-            if schema and key in VALUES:
+        self._base_addresses[id(node)] = base_address
+        for keyword, value in node.items():
+            if is_schema and keyword in VALUES:
                 continue
-            if key in BOUNDS and isinstance(value, float) and not value.is_integer():
+            if keyword in BOUNDS and isinstance(value, float) and not value.is_integer():
                 self.fractions.add(value)
-            below = f"{place}/{_escaped(key)}"
-            if schema:
-                self.said.setdefault(key, []).append((below, value))
-            if schema and key in NAMED and isinstance(value, Mapping):
-                self.places[id(value)] = below
+            inner_place = f"{place}/{_escape_pointer(keyword)}"
+            if is_schema:
+                self.keywords.setdefault(keyword, []).append((inner_place, value))
+            if is_schema and keyword in NAMED and isinstance(value, Mapping):
+                self.places[id(value)] = inner_place
                 for name, part in value.items():
-                    self._read(part, f"{below}/{_escaped(name)}", base, True, depth + 2)
+                    self._read_node(
+                        part,
+                        f"{inner_place}/{_escape_pointer(name)}",
+                        base_address,
+                        True,
+                        depth + 2,
+                    )
             else:
-                known = schema and (key in ONE or key in MANY)
-                self._read(value, below, base, known, depth + 1)
+                holds_schema = is_schema and (keyword in ONE or keyword in MANY)
+                self._read_node(value, inner_place, base_address, holds_schema, depth + 1)
 
-    def _name(self, node: Mapping[str, Any], base: str) -> str:
+    def _note_names(self, node: Mapping[str, Any], base_address: str) -> str:
         """Notes the names that a schema gives itself; returns the address it goes from."""
-        own = node.get("$id", node.get("id"))
-        if isinstance(own, str) and not own.startswith("#"):
-            base = _joined(base, own).rstrip("#")
-            self._named[base] = node
-        for key in ("$anchor", "$dynamicAnchor"):
-            anchor = node.get(key)
+        schema_id = node.get("$id", node.get("id"))
+        if isinstance(schema_id, str) and not schema_id.startswith("#"):
+            base_address = _join_address(base_address, schema_id).rstrip("#")
+            self._nodes_by_address[base_address] = node
+        for keyword in ("$anchor", "$dynamicAnchor"):
+            anchor = node.get(keyword)
             if isinstance(anchor, str):
-                self._named[f"{base}#{anchor}"] = node
-                self.dynamic[anchor] += key == "$dynamicAnchor"
-        return base
+                self._nodes_by_address[f"{base_address}#{anchor}"] = node
+                self.anchor_counts[anchor] += keyword == "$dynamicAnchor"
+        return base_address
 
-    def adopt(self, made: dict[str, Any], source: Any) -> dict[str, Any]:
-        """An object made of a part, which then lies where that does."""
-        self.places[id(made)] = self.places.get(id(source), "#")
-        self._bases[id(made)] = self._bases.get(id(source), "")
-        self._kept.append(made)
-        return made
+    def adopt_part(self, new_part: dict[str, Any], source: Any) -> dict[str, Any]:
+        """Registers an object made of a part, which then lies where that part does."""
+        self.places[id(new_part)] = self.places.get(id(source), "#")
+        self._base_addresses[id(new_part)] = self._base_addresses.get(id(source), "")
+        self._adopted.append(new_part)
+        return new_part
 
-    def target(self, node: Mapping[str, Any], key: str) -> Any:
-        """What a reference of a part means. Raises NotHeld."""
-        reference = node[key]
-        place = f"{self.places.get(id(node), '#')}/{key}"
+    def resolve_reference(self, node: Mapping[str, Any], keyword: str) -> Any:
+        """Returns the part that a reference means. Raises NotHeld."""
+        reference = node[keyword]
+        place = f"{self.places.get(id(node), '#')}/{keyword}"
         if not isinstance(reference, str):
             raise NotHeld(place, "it must be a text")
-        address = _joined(self._bases.get(id(node), ""), reference)
+        address = _join_address(self._base_addresses.get(id(node), ""), reference)
         address, _, fragment = address.partition("#")
         fragment = unquote(fragment)
-        named = address if fragment[:1] in ("", "/") else f"{address}#{fragment}"
-        if named not in self._named:
+        address_name = address if fragment[:1] in ("", "/") else f"{address}#{fragment}"
+        if address_name not in self._nodes_by_address:
             cure = "write what it means into $defs" if address else "correct it"
             raise NotHeld(place, f"{reference!r} is nowhere in the schema", cure)
-        found = self._named[named]
-        for step in fragment.split("/")[1:] if fragment[:1] == "/" else ():
-            name = step.replace("~1", "/").replace("~0", "~")
-            known = isinstance(found, Mapping) and name in found
-            if known:
-                found = found[name]
-            elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-                found = found[int(name)]
+        target = self._nodes_by_address[address_name]
+        for pointer_step in fragment.split("/")[1:] if fragment[:1] == "/" else ():
+            name = pointer_step.replace("~1", "/").replace("~0", "~")
+            is_member = isinstance(target, Mapping) and name in target
+            if is_member:
+                target = target[name]
+            elif isinstance(target, list) and name.isdecimal() and int(name) < len(target):
+                target = target[int(name)]
             else:
                 raise NotHeld(place, f"{reference!r} is nowhere in the schema", "correct it")
-        return found
+        return target
 
 
-def _escaped(name: str) -> str:
+def _escape_pointer(name: str) -> str:
     return name.replace("~", "~0").replace("/", "~1")
 
 
-def _joined(base: str, reference: str) -> str:
-    """The address of a reference that is read at another address."""
+def _join_address(base: str, reference: str) -> str:
+    """Joins a reference to the address that it is read at."""
     if reference.startswith("#") or not reference:
         return base + reference
     if base.startswith("urn:"):  # whose parts have no order
@@ -136,7 +146,7 @@ def _joined(base: str, reference: str) -> str:
         return reference
 
 
-def exact(value: Any) -> bool:
+def is_exact(value: Any) -> bool:
     """Whether the numbers in a value are such that llguidance reads them as they are."""
     if isinstance(value, bool) or value is None or isinstance(value, str):
         return True
@@ -144,12 +154,12 @@ def exact(value: Any) -> bool:
         return abs(value) <= 2**53
     if isinstance(value, float):
         return not value or (float(f"{value:.15g}") == value and 1e-22 <= abs(value) <= 1e22)
-    inside: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
-    return all(map(exact, inside))
+    inner_values: Iterable[Any] = value.values() if isinstance(value, Mapping) else value
+    return all(map(is_exact, inner_values))
 
 
 def key_of(value: Any) -> Any:
-    """Equal for equal JSON values, and for no others; may be hashed."""
+    """Returns a hashable key, equal for equal JSON values and for no others."""
     if isinstance(value, Mapping):
         return "object", frozenset((name, key_of(part)) for name, part in value.items())
     if isinstance(value, list):
@@ -165,10 +175,10 @@ def type_of(value: Any) -> str:
         return "boolean"
     if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         return "integer"
-    kinds: list[tuple[Any, str]] = [
+    typed_names: list[tuple[Any, str]] = [
         (float, "number"),
         (str, "string"),
         (Mapping, "object"),
         (list, "array"),
     ]
-    return next(name for kind, name in kinds if isinstance(value, kind))
+    return next(name for python_type, name in typed_names if isinstance(value, python_type))

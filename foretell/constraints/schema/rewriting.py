@@ -16,13 +16,7 @@ from foretell.constraints.schema.distinct import HELD, MARK
 from foretell.constraints.schema.formats import FORMATS, LONGEST, UNCHECKED
 from foretell.constraints.schema.logic import WITHOUT, Logic
 from foretell.constraints.schema.patterns import rust_of_javascript
-from foretell.constraints.schema.reading import (
-    DEEPEST,
-    TYPES,
-    Document,
-    NotHeld,
-    exact,
-)
+from foretell.constraints.schema.reading import DEEPEST, TYPES, Document, NotHeld, is_exact
 
 OPTIONS = "x-guidance"  # where a schema says how it is to be read
 LEAVE = f'leave it out, or ignore it: "{OPTIONS}": {{"lenient": true}}'
@@ -35,30 +29,33 @@ COUNTS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "ma
 Schema = dict[str, Any]
 
 
-def rewritten(schema: Any) -> Any:
-    """The schema for the compiler. Raises NotHeld, a BadConfig, with the place of what is wrong."""
-    given = schema.get(OPTIONS) if isinstance(schema, dict) else None
-    if given is not None and not isinstance(given, dict):
+def rewrite_schema(schema: Any) -> Any:
+    """Rewrites a schema for the compiler. Raises NotHeld, a BadConfig, with the place of what is
+    wrong.
+    """
+    given_options = schema.get(OPTIONS) if isinstance(schema, dict) else None
+    if given_options is not None and not isinstance(given_options, dict):
         raise NotHeld(f"#/{OPTIONS}", "it must be an object", "correct it")
-    options = dict(given or {})
-    loose = bool(options.get("coerce_one_of") or options.get("lenient"))
+    options = dict(given_options or {})
+    is_loose = bool(options.get("coerce_one_of") or options.get("lenient"))
     try:
-        work = Rewriting(Document(schema), bool(options.get("lenient")), loose)
-        made = work.whole()
+        rewriting = Rewriting(Document(schema), bool(options.get("lenient")), is_loose)
+        new_schema = rewriting.rewrite_document()
     except (TypeError, ValueError, AttributeError, KeyError, OverflowError, RecursionError):
         raise NotHeld("#", "a keyword has a value that it cannot have", "correct it") from None
-    if isinstance(made, bool):
-        made = {} if made else {"anyOf": []}
-    if work.named:  # another spelling of a name is the same name, so names have one spelling
-        kept = options.get("json_allowed_escapes", ESCAPES)
-        options["json_allowed_escapes"] = "".join(one for one in ESCAPES if one in kept)
-    return {**made, OPTIONS: options} if options else made
+    if isinstance(new_schema, bool):
+        new_schema = {} if new_schema else {"anyOf": []}
+    # Another spelling of a name is the same name, so names have one spelling.
+    if rewriting.has_named:
+        escapes = options.get("json_allowed_escapes", ESCAPES)
+        options["json_allowed_escapes"] = "".join(escape for escape in ESCAPES if escape in escapes)
+    return {**new_schema, OPTIONS: options} if options else new_schema
 
 
 class Rewriting:
-    """Of one document.
+    """The rewriting of one document.
 
-    `named`: whether somewhere an object has properties of given names and others.
+    `has_named`: whether somewhere an object has properties of given names and others.
     """
 
     def __init__(self, document: Document, lenient: bool, loose: bool):
@@ -66,24 +63,26 @@ class Rewriting:
         self.logic = Logic(document)
         self.lenient = lenient
         self.loose = loose
-        self.named = False
+        self.has_named = False
         self.parts = 0
         self.depth = 0
         self.targets: dict[int, str] = {}  # names of what references mean
         self.pending: list[tuple[str, Any]] = []
 
-    def whole(self) -> Any:
-        made = self.schema(self.document.root, "#")
-        defined: Schema = {}
+    def rewrite_document(self) -> Any:
+        new_schema = self.rewrite_part(self.document.root, "#")
+        definitions: Schema = {}
         while self.pending:
             name, target = self.pending.pop()
-            defined[name] = self.schema(target, "#")
-        if defined and isinstance(made, Mapping):
-            return {**made, "$defs": defined}
-        return made
+            definitions[name] = self.rewrite_part(target, "#")
+        if definitions and isinstance(new_schema, Mapping):
+            return {**new_schema, "$defs": definitions}
+        return new_schema
 
-    def schema(self, node: Any, place: str) -> Any:
-        """One part. `place`: of what it was made of, unless it is itself in the document."""
+    def rewrite_part(self, node: Any, place: str) -> Any:
+        """Rewrites one part. `place`: of what it was made of, unless it is itself in the
+        document.
+        """
         if isinstance(node, bool):
             return node
         if not isinstance(node, dict):
@@ -96,385 +95,404 @@ class Rewriting:
             raise NotHeld("#", f"it has more than {DEEPEST} levels", "flatten it")
         self.depth += 1
         try:
-            return self._told(node, place) or self._said(node, place)
+            return self._expand_unevaluated(node, place) or self._rewrite_keywords(node, place)
         finally:
             self.depth -= 1
 
-    def _told(self, node: Schema, place: str) -> Any:
-        """A schema that asks what others looked at, without that; None: it does not."""
-        for key in ("unevaluatedProperties", "unevaluatedItems"):
-            rest = node.get(key, True)
+    def _expand_unevaluated(self, node: Schema, place: str) -> Any:
+        """Rewrites a schema that asks what others evaluated, without that; None: it does not."""
+        for keyword in ("unevaluatedProperties", "unevaluatedItems"):
+            rest = node.get(keyword, True)
             if rest is True:
                 continue
-            left = {name: part for name, part in node.items() if name != key}
+            keywords = {name: part for name, part in node.items() if name != keyword}
             try:
-                told = self.logic.told(self.document.adopt(left, node), key)
+                ways = self.logic.ways_to_meet(self.document.adopt_part(keywords, node), keyword)
             except NotHeld:
                 if not self.lenient:
                     raise
-                return self.schema(left, place)
-            return self.schema({"anyOf": [way.schema(key, rest) for way in told]}, place)
+                return self.rewrite_part(keywords, place)
+            return self.rewrite_part(
+                {"anyOf": [way.with_rest(keyword, rest) for way in ways]}, place
+            )
         return None
 
-    def _said(self, node: Schema, place: str) -> Any:
-        """What its keywords say, one by one."""
-        made: Schema = {}
-        others: list[Any] = []  # that have to hold as well
-        for key, value in node.items():
-            if key in WITHOUT:
+    def _rewrite_keywords(self, node: Schema, place: str) -> Any:
+        """Rewrites the keywords of a schema, one by one."""
+        new_schema: Schema = {}
+        added_schemas: list[Any] = []  # that have to hold as well
+        for keyword, value in node.items():
+            if keyword in WITHOUT:
                 continue
-            below = f"{place}/{key}"
+            keyword_place = f"{place}/{keyword}"
             try:
-                others += HOW.get(key, Rewriting._unknown)(self, node, value, below, made)
+                added_schemas += HOW.get(keyword, Rewriting._ignore_keyword)(
+                    self, node, value, keyword_place, new_schema
+                )
             except NotHeld:
                 if not self.lenient:
                     raise
             except (TypeError, ValueError, AttributeError, KeyError, OverflowError):
-                raise NotHeld(below, f"{key} has no such value", "correct it") from None
-        if others:
-            made["allOf"] = [*made.pop("allOf", []), *others]
-        named = made.keys() & {"properties", "patternProperties", "required"}
-        if named and made.get("additionalProperties") is not False:
-            self.named = True
-        return made
+                raise NotHeld(keyword_place, f"{keyword} has no such value", "correct it") from None
+        if added_schemas:
+            new_schema["allOf"] = [*new_schema.pop("allOf", []), *added_schemas]
+        name_keywords = new_schema.keys() & {"properties", "patternProperties", "required"}
+        if name_keywords and new_schema.get("additionalProperties") is not False:
+            self.has_named = True
+        return new_schema
 
     # --- keywords: each notes what it says in `made`, and returns what has to hold as well
 
-    def _unknown(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
+    def _ignore_keyword(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
         return []
 
-    def _needed(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
+    def _keep_required(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
         if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
             raise NotHeld(place, "it must be a list of names", "correct it")
-        made["required"] = value
+        schema["required"] = value
         return []
 
-    def _type(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        for name in [value] if isinstance(value, str) else value:
-            if name not in TYPES:
-                raise NotHeld(place, f"{name!r} is no type", f"choose of {', '.join(TYPES)}")
-        made["type"] = value
+    def _keep_type(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        for type_name in [value] if isinstance(value, str) else value:
+            if type_name not in TYPES:
+                raise NotHeld(place, f"{type_name!r} is no type", f"choose of {', '.join(TYPES)}")
+        schema["type"] = value
         return []
 
-    def _value(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        if not exact(value):
+    def _keep_value(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        if not is_exact(value):
             raise NotHeld(place, "numbers of more than 15 digits are not supported", LEAVE)
-        key = place.rpartition("/")[2]
-        if key == "enum" and not isinstance(value, list):
+        keyword = place.rpartition("/")[2]
+        if keyword == "enum" and not isinstance(value, list):
             raise NotHeld(place, "it must be a list", "correct it")
-        made[key] = value
+        schema[keyword] = value
         return []
 
-    def _number(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        key = place.rpartition("/")[2]
-        if isinstance(value, bool) and key.startswith("exclusive"):  # as in draft 4
-            bound = node.get(f"m{key.removeprefix('exclusiveM')}")
+    def _keep_bound(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        keyword = place.rpartition("/")[2]
+        if isinstance(value, bool) and keyword.startswith("exclusive"):  # as in draft 4
+            bound = node.get(f"m{keyword.removeprefix('exclusiveM')}")
             if value and bound is not None:
-                made[key] = bound
+                schema[keyword] = bound
             return []
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise NotHeld(place, f"{key} must be a number", "correct it")
-        if isinstance(value, int) and key != "multipleOf" and 2**53 < abs(value) < 2**63:
-            value = _rounded(value, down="ax" in key)
-        elif not exact(value):
+            raise NotHeld(place, f"{keyword} must be a number", "correct it")
+        if isinstance(value, int) and keyword != "multipleOf" and 2**53 < abs(value) < 2**63:
+            value = _round_bound(value, rounds_down="ax" in keyword)
+        elif not is_exact(value):
             raise NotHeld(place, "numbers of more than 15 digits are not supported", LEAVE)
-        side = 1 if key == "exclusiveMinimum" else -1
-        within = (int(other) == value and other * side > 0 for other in self.document.fractions)
-        if key.startswith("exclusive") and value * side >= 0 and any(within):
+        direction = 1 if keyword == "exclusiveMinimum" else -1
+        inside_integer = (
+            int(fraction) == value and fraction * direction > 0
+            for fraction in self.document.fractions
+        )
+        if keyword.startswith("exclusive") and value * direction >= 0 and any(inside_integer):
             # The compiler forgets it where the other bound lies within the same whole number.
-            nearest = value + side * (NEAR if value else NEAREST)
-            return [{key.replace("exclusiveM", "m"): nearest}]
-        made[key] = value
+            nearest_bound = value + direction * (NEAR if value else NEAREST)
+            return [{keyword.replace("exclusiveM", "m"): nearest_bound}]
+        schema[keyword] = value
         return []
 
-    def _count(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        made[place.rpartition("/")[2]] = _whole(value, place)
+    def _keep_count(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        schema[place.rpartition("/")[2]] = _check_count(value, place)
         return []
 
-    def _pattern(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        made["pattern"] = rust_of_javascript(value)
+    def _translate_pattern(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        schema["pattern"] = rust_of_javascript(value)
         return []
 
-    def _format(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
+    def _expand_format(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
         if value in UNCHECKED:
             raise NotHeld(place, f"the format {value} is not supported", LEAVE)
         if value not in FORMATS:
             return []
-        limit = {"maxLength": LONGEST[value]} if value in LONGEST else {}
-        return [{"pattern": f"^(?:{FORMATS[value]})$", **limit}]
+        length_limit = {"maxLength": LONGEST[value]} if value in LONGEST else {}
+        return [{"pattern": f"^(?:{FORMATS[value]})$", **length_limit}]
 
-    def _inside(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        made[place.rpartition("/")[2]] = self.schema(value, place)
+    def _rewrite_inner(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        schema[place.rpartition("/")[2]] = self.rewrite_part(value, place)
         return []
 
-    def _named(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        made["properties"] = {
-            name: self.schema(part, f"{place}/{name}") for name, part in value.items()
+    def _rewrite_members(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        schema["properties"] = {
+            name: self.rewrite_part(part, f"{place}/{name}") for name, part in value.items()
         }
         return []
 
-    def _patterns(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        made["patternProperties"] = {
-            rust_of_javascript(pattern): self.schema(part, f"{place}/{pattern}")
+    def _rewrite_patterns(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        schema["patternProperties"] = {
+            rust_of_javascript(pattern): self.rewrite_part(part, f"{place}/{pattern}")
             for pattern, part in value.items()
         }
         return []
 
-    def _items(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
+    def _rewrite_items(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
         if not isinstance(value, list):
-            return self._inside(node, value, place, made)
-        self._listed(node, value, place.replace("items", "prefixItems"), made)  # older drafts
+            return self._rewrite_inner(node, value, place, schema)
+        # Older drafts have lists here.
+        self._rewrite_list(node, value, place.replace("items", "prefixItems"), schema)
         if "additionalItems" in node:
-            made["items"] = self.schema(node["additionalItems"], place)
+            schema["items"] = self.rewrite_part(node["additionalItems"], place)
         return []
 
-    def _listed(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        key = place.rpartition("/")[2]
-        made[key] = [self.schema(part, f"{place}/{i}") for i, part in enumerate(value)]
+    def _rewrite_list(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        keyword = place.rpartition("/")[2]
+        schema[keyword] = [self.rewrite_part(part, f"{place}/{i}") for i, part in enumerate(value)]
         return []
 
-    def _reference(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        key = place.rpartition("/")[2]
+    def _follow_reference(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        keyword = place.rpartition("/")[2]
         anchor = str(value).rpartition("#")[2]
-        if key == "$dynamicRef" and self.document.dynamic[anchor] > 1:
+        if keyword == "$dynamicRef" and self.document.anchor_counts[anchor] > 1:
             raise NotHeld(place, f"$dynamicRef is not supported for several {anchor!r}", LEAVE)
-        target = self.document.target(node, key)
+        target = self.document.resolve_reference(node, keyword)
         if isinstance(target, bool):
             return [target]
         name = self.targets.get(id(target))
         if name is None:
             name = self.targets[id(target)] = str(len(self.targets))
             self.pending.append((name, target))
-        if "$ref" in made:
+        if "$ref" in schema:
             return [{"$ref": f"#/$defs/{name}"}]
-        made["$ref"] = f"#/$defs/{name}"
+        schema["$ref"] = f"#/$defs/{name}"
         return []
 
-    def _refused(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
+    def _refuse_keyword(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
         raise NotHeld(place, f"{place.rpartition('/')[2]} is not supported", LEAVE)
 
     # --- logic
 
-    def _not(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        return [self.schema(self.logic.no(value), place)]
+    def _rewrite_not(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        return [self.rewrite_part(self.logic.negate(value), place)]
 
-    def _if(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        then, other = node.get("then", True), node.get("else", True)
-        if then is True and other is True:
+    def _rewrite_if(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        then, otherwise = node.get("then", True), node.get("else", True)
+        if then is True and otherwise is True:
             return []
-        no = self.logic.no(value)
-        if other is True:
-            return [self.schema({"anyOf": [no, then]}, place)]
+        negated = self.logic.negate(value)
+        if otherwise is True:
+            return [self.rewrite_part({"anyOf": [negated, then]}, place)]
         if then is True:
-            return [self.schema({"anyOf": [value, other]}, place)]
-        ways = [{"allOf": [value, then]}, {"allOf": [no, other]}]
-        return [self.schema({"anyOf": ways}, place)]
+            return [self.rewrite_part({"anyOf": [value, otherwise]}, place)]
+        ways = [{"allOf": [value, then]}, {"allOf": [negated, otherwise]}]
+        return [self.rewrite_part({"anyOf": ways}, place)]
 
-    def _one_of(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        """Where parts may share a value, each without the others."""
+    def _rewrite_one_of(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        """Says oneOf by anyOf; parts that share a value exclude each other."""
         if self.loose:
-            return [self.schema({"anyOf": value}, place)]
+            return [self.rewrite_part({"anyOf": value}, place)]
         ways = []
-        for number, part in enumerate(value):
+        for part_number, part in enumerate(value):
             overlapping = [
-                other
-                for place_, other in enumerate(value)
-                if place_ != number and not self.logic.apart(part, other)
+                other_part
+                for other_number, other_part in enumerate(value)
+                if other_number != part_number and not self.logic.are_disjoint(part, other_part)
             ]
             try:
-                ways.append({"allOf": [part, *map(self.logic.no, overlapping)]})
+                ways.append({"allOf": [part, *map(self.logic.negate, overlapping)]})
             except NotHeld:
                 cure = f'write anyOf, or read it so: "{OPTIONS}": {{"coerce_one_of": true}}'
-                said = "oneOf is not supported where its parts may share a value"
-                raise NotHeld(place, said, cure) from None
-        return [self.schema({"anyOf": ways}, place)]
+                message = "oneOf is not supported where its parts may share a value"
+                raise NotHeld(place, message, cure) from None
+        return [self.rewrite_part({"anyOf": ways}, place)]
 
     # --- objects
 
-    def _required_with(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        """dependentRequired, dependentSchemas, and the older dependencies, which is either."""
-        found = []
-        for name, what in value.items():
-            need = {"required": [name, *what]} if isinstance(what, list) else {"allOf": [what]}
+    def _rewrite_dependent(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        """Rewrites dependentRequired, dependentSchemas, and the older dependencies, which is
+        either.
+        """
+        dependent_schemas = []
+        for name, rule in value.items():
+            need = {"required": [name, *rule]} if isinstance(rule, list) else {"allOf": [rule]}
             ways = [
                 {"properties": {name: False}},
                 {"type": "object", "required": [name], "allOf": [need]},
             ]
-            found.append(self.schema({"anyOf": ways}, f"{place}/{name}"))
-        return found
+            dependent_schemas.append(self.rewrite_part({"anyOf": ways}, f"{place}/{name}"))
+        return dependent_schemas
 
-    def _names(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
+    def _rewrite_names(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
         if value is True:
             return []
         if value is False:
             return [{"maxProperties": 0}]
-        listed = self.logic.listed(value)
-        if listed is not None:
-            names = dict.fromkeys((one for one in listed if isinstance(one, str)), True)
-            return [{"properties": names, "additionalProperties": False}]
+        listed_names = self.logic.listed_values(value)
+        if listed_names is not None:
+            allowed_names = dict.fromkeys(
+                (listed_name for listed_name in listed_names if isinstance(listed_name, str)), True
+            )
+            return [{"properties": allowed_names, "additionalProperties": False}]
         value = {name: part for name, part in value.items() if name not in WITHOUT}
         if value == {"type": "string"}:
             return []
         if value.get("type", "string") != "string" or not value.keys() <= {"type", *NAME_WORDS}:
             raise NotHeld(place, "propertyNames is supported for one pattern or lengths", LEAVE)
-        said = value.keys() - {"type"}
-        if said <= {"minLength", "maxLength"}:
-            low, high = (value.get(key) for key in ("minLength", "maxLength"))
-            most = "" if high is None else _whole(high, place)
-            pattern = f"^(?s:.{{{_whole(low or 0, place)},{most}}})$"
-        elif said == {"pattern"}:
+        keywords = value.keys() - {"type"}
+        if keywords <= {"minLength", "maxLength"}:
+            min_length, max_length = (value.get(keyword) for keyword in ("minLength", "maxLength"))
+            upper_limit = "" if max_length is None else _check_count(max_length, place)
+            pattern = f"^(?s:.{{{_check_count(min_length or 0, place)},{upper_limit}}})$"
+        elif keywords == {"pattern"}:
             pattern = rust_of_javascript(value["pattern"])
-        elif said == {"format"} and value["format"] in FORMATS.keys() - LONGEST.keys():
+        elif keywords == {"format"} and value["format"] in FORMATS.keys() - LONGEST.keys():
             pattern = f"^(?:{FORMATS[value['format']]})$"
         else:
             raise NotHeld(place, "propertyNames is supported for one pattern or lengths", LEAVE)
         return [{"patternProperties": {pattern: True}, "additionalProperties": False}]
 
-    def _how_many(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        """minProperties and maxProperties: told by which of the properties there are.
+    def _limit_properties(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        """Says minProperties and maxProperties by which of the properties there are.
 
         Names that nobody gave could come twice, so two of these cannot be asked for.
         """
         if "minProperties" in node and place.endswith("maxProperties"):
             return []  # both were looked at together
-        low = _whole(node.get("minProperties", 0), place)
-        high = math.inf
+        min_count = _check_count(node.get("minProperties", 0), place)
+        max_count = math.inf
         if "maxProperties" in node:
-            high = _whole(node["maxProperties"], place)
-        needed = set(node.get("required", ()))
-        free = [
+            max_count = _check_count(node["maxProperties"], place)
+        required = set(node.get("required", ()))
+        optional = [
             name
             for name, part in node.get("properties", {}).items()
-            if name not in needed and part is not False
+            if name not in required and part is not False
         ]
-        open_ = node.get("additionalProperties") is not False or node.get("patternProperties")
-        if high < max(low, len(needed)):
+        is_open = node.get("additionalProperties") is not False or node.get("patternProperties")
+        if max_count < max(min_count, len(required)):
             return [{"type": [kind for kind in TYPES if kind not in ("object", "integer")]}]
-        if low <= len(needed) and high == math.inf:
+        if min_count <= len(required) and max_count == math.inf:
             return []
-        lacking = max(0, low - len(needed))
-        key = place.rpartition("/")[2]
-        twice = NotHeld(place, f"{key} is not supported above 1 where names are free", LEAVE)
-        if not free:
-            if open_ and lacking > 1:
-                raise twice
-            made.update({"minProperties": low} if lacking else {})
-            made.update({} if high == math.inf else {"maxProperties": high})
+        lacking = max(0, min_count - len(required))
+        keyword = place.rpartition("/")[2]
+        problem = f"{keyword} is not supported above 1 where names are free"
+        unsupported = NotHeld(place, problem, LEAVE)
+        if not optional:
+            if is_open and lacking > 1:
+                raise unsupported
+            schema.update({"minProperties": min_count} if lacking else {})
+            schema.update({} if max_count == math.inf else {"maxProperties": max_count})
             return []
         ways: list[Schema] = []
-        if high == math.inf and open_:
+        if max_count == math.inf and is_open:
             if lacking > 1:
-                raise twice
-            ways = [{"required": [name]} for name in free]
-            ways.append({"properties": dict.fromkeys(free, False), "minProperties": low})
-        elif high == math.inf:
-            ways = [{"required": list(some)} for some in combinations(free, lacking)]
+                raise unsupported
+            ways = [{"required": [name]} for name in optional]
+            ways.append({"properties": dict.fromkeys(optional, False), "minProperties": min_count})
+        elif max_count == math.inf:
+            ways = [{"required": list(names)} for names in combinations(optional, lacking)]
         else:
-            for count in range(min(len(free), int(high) - len(needed)) + 1):
-                if open_ and lacking - count > 1:
-                    raise twice
-                if not open_ and lacking > count:
+            for count in range(min(len(optional), int(max_count) - len(required)) + 1):
+                if is_open and lacking - count > 1:
+                    raise unsupported
+                if not is_open and lacking > count:
                     continue
-                for some in combinations(free, count):
-                    way: Schema = {"required": list(some)}
-                    way["properties"] = {name: False for name in free if name not in some}
-                    if open_:
-                        way |= {"minProperties": low, "maxProperties": high}
+                for names in combinations(optional, count):
+                    way: Schema = {"required": list(names)}
+                    way["properties"] = {name: False for name in optional if name not in names}
+                    if is_open:
+                        way |= {"minProperties": min_count, "maxProperties": max_count}
                     ways.append(way)
                     if len(ways) > CHOICES:
-                        raise NotHeld(place, f"{key} is not supported beside so many", LEAVE)
+                        raise NotHeld(place, f"{keyword} is not supported beside so many", LEAVE)
         if len(ways) > CHOICES:
-            raise NotHeld(place, f"{key} is not supported beside so many", LEAVE)
-        return [{"anyOf": [{**way, "type": "object"} for way in ways] + [_but("object")]}]
+            raise NotHeld(place, f"{keyword} is not supported beside so many", LEAVE)
+        return [{"anyOf": [{**way, "type": "object"} for way in ways] + [_all_but("object")]}]
 
     # --- arrays
 
-    def _contains(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        low, high = _whole(node.get("minContains", 1), place), node.get("maxContains")
-        if low == 0 and high is None:
+    def _rewrite_contains(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        lower, upper = _check_count(node.get("minContains", 1), place), node.get("maxContains")
+        if lower == 0 and upper is None:
             return []
         if value is True:
-            most = {} if high is None else {"maxItems": _whole(high, place)}
-            return [{"minItems": low, **most}]
+            limit = {} if upper is None else {"maxItems": _check_count(upper, place)}
+            return [{"minItems": lower, **limit}]
         if value is False:
-            return [_but("array")] if low else []
-        if high == 0:
-            return [self.schema({"items": self.logic.no(value)}, place)] if not low else [False]
-        most_items = node.get("maxItems")
-        if high is not None or most_items is None:
+            return [_all_but("array")] if lower else []
+        if upper == 0:
+            if lower:
+                return [False]
+            return [self.rewrite_part({"items": self.logic.negate(value)}, place)]
+        max_items = node.get("maxItems")
+        if upper is not None or max_items is None:
             raise NotHeld(place, "contains is not supported without maxItems", LEAVE)
         ways = []
-        for some in combinations(range(_whole(most_items, place)), low):
-            first = [value if number in some else True for number in range(some[-1] + 1)]
-            ways.append({"type": "array", "minItems": len(first), "prefixItems": first})
+        for positions in combinations(range(_check_count(max_items, place)), lower):
+            prefix = [
+                value if position in positions else True for position in range(positions[-1] + 1)
+            ]
+            ways.append({"type": "array", "minItems": len(prefix), "prefixItems": prefix})
             if len(ways) > CHOICES:
                 raise NotHeld(place, "contains is not supported beside so many items", LEAVE)
-        return [self.schema({"anyOf": [*ways, _but("array")]}, place)]
+        return [self.rewrite_part({"anyOf": [*ways, _all_but("array")]}, place)]
 
-    def _unique(self, node: Schema, value: Any, place: str, made: Schema) -> list[Any]:
-        """Items that all differ: of few listed values by all their orders, else by a mark."""
-        most = node.get("maxItems", math.inf)
-        if value is False or most <= 1:
+    def _mark_unique(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
+        """Makes all items differ: few listed values by all their orders, others by a mark."""
+        max_items = node.get("maxItems", math.inf)
+        if value is False or max_items <= 1:
             return []
-        listed = self.logic.listed(node.get("items", True))
-        if listed is None or "prefixItems" in node:
-            made[MARK] = True
+        listed_values = self.logic.listed_values(node.get("items", True))
+        if listed_values is None or "prefixItems" in node:
+            schema[MARK] = True
             return []
-        if len(listed) > 4:
+        if len(listed_values) > 4:
             raise NotHeld(place, HELD, LEAVE)
         ways = [
             {"type": "array", "minItems": count, "maxItems": count,
-             "prefixItems": [{"const": one} for one in some]}
-            for count in range(len(listed) + 1)
-            for some in permutations(listed, count)
+             "prefixItems": [{"const": item_value} for item_value in value_order]}
+            for count in range(len(listed_values) + 1)
+            for value_order in permutations(listed_values, count)
         ]  # fmt: skip
-        return [{"anyOf": [*ways, _but("array")]}]
+        return [{"anyOf": [*ways, _all_but("array")]}]
 
 
 NAME_WORDS = ("minLength", "maxLength", "pattern", "format")
 HOW: dict[str, Callable[[Rewriting, Any, Any, str, Schema], list[Any]]] = {
-    "type": Rewriting._type,
-    **dict.fromkeys(("const", "enum"), Rewriting._value),
-    **dict.fromkeys(NUMBERS, Rewriting._number),
-    **dict.fromkeys(COUNTS[:4], Rewriting._count),
-    **dict.fromkeys(COUNTS[4:], Rewriting._how_many),
-    "pattern": Rewriting._pattern,
-    "format": Rewriting._format,
-    "properties": Rewriting._named,
-    "patternProperties": Rewriting._patterns,
-    "additionalProperties": Rewriting._inside,
-    "required": Rewriting._needed,
-    "items": Rewriting._items,
-    **dict.fromkeys(("prefixItems", "allOf", "anyOf"), Rewriting._listed),
-    **dict.fromkeys(("$ref", "$dynamicRef"), Rewriting._reference),
-    "$recursiveRef": Rewriting._refused,
-    "not": Rewriting._not,
-    "if": Rewriting._if,
-    "oneOf": Rewriting._one_of,
+    "type": Rewriting._keep_type,
+    **dict.fromkeys(("const", "enum"), Rewriting._keep_value),
+    **dict.fromkeys(NUMBERS, Rewriting._keep_bound),
+    **dict.fromkeys(COUNTS[:4], Rewriting._keep_count),
+    **dict.fromkeys(COUNTS[4:], Rewriting._limit_properties),
+    "pattern": Rewriting._translate_pattern,
+    "format": Rewriting._expand_format,
+    "properties": Rewriting._rewrite_members,
+    "patternProperties": Rewriting._rewrite_patterns,
+    "additionalProperties": Rewriting._rewrite_inner,
+    "required": Rewriting._keep_required,
+    "items": Rewriting._rewrite_items,
+    **dict.fromkeys(("prefixItems", "allOf", "anyOf"), Rewriting._rewrite_list),
+    **dict.fromkeys(("$ref", "$dynamicRef"), Rewriting._follow_reference),
+    "$recursiveRef": Rewriting._refuse_keyword,
+    "not": Rewriting._rewrite_not,
+    "if": Rewriting._rewrite_if,
+    "oneOf": Rewriting._rewrite_one_of,
     **dict.fromkeys(
-        ("dependentRequired", "dependentSchemas", "dependencies"), Rewriting._required_with
+        ("dependentRequired", "dependentSchemas", "dependencies"), Rewriting._rewrite_dependent
     ),
-    "propertyNames": Rewriting._names,
-    "contains": Rewriting._contains,
-    "uniqueItems": Rewriting._unique,
+    "propertyNames": Rewriting._rewrite_names,
+    "contains": Rewriting._rewrite_contains,
+    "uniqueItems": Rewriting._mark_unique,
 }
 
 
-def _but(kind: str) -> Schema:
-    """All values but those of a type."""
+def _all_but(kind: str) -> Schema:
+    """A schema of all values but those of a type."""
     return {"type": [name for name in TYPES if name not in (kind, "integer")]}
 
 
-def _rounded(value: int, down: bool) -> int:
-    """The nearest whole number below or above that a double has, which is stricter than a bound."""
-    near = float(value)
-    if (near > value) == down and near != value:
-        near = math.nextafter(near, -math.inf if down else math.inf)
-    return int(near)
+def _round_bound(value: int, rounds_down: bool) -> int:
+    """Rounds to the nearest whole number below or above that a double has: stricter than the
+    bound.
+    """
+    rounded_value = float(value)
+    if (rounded_value > value) == rounds_down and rounded_value != value:
+        rounded_value = math.nextafter(rounded_value, -math.inf if rounds_down else math.inf)
+    return int(rounded_value)
 
 
-def _whole(value: Any, place: str) -> int:
-    """A count, which may be written with a fraction of zero. Raises NotHeld."""
+def _check_count(value: Any, place: str) -> int:
+    """Returns a count, which may be written with a fraction of zero. Raises NotHeld."""
     if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
         raise NotHeld(place, "it must be a whole number", "correct it")
     if not 0 <= value <= 2**53:

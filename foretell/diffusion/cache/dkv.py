@@ -43,12 +43,12 @@ class Dkv(CanvasKV):
         if self.mode not in EVERY:
             raise BadConfig.field("dkv:mode", self.mode, " or ".join(EVERY))
         if self.every < 0 or self.window < 0:
-            least = "every and window at least 0"
-            raise BadConfig.field("dkv", f"every={self.every}, window={self.window}", least)
+            requirement = "every and window at least 0"
+            raise BadConfig.field("dkv", f"every={self.every}, window={self.window}", requirement)
 
     def planner(self) -> Planner:
-        every = self.every or EVERY[self.mode]
-        return Late(every) if self.mode == "decode" else Near(every, self.window)
+        refresh_steps = self.every or EVERY[self.mode]
+        return Late(refresh_steps) if self.mode == "decode" else Near(refresh_steps, self.window)
 
 
 class Counted(Planner):
@@ -56,49 +56,63 @@ class Counted(Planner):
 
     steady = False
 
-    def __init__(self, every: int):
-        self.every = every
+    def __init__(self, refresh_steps: int):
+        self.every = refresh_steps
 
-    def start(self, sheet: Sheet) -> None:
+    def start_canvas(self, sheet: Sheet) -> None:
         self.block: tuple[int, int] | None = None
         self.step = 0
         self.before: frozenset[int] = frozenset()  # committed at the last forward
         self.settled: frozenset[int] = frozenset()  # and at the one before it
 
-    def plan(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
+    def plan_view(self, sheet: Sheet, block: tuple[int, int], requested: Sequence[int]) -> View:
         if block != self.block:
             self.block, self.step = block, 0
-        masked = set(sheet.masked)
-        known = frozenset(place for place in range(sheet.end) if place not in masked)
-        whole = self.step <= 1 or self.step % self.every == 0
-        view = View(wanted) if whole else self.part(sheet, known, wanted)
-        self.settled, self.before = self.before, known
+        masked_positions = set(sheet.masked)
+        committed = frozenset(
+            position for position in range(sheet.end) if position not in masked_positions
+        )
+        is_full = self.step <= 1 or self.step % self.every == 0
+        view = View(requested) if is_full else self.partial_view(sheet, committed, requested)
+        self.settled, self.before = self.before, committed
         self.step += 1
         return view
 
-    def part(self, sheet: Sheet, known: frozenset[int], wanted: Sequence[int]) -> View:
-        """What a forward computes that does not compute everything; `known`: committed now."""
+    def partial_view(
+        self, sheet: Sheet, committed: frozenset[int], requested: Sequence[int]
+    ) -> View:
+        """The view of a forward that does not compute everything; `committed`: positions that are
+        committed now.
+        """
         raise NotImplementedError
 
 
 class Late(Counted):
-    def part(self, sheet: Sheet, known: frozenset[int], wanted: Sequence[int]) -> View:
+    def partial_view(
+        self, sheet: Sheet, committed: frozenset[int], requested: Sequence[int]
+    ) -> View:
         # Committed before the last forward, which computed them with their true ids.
-        kept = self.before & known
-        return View(wanted, [place for place in range(sheet.end) if place not in kept])
+        settled_rows = self.before & committed
+        return View(
+            requested, [position for position in range(sheet.end) if position not in settled_rows]
+        )
 
 
 class Near(Counted):
     needs_order = True
 
-    def __init__(self, every: int, window: int):
-        super().__init__(every)
+    def __init__(self, refresh_steps: int, window: int):
+        super().__init__(refresh_steps)
         self.window = window
 
-    def part(self, sheet: Sheet, known: frozenset[int], wanted: Sequence[int]) -> View:
-        masked = [place for place in sheet.masked if place not in set(wanted)]
-        near: set[int] = set()
-        for place in wanted:
-            by_distance = sorted(masked, key=lambda other: (abs(other - place), other))
-            near.update(by_distance[: self.window])
-        return View(wanted, sorted({*(known - self.before), *near, *wanted}))
+    def partial_view(
+        self, sheet: Sheet, committed: frozenset[int], requested: Sequence[int]
+    ) -> View:
+        masked_positions = [position for position in sheet.masked if position not in set(requested)]
+        near_positions: set[int] = set()
+        for position in requested:
+            nearest = sorted(
+                masked_positions, key=lambda candidate: (abs(candidate - position), candidate)
+            )
+            near_positions.update(nearest[: self.window])
+        return View(requested, sorted({*(committed - self.before), *near_positions, *requested}))

@@ -26,12 +26,12 @@ from foretell.diffusion.planner import ByBlock, CanvasKV, View
 
 @dataclass(frozen=True)
 class Dual(CanvasKV):
-    """It has no settings; blocks are those of the method."""
+    """Has no settings; blocks are those of the method."""
 
     def planner(self) -> BlockAlone:
         return BlockAlone()
 
 
 class BlockAlone(ByBlock):
-    def within(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
-        return View(wanted, range(*block))
+    def view_within(self, sheet: Sheet, block: tuple[int, int], requested: Sequence[int]) -> View:
+        return View(requested, range(*block))

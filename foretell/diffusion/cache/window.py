@@ -51,23 +51,29 @@ class Phases(Planner):
     def __init__(self, active: int, window: int, refresh: int):
         self.active, self.window, self.refresh = active, window, refresh
 
-    def start(self, sheet: Sheet) -> None:
+    def start_canvas(self, sheet: Sheet) -> None:
         self.step = 0  # of the phase
         self.masked: list[int] = []  # when the phase began
         self.read: list[int] = []  # what its later steps read
 
-    def plan(self, sheet: Sheet, block: tuple[int, int], wanted: Sequence[int]) -> View:
-        masked = sheet.masked
+    def plan_view(self, sheet: Sheet, block: tuple[int, int], requested: Sequence[int]) -> View:
+        masked_positions = sheet.masked
         if self.step and self.step < self.refresh:
             if self.step == 1:  # the tokens that the first step committed are known now
-                far = set(masked[self.window :])
-                self.read = [place for place in range(sheet.end) if place not in far]
-            near = set(self.read)
-            active = [place for place in masked if place in near][: self.active]
-            sought = sorted({*active} & {*wanted})
-            if sought:
+                far_positions = set(masked_positions[self.window :])
+                self.read = [
+                    position for position in range(sheet.end) if position not in far_positions
+                ]
+            near_positions = set(self.read)
+            active_positions = [
+                position for position in masked_positions if position in near_positions
+            ][: self.active]
+            sought_positions = sorted({*active_positions} & {*requested})
+            if sought_positions:
                 self.step += 1
-                fresh = {*self.masked} - {*masked}
-                return View(sought, sorted({*active, *fresh}), self.read)
-        self.step, self.masked = 1, masked
-        return View(wanted)
+                newly_committed = {*self.masked} - {*masked_positions}
+                return View(
+                    sought_positions, sorted({*active_positions, *newly_committed}), self.read
+                )
+        self.step, self.masked = 1, masked_positions
+        return View(requested)

@@ -23,43 +23,21 @@ the paper's learns from tokens it drafted itself, level by level
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
-from foretell.drafters.heads.attach import attach_head
-from foretell.drafters.heads.head_tree import HeadReader, grow
-from foretell.drafters.heads.networks.tree_shape import TreeShape
+from foretell.core.settings import Range
+from foretell.drafters.heads.base import HeadTreeDrafter
 
 
 @dataclass(frozen=True)
-class Chimera(Drafter):
+class Chimera(HeadTreeDrafter):
     """Counts of levels and nodes."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    depth: int = 4  # levels of the tree, as many as the head has at most
-    breadth: int = 10  # nodes of a level that have children, and children of each
-    total: int = 25  # nodes that are verified at most
-    least: float = 0.0  # no level follows one whose best path is less likely
-
-    models = ("head",)
-    needs = ("tree",)
-
-    @property
-    def shape(self) -> TreeShape:
-        return TreeShape(self.depth, self.breadth, self.total, self.least)
-
-    def __post_init__(self) -> None:
-        self.shape.check("chimera")
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "chimera", "chimera", self.head)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
-
-    def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        tree = yield from grow(ctx, reader, budget, self.shape, "chimera")
-        return tree
+    depth: Annotated[int, Range(1, 64)] = 4  # levels of the tree, as many as the head has at most
+    # nodes of a level that have children, and children of each
+    breadth: Annotated[int, Range(1, 64)] = 10
+    total: Annotated[int, Range(1, 1023)] = 25  # nodes that are verified at most
+    # no level follows one whose best path is less likely
+    least: Annotated[float, Range(0, 1, open_high=True)] = 0.0

@@ -21,43 +21,21 @@ Differs:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
-from foretell.drafters.heads.attach import attach_head
-from foretell.drafters.heads.head_tree import HeadReader, grow
-from foretell.drafters.heads.networks.tree_shape import TreeShape
+from foretell.core.settings import Range
+from foretell.drafters.heads.base import HeadTreeDrafter
 
 
 @dataclass(frozen=True)
-class Clover(Drafter):
+class Clover(HeadTreeDrafter):
     """Counts of levels and nodes, and which siblings are dropped."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    depth: int = 5  # levels of the tree
-    breadth: int = 10  # nodes of a level that have children, and children of each
-    total: int = 25  # nodes that are verified at most
-    share: float = 0.25  # of their best sibling's chance that children need
-
-    models = ("head",)
-    needs = ("tree",)
-
-    @property
-    def shape(self) -> TreeShape:
-        return TreeShape(self.depth, self.breadth, self.total, share=self.share)
-
-    def __post_init__(self) -> None:
-        self.shape.check("clover")
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "clover", "clover", self.head)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
-
-    def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        tree = yield from grow(ctx, reader, budget, self.shape, "clover")
-        return tree
+    depth: Annotated[int, Range(1, 64)] = 5  # levels of the tree
+    # nodes of a level that have children, and children of each
+    breadth: Annotated[int, Range(1, 64)] = 10
+    total: Annotated[int, Range(1, 1023)] = 25  # nodes that are verified at most
+    # of their best sibling's chance that children need
+    share: Annotated[float, Range(0, 1, open_high=True)] = 0.25

@@ -23,56 +23,46 @@ others; the paper's have 5 layers, blocks of 16 and 5 states
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
+from foretell.core.drafter import Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.drafters.heads.attach import attach_head
+from foretell.drafters.heads.base import HeadDrafter
 from foretell.drafters.heads.head_tree import HeadReader
-from foretell.errors import BadConfig
 
 MASK = -1  # no token's id: a row of it is never taken for a token's
 
 
 @dataclass(frozen=True)
-class Dflash(Drafter):
+class Dflash(HeadDrafter):
     """A count."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    length: int = 7  # tokens drafted at most, of those that a block has
+    length: Annotated[int, Range(1, 64)] = 7  # tokens drafted at most, of those that a block has
 
-    models = ("head",)
     needs = ("taps",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= 64:
-            raise BadConfig.field("dflash:length", self.length, "between 1 and 64")
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "dflash", "dflash", self.head)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
 
     def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        masks = reader.model.block - 1
-        length = min(self.length, masks, budget - 1, ctx.depth)
+        mask_count = reader.model.block - 1
+        length = min(self.length, mask_count, budget - 1, ctx.depth)
         # The whole block is asked for, as in training, however many of its tokens are wanted.
-        if length < 1 or len(ctx.tokens) + masks > reader.model.context:
+        if length < 1 or len(ctx.tokens) + mask_count > reader.model.context:
             return tree
-        block = TokenTree(ctx.tokens[-1]).chain([MASK] * masks)
-        wanted = range(1, length + 1)
-        reply = yield Ask(block, reader.name, ctx.branch, rows=wanted)
-        best = reply.logits.softmax(-1).max(-1)
+        block = TokenTree(ctx.tokens[-1]).chain([MASK] * mask_count)
+        requested_rows = range(1, length + 1)
+        reply = yield Ask(block, reader.name, ctx.branch, rows=requested_rows)
+        best_tokens = reply.logits.softmax(-1).max(-1)
         node = 0
-        for chance, place in zip(best.values.tolist(), best.indices.tolist(), strict=True):
-            value = tree.values[node] * chance
-            node = tree.add(node, reader.tokens[place], value=value, source="dflash")
+        for probability, token_index in zip(
+            best_tokens.values.tolist(), best_tokens.indices.tolist(), strict=True
+        ):
+            value = tree.values[node] * probability
+            node = tree.add(node, reader.tokens[token_index], value=value, source="dflash")
             if ctx.ends(tree, node):
                 break
         return tree

@@ -20,14 +20,12 @@ the paper's trials in turn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
-from foretell.drafters.heads.attach import attach_head
-from foretell.drafters.heads.head_tree import HeadReader, best_tree, by_ranks
+from foretell.core.drafter import Drafting
+from foretell.drafters.heads.base import HeadDrafter
+from foretell.drafters.heads.head_tree import HeadReader, best_tree, candidates_by_ranks
 
 # Of each place the ranks on the way to it, as the authors' code has them.
 PLACES = (
@@ -40,20 +38,11 @@ PLACES = (
 
 
 @dataclass(frozen=True)
-class Eagle(Drafter):
+class Eagle(HeadDrafter):
     """The tree has no settings."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
 
-    models = ("head",)
-    needs = ("tree",)
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "eagle", "eagle", self.head)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
-
     def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        found = yield from by_ranks(ctx, reader, PLACES)
-        return best_tree(ctx, found, budget - 1, "eagle")
+        candidates = yield from candidates_by_ranks(ctx, reader, PLACES)
+        return best_tree(ctx, candidates, budget - 1, "eagle")

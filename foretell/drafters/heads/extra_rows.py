@@ -27,7 +27,7 @@ BLANK = -1  # no token's id
 
 @dataclass
 class Beside:
-    """What stands beside a tree: `counts[i]` rows below node i; nodes behind the last have none."""
+    """Rows beside a tree: `counts[i]` of them below node i; nodes behind the last have none."""
 
     counts: Sequence[int]
     # From the states (n, E) that enter layer `entry` at the rows' nodes to those that the rows
@@ -38,67 +38,80 @@ class Beside:
     places: list[int] = field(init=False)  # (n,) in its chain, from 0
 
     def __post_init__(self) -> None:
-        pairs = [(node, i) for node, count in enumerate(self.counts) for i in range(count)]
-        self.nodes = [node for node, _ in pairs]
-        self.places = [place for _, place in pairs]
+        row_pairs = [
+            (node, row_place)
+            for node, count in enumerate(self.counts)
+            for row_place in range(count)
+        ]
+        self.nodes = [node for node, _ in row_pairs]
+        self.places = [place for _, place in row_pairs]
 
-    def widened(self, tree: TokenTree) -> TokenTree:
+    def to_width(self, tree: TokenTree) -> TokenTree:
         """The nodes of the tree, and the rows behind the last of them."""
-        wide = TokenTree(tree.tokens[0])
+        wide_tree = TokenTree(tree.tokens[0])
         for node in range(1, len(tree)):
-            wide.add(tree.parents[node], tree.tokens[node])
-        above = -1
-        for node, place in zip(self.nodes, self.places, strict=True):
-            above = wide.add(above if place else node, BLANK)
-        return wide
+            wide_tree.add(tree.parents[node], tree.tokens[node])
+        last_row = -1
+        for node, row_place in zip(self.nodes, self.places, strict=True):
+            last_row = wide_tree.add(last_row if row_place else node, BLANK)
+        return wide_tree
 
 
 Answers = Generator[Message, Any, tuple[Reply, list[torch.Tensor]]]
 
 
 def read_beside(
-    ctx: Context, tree: TokenTree, beside: Beside, model: str = "target", taps: Sequence[int] = ()
+    ctx: Context,
+    tree: TokenTree,
+    extra_rows: Beside,
+    model: str = "target",
+    taps: Sequence[int] = (),
 ) -> Answers:
     """The reply with the rows of all nodes of `tree`; and of each node its rows' logits (n, V).
 
     With an entry above 0 the layers below run over the nodes alone, and those from there on over
     both: two forwards, in which no layer runs twice over a node.
     """
-    if not beside.nodes:
-        alone: Reply = yield Ask(tree, model, ctx.branch, rows=range(len(tree)), taps=tuple(taps))
-        return alone, [alone.logits[:0]] * len(tree)
-    wide = beside.widened(tree)
-    wanted = range(len(wide))
+    if not extra_rows.nodes:
+        plain_reply: Reply = yield Ask(
+            tree, model, ctx.branch, rows=range(len(tree)), taps=tuple(taps)
+        )
+        return plain_reply, [plain_reply.logits[:0]] * len(tree)
+    wide_tree = extra_rows.to_width(tree)
+    all_rows = range(len(wide_tree))
     layers: tuple[int, ...] | None = None
-    if not beside.entry:
-        states = beside.vectors(None)
+    if not extra_rows.entry:
+        states = extra_rows.vectors(None)
     else:
-        entry, count = beside.entry, len(ctx.models[model].layout)
-        tapped = tuple({entry, *(tap for tap in taps if tap < entry)})
-        layers = tuple(range(entry))
-        lower = yield Ask(tree, model, ctx.branch, rows=[], taps=tapped, layers=layers)
-        entering = lower.hidden[entry]
-        first = len(entering) - len(tree)  # nodes stand behind the tokens that the cache lacked
-        own = beside.vectors(entering[[first + node for node in beside.nodes]])
-        states = torch.cat([entering, own.to(entering)])
-        layers = tuple(range(entry, count))
+        entry_layer, count = extra_rows.entry, len(ctx.models[model].layout)
+        tapped_layers = tuple({entry_layer, *(tap for tap in taps if tap < entry_layer)})
+        layers = tuple(range(entry_layer))
+        lower_reply = yield Ask(tree, model, ctx.branch, rows=[], taps=tapped_layers, layers=layers)
+        entering_states = lower_reply.hidden[entry_layer]
+        # Nodes stand behind the tokens that the cache lacked.
+        first_node = len(entering_states) - len(tree)
+        row_states = extra_rows.vectors(
+            entering_states[[first_node + node for node in extra_rows.nodes]]
+        )
+        states = torch.cat([entering_states, row_states.to(entering_states)])
+        layers = tuple(range(entry_layer, count))
     reply: Reply = yield Ask(
-        wide, model, ctx.branch, rows=wanted, taps=tuple(taps), layers=layers, states=states
+        wide_tree, model, ctx.branch, rows=all_rows, taps=tuple(taps), layers=layers, states=states
     )
-    below: list[torch.Tensor] = []
-    start = len(tree)
+    row_logits: list[torch.Tensor] = []
+    first_row = len(tree)
     for node in range(len(tree)):
-        count = beside.counts[node] if node < len(beside.counts) else 0
-        below.append(reply.logits[start : start + count])
-        start += count
-    rows = len(wide) - len(tree)
-    kept = len(reply.new) - rows  # of the nodes, and of tokens before them
-    nodes = Reply(
+        count = extra_rows.counts[node] if node < len(extra_rows.counts) else 0
+        row_logits.append(reply.logits[first_row : first_row + count])
+        first_row += count
+    row_count = len(wide_tree) - len(tree)
+    node_count = len(reply.new) - row_count  # of the nodes, and of tokens before them
+    node_reply = Reply(
         logits=reply.logits[: len(tree)],
-        hidden={tap: states[:kept] for tap, states in reply.hidden.items()},
+        hidden={tap: states[:node_count] for tap, states in reply.hidden.items()},
         nodes=reply.nodes[: len(tree)],
-        new=reply.new[:kept],
+        new=reply.new[:node_count],
         seconds=reply.seconds,
         computed_by=reply.computed_by,
     )
-    return nodes, below
+    return node_reply, row_logits

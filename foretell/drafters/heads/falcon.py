@@ -28,58 +28,51 @@ code; in the paper's text it falls from 0.4 to 0
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
+from foretell.core.drafter import Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.drafters.heads.attach import attach_head
-from foretell.drafters.heads.head_tree import Candidate, HeadReader, Levels, add_children, best_tree
+from foretell.drafters.heads.base import HeadDrafter
+from foretell.drafters.heads.head_tree import (
+    Candidate,
+    HeadReader,
+    Levels,
+    add_candidates,
+    best_tree,
+)
 from foretell.drafters.heads.networks.tree_shape import TreeShape
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
-class Falcon(Drafter):
+class Falcon(HeadDrafter):
     """Counts of passes and nodes."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    passes: int = 4  # of the head, each of which gives a level of the tree for every law it has
-    breadth: int = 10  # paths that go on, and children of each node
-    total: int = 165  # nodes that are verified at most
-    least: float = 0.0  # no pass follows one whose best path is less likely
-
-    models = ("head",)
-    needs = ("tree",)
+    # of the head, each of which gives a level of the tree for every law it has
+    passes: Annotated[int, Range(1, 32)] = 4
+    breadth: Annotated[int, Range(1, 64)] = 10  # paths that go on, and children of each node
+    total: Annotated[int, Range(1, 1023)] = 165  # nodes that are verified at most
+    # no pass follows one whose best path is less likely
+    least: Annotated[float, Range(0, 1, open_high=True)] = 0.0
 
     @property
     def shape(self) -> TreeShape:
         return TreeShape(self.passes, self.breadth, self.total, self.least)
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.passes <= 32:
-            raise BadConfig.field("falcon:passes", self.passes, "between 1 and 32")
-        self.shape.check("falcon")
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "falcon", "falcon", self.head)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
-
     def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        depth = reader.depth(ctx, 64)
+        depth = reader.max_depth(ctx, 64)
         if depth < 1 or budget < 2:
             return TokenTree(ctx.tokens[-1])
-        found = yield from by_blocks(ctx, reader, depth, self.shape)
-        return best_tree(ctx, found, min(self.total, budget - 1), "falcon")
+        candidates = yield from candidates_by_blocks(ctx, reader, depth, self.shape)
+        return best_tree(ctx, candidates, min(self.total, budget - 1), "falcon")
 
 
-def by_blocks(
+def candidates_by_blocks(
     ctx: Context, reader: HeadReader, depth: int, shape: TreeShape
 ) -> Generator[Ask, Any, list[Candidate]]:
     """All candidates of at most `depth` levels, by one ask for as many as the head has laws.
@@ -87,27 +80,29 @@ def by_blocks(
     `shape.depth` is how many asks there are.
     """
     levels = Levels(ctx, reader)
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     frontier, level = [-1], 0
     for _ in range(shape.depth):
-        rows = yield from levels.ask(found, frontier)
-        laws = [row.unflatten(0, (-1, len(reader.tokens))) for row in rows]
-        ends: list[int] = []
-        for parent, row in zip(frontier, laws, strict=True):
-            above = [parent]
+        rows = yield from levels.ask_rows(candidates, frontier)
+        block_logits = [row.unflatten(0, (-1, len(reader.tokens))) for row in rows]
+        block_ends: list[int] = []
+        for parent, row in zip(frontier, block_logits, strict=True):
+            parent_numbers = [parent]
             for law in row[: depth - level]:
-                first = len(found)
-                for number in above:
-                    add_children(found, number, law, shape.breadth, reader)
-                above = best(found, range(first, len(found)), shape.breadth)
-            ends += above
-        level += len(laws[0])
-        frontier = best(found, ends, shape.breadth)
-        if level >= depth or found[frontier[0]].total < shape.least:
+                first_number = len(candidates)
+                for number in parent_numbers:
+                    add_candidates(candidates, number, law, shape.breadth, reader)
+                parent_numbers = best_candidates(
+                    candidates, range(first_number, len(candidates)), shape.breadth
+                )
+            block_ends += parent_numbers
+        level += len(block_logits[0])
+        frontier = best_candidates(candidates, block_ends, shape.breadth)
+        if level >= depth or candidates[frontier[0]].total < shape.least:
             break
-    return found
+    return candidates
 
 
-def best(found: list[Candidate], numbers: Any, count: int) -> list[int]:
+def best_candidates(candidates: list[Candidate], numbers: Any, count: int) -> list[int]:
     """The `count` of these candidates with the likeliest paths."""
-    return sorted(numbers, key=lambda number: -found[number].total)[:count]
+    return sorted(numbers, key=lambda number: -candidates[number].total)[:count]

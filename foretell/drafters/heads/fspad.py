@@ -27,43 +27,23 @@ the paper's trials in turn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
-from foretell.drafters.heads.attach import attach_head
-from foretell.drafters.heads.head_tree import HeadReader, grow
-from foretell.drafters.heads.networks.tree_shape import TreeShape
+from foretell.core.settings import Range
+from foretell.drafters.heads.base import HeadTreeDrafter
 
 
 @dataclass(frozen=True)
-class Fspad(Drafter):
+class Fspad(HeadTreeDrafter):
     """Counts of levels and nodes; `least` is a probability."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    depth: int = 8  # levels of the tree
-    breadth: int = 10  # nodes of a level that have children, and children of each
-    total: int = 59  # nodes that are verified at most
-    least: float = 0.0  # no level follows one whose best path is less likely
+    depth: Annotated[int, Range(1, 64)] = 8  # levels of the tree
+    # nodes of a level that have children, and children of each
+    breadth: Annotated[int, Range(1, 64)] = 10
+    total: Annotated[int, Range(1, 1023)] = 59  # nodes that are verified at most
+    # no level follows one whose best path is less likely
+    least: Annotated[float, Range(0, 1, open_high=True)] = 0.0
 
-    models = ("head",)
-    needs = ("tree",)
-
-    def __post_init__(self) -> None:
-        self.shape.check("fspad")
-
-    @property
-    def shape(self) -> TreeShape:
-        return TreeShape(self.depth, self.breadth, self.total, self.least)
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "fspad", "fspad", self.head, self.shape)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
-
-    def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        tree = yield from grow(ctx, reader, budget, self.shape, "fspad")
-        return tree
+    in_one_call = True

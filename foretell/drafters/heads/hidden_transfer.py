@@ -28,7 +28,7 @@ from foretell.drafters.heads.row_drafter import RowsDrafter
 
 @dataclass(frozen=True)
 class HiddenTransfer(RowsDrafter):
-    """What stands in a forward."""
+    """Settings of what stands in a forward."""
 
     head: str = ""  # folder of the maps; without one, those that ship for the target
     limit: int = 0  # nodes and rows of a forward, the root counted; 0: by their measured cost
@@ -37,4 +37,4 @@ class HiddenTransfer(RowsDrafter):
     name = "hidden-transfer"
 
     def __post_init__(self) -> None:
-        self.check()
+        self.check_limit()

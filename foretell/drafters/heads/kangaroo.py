@@ -25,59 +25,47 @@ constraint has added nodes, verification runs all layers
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
+from foretell.core.drafter import Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
-from foretell.drafters.heads.attach import attach_head
+from foretell.drafters.heads.base import HeadDrafter
 from foretell.drafters.heads.head_tree import HeadReader
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
-class Kangaroo(Drafter):
+class Kangaroo(HeadDrafter):
     """A threshold and a count."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    eta: float = 0.6  # a draft ends behind a token of less chance; above 1: one token
-    length: int = 6  # tokens drafted at most
+    # a draft ends behind a token of less chance; above 1: one token
+    eta: Annotated[float, Range(0, 2)] = 0.6
+    length: Annotated[int, Range(1, 64)] = 6  # tokens drafted at most
 
-    models = ("head",)
     needs = ("layers",)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.eta <= 2:
-            raise BadConfig.field("kangaroo:eta", self.eta, "between 0 (never) and 2 (always)")
-        if not 1 <= self.length <= 64:
-            raise BadConfig.field("kangaroo:length", self.length, "between 1 and 64")
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "kangaroo", "kangaroo", self.head)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
 
     def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        early = Early(ctx, reader.model.feeds[0])
+        early_layers = Early(ctx, reader.model.feeds[0])
         node = 0
-        for _ in range(min(reader.depth(ctx, self.length), budget - 1)):
-            states = yield from early.states(tree)
+        for _ in range(min(reader.max_depth(ctx, self.length), budget - 1)):
+            states = yield from early_layers.exit_states(tree)
             reply = yield Ask(tree, reader.name, ctx.branch, rows=[node], features=states)
-            best = reply.logits[0].softmax(-1).max(-1)
-            chance, token = float(best.values), reader.tokens[int(best.indices)]
-            value = tree.values[node] * chance
+            best_token = reply.logits[0].softmax(-1).max(-1)
+            probability, token = float(best_token.values), reader.tokens[int(best_token.indices)]
+            value = tree.values[node] * probability
             node = tree.add(node, token, value=value, source="kangaroo")
-            if ctx.ends(tree, node) or chance < self.eta:
+            if ctx.ends(tree, node) or probability < self.eta:
                 break
         if node:  # the last token's rows, without which all layers would run anew
-            yield from early.states(tree)
+            yield from early_layers.exit_states(tree)
         return tree
 
 
@@ -89,7 +77,7 @@ class Early:
         self.exit_layer = exit_layer
         self.left: dict[int, torch.Tensor] = {}  # what left them, by node
 
-    def states(self, tree: TokenTree) -> Generator[Ask, Reply, torch.Tensor]:
+    def exit_states(self, tree: TokenTree) -> Generator[Ask, Reply, torch.Tensor]:
         """(N, E) of all nodes."""
         reply = yield Ask(
             tree,

@@ -25,20 +25,20 @@ right 1/r^2 as often
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
+from foretell.core.drafter import Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.drafters.heads.attach import attach_head
+from foretell.drafters.heads.base import HeadDrafter
 from foretell.drafters.heads.head_tree import HeadReader
-from foretell.drafters.heads.networks.ranks import best_paths, usual, value_of
-from foretell.errors import BadConfig
+from foretell.drafters.heads.networks.ranks import best_paths, path_probability, typical_table
 
-USUAL = usual((0.56, 0.32, 0.20, 0.15, 0.12))  # of the paper's heads for Vicuna-7B
+USUAL = typical_table((0.56, 0.32, 0.20, 0.15, 0.12))  # of the paper's heads for Vicuna-7B
 
 
 class MedusaReader(HeadReader):
@@ -50,40 +50,32 @@ class MedusaReader(HeadReader):
 
 
 @dataclass(frozen=True)
-class Medusa(Drafter):
+class Medusa(HeadDrafter):
     """Counts of nodes."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    total: int = 63  # nodes that are verified at most
-
-    models = ("head",)
-    needs = ("tree",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.total <= 1023:
-            raise BadConfig.field("medusa:total", self.total, "between 1 and 1023")
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "medusa", "medusa", self.head)
+    total: Annotated[int, Range(1, 1023)] = 63  # nodes that are verified at most
 
     def start(self, ctx: Context) -> MedusaReader:
         return MedusaReader(ctx)
 
     def steps(self, ctx: Context, reader: MedusaReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        depth = reader.depth(ctx, len(reader.shares))
+        depth = reader.max_depth(ctx, len(reader.shares))
         if depth < 1 or budget < 2:
             return tree
         reply = yield Ask(tree, reader.name, ctx.branch, rows=[0])
-        laws = reply.logits[0].unflatten(0, (-1, len(reader.tokens)))
-        shares = [row[: laws.shape[1]] for row in reader.shares[: min(depth, len(laws))]]
-        best = laws.topk(max(map(len, shares)), -1).indices.tolist()
+        depth_logits = reply.logits[0].unflatten(0, (-1, len(reader.tokens)))
+        rank_shares = [
+            row[: depth_logits.shape[1]] for row in reader.shares[: min(depth, len(depth_logits))]
+        ]
+        best_ranks = depth_logits.topk(max(map(len, rank_shares)), -1).indices.tolist()
         nodes: dict[tuple[int, ...], int] = {(): 0}
-        for path in best_paths(shares, min(self.total, budget - 1)):
+        for path in best_paths(rank_shares, min(self.total, budget - 1)):
             parent = nodes.get(path[:-1])
             if parent is None or (parent and ctx.ends(tree, parent)):
                 continue
-            token = reader.tokens[best[len(path) - 1][path[-1]]]
-            value = value_of(shares, path)
+            token = reader.tokens[best_ranks[len(path) - 1][path[-1]]]
+            value = path_probability(rank_shares, path)
             nodes[path] = tree.add(parent, token, value=value, source="medusa")
         return tree

@@ -23,65 +23,65 @@ texts first, with AdamW
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product
 from math import prod
+from typing import Annotated
 
 from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
-from foretell.drafters.heads.attach import attach_head
-from foretell.drafters.heads.head_tree import Candidate, HeadReader, by_ranks, tree_of
+from foretell.core.drafter import Drafting
+from foretell.core.settings import Range
+from foretell.drafters.heads.base import HeadDrafter
+from foretell.drafters.heads.head_tree import (
+    Candidate,
+    HeadReader,
+    candidate_tree,
+    candidates_by_ranks,
+)
 from foretell.errors import BadConfig
 
 MOST = 1023  # suffixes that are drafted
 
 
 @dataclass(frozen=True)
-class MlpSpeculator(Drafter):
+class MlpSpeculator(HeadDrafter):
     """Counts of children and suffixes."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
     children: tuple[int, ...] = (5, 4, 3)  # of each node, by level
-    suffixes: int = 5  # that are verified
-
-    models = ("head",)
-    needs = ("tree",)
+    suffixes: Annotated[int, Range(1, MOST)] = 5  # that are verified
 
     def __post_init__(self) -> None:
-        counts = self.children
-        if not (0 < len(counts) <= 64 and min(counts) >= 1 and prod(counts) <= MOST):
-            allowed = f"counts of at least 1, whose product is at most {MOST}"
-            raise BadConfig.field("mlp-speculator:children", counts, allowed)
-        if not 1 <= self.suffixes <= MOST:
-            allowed = f"between 1 and {MOST}"
-            raise BadConfig.field("mlp-speculator:suffixes", self.suffixes, allowed)
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "mlp-speculator", "mlp-speculator", self.head)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
+        super().__post_init__()
+        child_counts = self.children
+        if not (
+            0 < len(child_counts) <= 64 and min(child_counts) >= 1 and prod(child_counts) <= MOST
+        ):
+            allowed_counts = f"counts of at least 1, whose product is at most {MOST}"
+            raise BadConfig.field("mlp-speculator:children", child_counts, allowed_counts)
 
     def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        ranks = [range(count) for count in self.children]
-        places = [path for level in range(len(ranks)) for path in product(*ranks[: level + 1])]
-        found = yield from by_ranks(ctx, reader, places)
-        chosen = best_suffixes(found, self.suffixes, budget - 1)
-        return tree_of(ctx, found, chosen, "mlp-speculator")
+        level_ranks = [range(count) for count in self.children]
+        rank_paths = [
+            path for level in range(len(level_ranks)) for path in product(*level_ranks[: level + 1])
+        ]
+        candidates = yield from candidates_by_ranks(ctx, reader, rank_paths)
+        chosen_numbers = best_suffixes(candidates, self.suffixes, budget - 1)
+        return candidate_tree(ctx, candidates, chosen_numbers, "mlp-speculator")
 
 
-def best_suffixes(found: list[Candidate], count: int, room: int) -> set[int]:
-    """The nodes of the `count` likeliest of the deepest candidates' paths, at most `room`."""
-    deepest = max((one.level for one in found), default=0)
-    leaves = [number for number, one in enumerate(found) if one.level == deepest]
-    chosen: set[int] = set()
-    for leaf in sorted(leaves, key=lambda number: -found[number].total)[:count]:
-        path, number = [], leaf
+def best_suffixes(candidates: list[Candidate], count: int, max_nodes: int) -> set[int]:
+    """The nodes of the `count` likeliest of the deepest candidates' paths, at most `max_nodes`."""
+    deepest_level = max((candidate.level for candidate in candidates), default=0)
+    leaf_numbers = [
+        number for number, candidate in enumerate(candidates) if candidate.level == deepest_level
+    ]
+    chosen_numbers: set[int] = set()
+    for leaf_number in sorted(leaf_numbers, key=lambda number: -candidates[number].total)[:count]:
+        path, number = [], leaf_number
         while number >= 0:
             path.append(number)
-            number = found[number].parent
-        missing = [number for number in reversed(path) if number not in chosen]
-        chosen.update(missing[: room - len(chosen)])
-    return chosen
+            number = candidates[number].parent
+        missing_numbers = [number for number in reversed(path) if number not in chosen_numbers]
+        chosen_numbers.update(missing_numbers[: max_nodes - len(chosen_numbers)])
+    return chosen_numbers

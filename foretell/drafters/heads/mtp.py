@@ -27,43 +27,23 @@ its model drafts all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
-from foretell.core.context import Context
-from foretell.core.drafter import Drafter, Drafting
-from foretell.core.model import Model
-from foretell.drafters.heads.attach import attach_head
-from foretell.drafters.heads.head_tree import HeadReader, grow
-from foretell.drafters.heads.networks.tree_shape import TreeShape
+from foretell.core.settings import Range
+from foretell.drafters.heads.base import HeadTreeDrafter
 
 
 @dataclass(frozen=True)
-class Mtp(Drafter):
+class Mtp(HeadTreeDrafter):
     """Counts of levels and nodes; `least` is a probability."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    depth: int = 3  # tokens ahead
-    breadth: int = 2  # nodes of a level that have children, and children of each
-    total: int = 4  # nodes that are verified at most
-    least: float = 0.0  # no level follows one whose best path is less likely
+    depth: Annotated[int, Range(1, 64)] = 3  # tokens ahead
+    # nodes of a level that have children, and children of each
+    breadth: Annotated[int, Range(1, 64)] = 2
+    total: Annotated[int, Range(1, 1023)] = 4  # nodes that are verified at most
+    # no level follows one whose best path is less likely
+    least: Annotated[float, Range(0, 1, open_high=True)] = 0.0
 
-    models = ("head",)
-    needs = ("tree",)
-
-    def __post_init__(self) -> None:
-        self.shape.check("mtp")
-
-    @property
-    def shape(self) -> TreeShape:
-        return TreeShape(self.depth, self.breadth, self.total, self.least)
-
-    def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        return attach_head(models["target"], "mtp", "mtp", self.head, self.shape)
-
-    def start(self, ctx: Context) -> HeadReader:
-        return HeadReader(ctx)
-
-    def steps(self, ctx: Context, reader: HeadReader, budget: int) -> Drafting:
-        tree = yield from grow(ctx, reader, budget, self.shape, "mtp")
-        return tree
+    in_one_call = True

@@ -30,7 +30,7 @@ from foretell.drafters.heads.row_drafter import RowsDrafter
 
 @dataclass(frozen=True)
 class Ppd(RowsDrafter):
-    """What stands in a forward."""
+    """Settings of what stands in a forward."""
 
     head: str = ""  # folder of the rows; without one, those that ship for the target
     limit: int = 0  # nodes and rows of a forward, the root counted; 0: by their measured cost
@@ -39,4 +39,4 @@ class Ppd(RowsDrafter):
     name = "ppd"
 
     def __post_init__(self) -> None:
-        self.check()
+        self.check_limit()

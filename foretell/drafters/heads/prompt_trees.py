@@ -20,7 +20,7 @@ from itertools import product
 
 import numpy as np
 
-from foretell.drafters.heads.networks.ranks import Path, Table, best_paths, value_of
+from foretell.drafters.heads.networks.ranks import Path, Table, best_paths, path_probability
 
 LIMITS = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # sizes of forwards that are weighed
 RESTART = 1e-6  # chance that a step begins anew in state P, as the first of every request does
@@ -51,21 +51,23 @@ class StateTrees:
     tokens: float
 
 
-def trimmed(ending: Sequence[float], promises: Sequence[float], total: int) -> tuple[int, ...]:
+def trim_rows(
+    end_chances: Sequence[float], promises: Sequence[float], total: int
+) -> tuple[int, ...]:
     """How many rows each node has, at least one, so that at most `total` are left: from P at all
     nodes those are taken away that promise least.
 
-    `ending`: the chance that a step ends at each node. `promises[n - 1]`: the tokens of a step in
-    state n.
+    `end_chances`: the chance that a step ends at each node. `promises[n - 1]`: the tokens of a step
+    in state n.
     """
-    most = len(promises)
-    counts = [most] * len(ending)
+    max_rows = len(promises)
+    counts = [max_rows] * len(end_chances)
 
     def loss(node: int) -> float:
-        last = counts[node] - 1
-        return ending[node] * (promises[last] - promises[last - 1])
+        row_index = counts[node] - 1
+        return end_chances[node] * (promises[row_index] - promises[row_index - 1])
 
-    heap = [(loss(node), node) for node in range(len(ending))] if most > 1 else []
+    heap = [(loss(node), node) for node in range(len(end_chances))] if max_rows > 1 else []
     heapq.heapify(heap)
     for _ in range(sum(counts) - total):
         if not heap:
@@ -77,15 +79,17 @@ def trimmed(ending: Sequence[float], promises: Sequence[float], total: int) -> t
     return tuple(counts)
 
 
-def steady(moves: np.ndarray) -> np.ndarray:
-    """The share of steps (P,) in each state, where `moves[n, m]` is the chance that state m
+def steady_shares(transitions: np.ndarray) -> np.ndarray:
+    """The share of steps (P,) in each state, where `transitions[n, m]` is the chance that state m
     follows state n; the first step of a text is in state P.
     """
-    states = len(moves)
-    begin = np.zeros(states)
-    begin[-1] = RESTART
-    found: np.ndarray = np.linalg.solve((np.eye(states) - (1 - RESTART) * moves).T, begin)
-    return found
+    state_count = len(transitions)
+    start_vector = np.zeros(state_count)
+    start_vector[-1] = RESTART
+    shares: np.ndarray = np.linalg.solve(
+        (np.eye(state_count) - (1 - RESTART) * transitions).T, start_vector
+    )
+    return shares
 
 
 class Shapes:
@@ -98,89 +102,96 @@ class Shapes:
         self.parents: list[list[int]] = []  # of each path its parent's place, 0 the root
         for n in range(1, self.states + 1):
             paths = best_paths(table[:n], largest)
-            places = {(): 0, **{path: place for place, path in enumerate(paths, 1)}}
-            values = [value_of(table, path) for path in paths]
+            node_numbers = {
+                (): 0,
+                **{path: node_number for node_number, path in enumerate(paths, 1)},
+            }
+            path_values = [path_probability(table, path) for path in paths]
             self.paths.append(paths)
-            self.promises.append([1.0, *(1.0 + np.cumsum(values)).tolist()])
-            self.parents.append([places[path[:-1]] for path in paths])
+            self.promises.append([1.0, *(1.0 + np.cumsum(path_values)).tolist()])
+            self.parents.append([node_numbers[path[:-1]] for path in paths])
 
-    def promise(self, state: int, size: int) -> float:
-        """Of a step in this state (from 0) whose tree has so many nodes, the root not counted."""
-        known = self.promises[state]
-        return known[min(size, len(known) - 1)]
+    def step_tokens(self, state: int, size: int) -> float:
+        """Tokens of a step in this state (from 0) whose tree has so many nodes, the root not
+        counted.
+        """
+        path_promises = self.promises[state]
+        return path_promises[min(size, len(path_promises) - 1)]
 
-    def ending(self, state: int, size: int) -> list[float]:
+    def end_chances(self, state: int, size: int) -> list[float]:
         """The chance that a step ends at the root, and at each node. They sum to 1."""
-        known = self.promises[state]
-        size = min(size, len(known) - 1)
-        chances = [1.0, *(known[i + 1] - known[i] for i in range(size))]
-        for place, parent in enumerate(self.parents[state][:size], 1):
-            chances[parent] -= known[place] - known[place - 1]
-        return chances
+        path_promises = self.promises[state]
+        size = min(size, len(path_promises) - 1)
+        end_chances = [1.0, *(path_promises[i + 1] - path_promises[i] for i in range(size))]
+        for node_number, parent in enumerate(self.parents[state][:size], 1):
+            end_chances[parent] -= path_promises[node_number] - path_promises[node_number - 1]
+        return end_chances
 
-    def rows(self, limit: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
-        """Of each state's tree the rows of its nodes, where state n has sizes[n - 1] nodes."""
-        promises = [self.promise(state, size) for state, size in enumerate(sizes)]
-        found = []
+    def rows_by_state(self, limit: int, sizes: Sequence[int]) -> list[tuple[int, ...]]:
+        """Rows of the nodes of each state's tree, where state n has sizes[n - 1] nodes."""
+        promises = [self.step_tokens(state, size) for state, size in enumerate(sizes)]
+        state_rows = []
         for state, size in enumerate(sizes):
-            ending = self.ending(state, size)
-            found.append(trimmed(ending, promises, limit - len(ending)))
-        return found
+            end_chances = self.end_chances(state, size)
+            state_rows.append(trim_rows(end_chances, promises, limit - len(end_chances)))
+        return state_rows
 
-    def tokens(self, limit: int, sizes: Sequence[int]) -> float:
-        """What a step brings on the mean, over the states in which steps find themselves."""
-        moves = np.zeros((self.states, self.states))
-        for state, counts in enumerate(self.rows(limit, sizes)):
-            for count, chance in zip(counts, self.ending(state, sizes[state]), strict=True):
-                moves[state, count - 1] += chance
-        promises = [self.promise(state, size) for state, size in enumerate(sizes)]
-        return float(steady(moves) @ promises)
+    def mean_tokens(self, limit: int, sizes: Sequence[int]) -> float:
+        """Mean tokens of a step, over the states in which steps find themselves."""
+        transitions = np.zeros((self.states, self.states))
+        for state, counts in enumerate(self.rows_by_state(limit, sizes)):
+            for count, end_chance in zip(
+                counts, self.end_chances(state, sizes[state]), strict=True
+            ):
+                transitions[state, count - 1] += end_chance
+        promises = [self.step_tokens(state, size) for state, size in enumerate(sizes)]
+        return float(steady_shares(transitions) @ promises)
 
-    def trees(self, limit: int, sizes: Sequence[int]) -> StateTrees:
-        rows = self.rows(limit, sizes)
+    def state_trees(self, limit: int, sizes: Sequence[int]) -> StateTrees:
+        rows = self.rows_by_state(limit, sizes)
         trees = [
             SparseTree(tuple(paths[: len(counts) - 1]), counts)
             for paths, counts in zip(self.paths, rows, strict=True)
         ]
-        return StateTrees(tuple(trees), self.tokens(limit, sizes))
+        return StateTrees(tuple(trees), self.mean_tokens(limit, sizes))
 
 
 @lru_cache(512)
-def best_trees(table: tuple[tuple[float, ...], ...], limit: int, most: int) -> StateTrees:
-    """The trees of the sizes that bring most tokens a step, of at most `most` nodes each.
+def best_trees(table: tuple[tuple[float, ...], ...], limit: int, max_nodes: int) -> StateTrees:
+    """The trees of the sizes that bring most tokens a step, of at most `max_nodes` nodes each.
 
     From a few sizes on those of one state after the other are changed while that brings more.
     """
-    largest = max(0, min(limit // 2 - 1, most))
+    largest = max(0, min(limit // 2 - 1, max_nodes))
     shapes = Shapes(table, largest)
-    best, found = [0] * len(table), 0.0
+    best_sizes, best_tokens = [0] * len(table), 0.0
     for share in BEGIN:
         sizes = [max(min(1, largest), round(share * largest))] * len(table)
-        tokens = shapes.tokens(limit, sizes)
+        tokens = shapes.mean_tokens(limit, sizes)
         while True:
-            before = list(sizes)
-            for state, by in product(range(len(table)), STEPS):
-                size = sizes[state] + by
-                tried = [*sizes[:state], size, *sizes[state + 1 :]]
+            old_sizes = list(sizes)
+            for state, size_change in product(range(len(table)), STEPS):
+                size = sizes[state] + size_change
+                new_sizes = [*sizes[:state], size, *sizes[state + 1 :]]
                 if min(1, largest) <= size <= largest:
-                    more = shapes.tokens(limit, tried)
-                    if more > tokens + 1e-12:
-                        tokens, sizes = more, tried
-            if sizes == before:
+                    new_tokens = shapes.mean_tokens(limit, new_sizes)
+                    if new_tokens > tokens + 1e-12:
+                        tokens, sizes = new_tokens, new_sizes
+            if sizes == old_sizes:
                 break
         # Of equal ones the larger: sizes of states that no step comes to count near a text's end.
-        if (round(tokens, 9), sum(sizes)) > (round(found, 9), sum(best)):
-            best, found = sizes, tokens
-    return shapes.trees(limit, best)
+        if (round(tokens, 9), sum(sizes)) > (round(best_tokens, 9), sum(best_sizes)):
+            best_sizes, best_tokens = sizes, tokens
+    return shapes.state_trees(limit, best_sizes)
 
 
 @lru_cache(512)
-def full_trees(table: tuple[tuple[float, ...], ...], limit: int, most: int) -> StateTrees:
-    """One tree with P rows below every node: all steps are in state P."""
-    size = max(0, min(limit // (len(table) + 1) - 1, most))
-    return Shapes(table, size).trees((size + 1) * (len(table) + 1), [size] * len(table))
+def full_trees(table: tuple[tuple[float, ...], ...], limit: int, max_nodes: int) -> StateTrees:
+    """A tree with P rows below every node: all steps are in state P."""
+    size = max(0, min(limit // (len(table) + 1) - 1, max_nodes))
+    return Shapes(table, size).state_trees((size + 1) * (len(table) + 1), [size] * len(table))
 
 
 def best_limit(tokens: Sequence[float], seconds: Sequence[float]) -> int:
     """The place of the size with the most tokens a second."""
-    return max(range(len(tokens)), key=lambda place: tokens[place] / seconds[place])
+    return max(range(len(tokens)), key=lambda size_index: tokens[size_index] / seconds[size_index])

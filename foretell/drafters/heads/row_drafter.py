@@ -19,7 +19,7 @@ from foretell.core.refusals import refuse_source
 from foretell.core.tree import TokenTree
 from foretell.drafters.heads.attach import attach_head
 from foretell.drafters.heads.extra_rows import Beside, read_beside
-from foretell.drafters.heads.networks.ranks import usual
+from foretell.drafters.heads.networks.ranks import typical_table
 from foretell.drafters.heads.prompt_trees import (
     LIMITS,
     StateTrees,
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
     from foretell.core.context import Context
     from foretell.core.model import Model
 
-USUAL = usual((0.4, 0.25, 0.15))  # without counted shares: near those of trained rows
+USUAL = typical_table((0.4, 0.25, 0.15))  # without counted shares: near those of trained rows
 
 
 @dataclass
 class RowsState:
-    """Of one request."""
+    """State of one request."""
 
     rows: Any  # the head, drafters.heads.networks.anchored.Rows
     table: tuple[tuple[float, ...], ...]  # by row and rank, how often it is right
@@ -57,11 +57,11 @@ class RowsDrafter(Drafter):
     limit: int  # nodes and rows of a forward, the root counted; 0: by their cost
     sparse: bool  # rows where they promise most; else as many as there are below every node
 
-    def check(self) -> None:
+    def check_limit(self) -> None:
         """Raises BadConfig."""
         if self.limit and not 4 <= self.limit <= 1024:
-            allowed = "between 4 and 1024, or 0 (by their cost)"
-            raise BadConfig.field(f"{self.name}:limit", self.limit, allowed)
+            allowed_range = "between 4 and 1024, or 0 (by their cost)"
+            raise BadConfig.field(f"{self.name}:limit", self.limit, allowed_range)
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         return attach_head(models["target"], self.name, self.name, self.head)
@@ -77,48 +77,50 @@ class RowsDrafter(Drafter):
         tree = TokenTree(ctx.tokens[-1])
         if budget < 2 or ctx.depth < 1:
             return tree
-        known = 0 if state.laws is None else min(len(state.laws), len(state.table))
+        known_rows = 0 if state.laws is None else min(len(state.laws), len(state.table))
         state.counts = [len(state.table)]
-        if known:
-            plan = self.trees(ctx, state, budget).trees[known - 1]
+        if known_rows:
+            plan = self.trees_of_size(ctx, state, budget).trees[known_rows - 1]
             assert state.laws is not None
-            width = len(state.table[0])
-            best = state.laws[:known].topk(width, -1).indices.tolist()
+            rank_count = len(state.table[0])
+            best_ranks = state.laws[:known_rows].topk(rank_count, -1).indices.tolist()
             nodes: dict[tuple[int, ...], int] = {(): 0}
-            chances: dict[tuple[int, ...], float] = {(): 1.0}
+            path_chances: dict[tuple[int, ...], float] = {(): 1.0}
             state.counts = [plan.counts[0]]
             for path, count in zip(plan.paths, plan.counts[1:], strict=True):
                 parent = nodes.get(path[:-1])
-                deep = len(path)
-                if parent is None or deep > ctx.depth or (parent and ctx.ends(tree, parent)):
+                path_depth = len(path)
+                if parent is None or path_depth > ctx.depth or (parent and ctx.ends(tree, parent)):
                     continue
-                chances[path] = chances[path[:-1]] * state.table[deep - 1][path[-1]]
-                token = best[deep - 1][path[-1]]
-                nodes[path] = tree.add(parent, token, value=chances[path], source=self.name)
+                path_chances[path] = path_chances[path[:-1]] * state.table[path_depth - 1][path[-1]]
+                token = best_ranks[path_depth - 1][path[-1]]
+                nodes[path] = tree.add(parent, token, value=path_chances[path], source=self.name)
                 state.counts.append(count)
         for node, count in enumerate(state.counts):
             # Of the next draft, as deep as the text has room for; none follows an end.
-            room = ctx.depth - tree.depths[node] - 1
+            free_depth = ctx.depth - tree.depths[node] - 1
             ends = node > 0 and ctx.ends(tree, node)
-            state.counts[node] = 0 if ends else max(0, min(count, room))
+            state.counts[node] = 0 if ends else max(0, min(count, free_depth))
         tree.beside = sum(state.counts)
         return tree
 
-    def trees(self, ctx: Context, state: RowsState, budget: int) -> StateTrees:
-        """Those of this step's size. Where time may not decide it, all nodes may have all rows."""
-        make = best_trees if self.sparse else full_trees
-        most = LIMITS[-1]
+    def trees_of_size(self, ctx: Context, state: RowsState, budget: int) -> StateTrees:
+        """Trees of this step's size. Where time may not decide it, all nodes may have all rows."""
+        make_trees = best_trees if self.sparse else full_trees
+        max_size = LIMITS[-1]
         if ctx.request.room is not None:
-            most = min(most, ctx.request.room.nodes + 1)
+            max_size = min(max_size, ctx.request.room.nodes + 1)
         if self.limit or not ctx.timed:
             limit = self.limit or (1 + len(state.table)) * budget
-            limit = min(limit, max(most, self.limit))
-            return make(state.table, limit, min(budget, limit // 2) - 1)
-        curve = ctx.shares(most)
-        limits = [limit for limit in LIMITS if limit <= most] or [most]
-        found = [make(state.table, limit, min(budget, limit // 2) - 1) for limit in limits]
-        seconds = [float(curve[limit - 1]) for limit in limits]
-        return found[best_limit([trees.tokens for trees in found], seconds)]
+            limit = min(limit, max(max_size, self.limit))
+            return make_trees(state.table, limit, min(budget, limit // 2) - 1)
+        step_seconds = ctx.shares(max_size)
+        limits = [limit for limit in LIMITS if limit <= max_size] or [max_size]
+        tree_sets = [
+            make_trees(state.table, limit, min(budget, limit // 2) - 1) for limit in limits
+        ]
+        size_seconds = [float(step_seconds[limit - 1]) for limit in limits]
+        return tree_sets[best_limit([trees.tokens for trees in tree_sets], size_seconds)]
 
     def target_rows(
         self,
@@ -132,13 +134,13 @@ class RowsDrafter(Drafter):
         if not tree.beside:
             return (yield from rows_of(tree, taps))
 
-        def vectors(states: torch.Tensor | None) -> torch.Tensor:
-            tokens = [tree.tokens[node] for node in beside.nodes]
-            entering: torch.Tensor = state.rows.entering(beside.places, tokens, states)
-            return entering
+        def row_vectors(states: torch.Tensor | None) -> torch.Tensor:
+            tokens = [tree.tokens[node] for node in extra_rows.nodes]
+            entering_rows: torch.Tensor = state.rows.entering(extra_rows.places, tokens, states)
+            return entering_rows
 
-        beside = Beside(state.counts, vectors, state.rows.entry)
-        reply, state.below = yield from read_beside(ctx, tree, beside, taps=taps)
+        extra_rows = Beside(state.counts, row_vectors, state.rows.entry)
+        reply, state.below = yield from read_beside(ctx, tree, extra_rows, taps=taps)
         return reply
 
     def observe(self, ctx: Context, state: RowsState, step: Feedback) -> None:

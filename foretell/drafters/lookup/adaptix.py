@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
-from foretell.core.tree_building import grow
+from foretell.core.tree_building import grow_tree
 from foretell.drafters.lookup.trigrams import Pair, Trigrams
 from foretell.errors import BadConfig
 
@@ -55,47 +55,49 @@ class Search:
         self.visits = [0]
         self.rewards = [0.0]
 
-    def round(self) -> None:
+    def run_round(self) -> None:
         """Selects a node, expands it, plays on from there, and notes the reward along its path."""
-        node, level, reward = self._select()
+        node, level, reward = self._select_node()
         row = self.rows.get(self.pairs[node])
         if level < self.depth - 1 and row:
-            node = self._expand(node, row)
+            node = self._expand_node(node, row)
             level += 1
             reward += self.weights[node]
-        reward += self._play(self.pairs[node], level)
+        reward += self._play_out(self.pairs[node], level)
         while node >= 0:
             self.visits[node] += 1
             self.rewards[node] += reward
             node = self.parents[node]
 
-    def _select(self) -> tuple[int, int, float]:
+    def _select_node(self) -> tuple[int, int, float]:
         """(node without children, its level, 1 + the weights on its path): the most promising."""
         node, level, reward = 0, 0, 1.0
         visits, rewards, weights = self.visits, self.rewards, self.weights
         children = self.children
         while children[node]:
-            total = visits[node]
-            scale = (C1 + math.log((total + C2 + 1) / C2)) * math.sqrt(total)
-            best = -1.0
+            visit_total = visits[node]
+            exploration = (C1 + math.log((visit_total + C2 + 1) / C2)) * math.sqrt(visit_total)
+            best_score = -1.0
             for child in children[node]:
-                count = visits[child]
-                if not count:
+                visit_count = visits[child]
+                if not visit_count:
                     node = child
                     break
-                score = rewards[child] / count + scale * weights[child] / (1 + count)
-                if score > best:
-                    node, best = child, score
+                child_score = rewards[child] / visit_count + exploration * weights[child] / (
+                    1 + visit_count
+                )
+                if child_score > best_score:
+                    node, best_score = child, child_score
             level += 1
             reward += weights[node]
         return node, level, reward
 
-    def _expand(self, node: int, row: dict[int, float]) -> int:
+    def _expand_node(self, node: int, row: dict[int, float]) -> int:
         """Gives the node all its successors; returns the last of them."""
-        last = self.pairs[node][1]
-        first = len(self.pairs)
-        self.children[node] += range(first, first + len(row))
-        self.pairs += [(last, token) for token in row]
+        last_token = self.pairs[node][1]
+        first_child = len(self.pairs)
+        self.children[node] += range(first_child, first_child + len(row))
+        self.pairs += [(last_token, token) for token in row]
         self.parents += [node] * len(row)
         self.children += [[] for _ in row]
         self.weights += row.values()
@@ -103,14 +105,14 @@ class Search:
         self.rewards += [0.0] * len(row)
         return len(self.pairs) - 1
 
-    def _play(self, pair: Pair, level: int) -> float:
+    def _play_out(self, pair: Pair, level: int) -> float:
         """The weights on a path drawn by weight from here to the full depth."""
         reward = 0.0
         while level < self.depth - 1 and (row := self.rows.get(pair)):
-            rest = self.draw() * sum(row.values())
+            remaining_weight = self.draw() * sum(row.values())
             for token, weight in row.items():  # noqa: B007
-                rest -= weight
-                if rest < 0:
+                remaining_weight -= weight
+                if remaining_weight < 0:
                     break
             pair = (pair[1], token)
             level += 1
@@ -118,10 +120,10 @@ class Search:
         return reward
 
 
-def explore(
-    store: Trigrams, pair: Pair, size: int, depth: int, rounds: int, paths: int
+def explore_map(
+    store: Trigrams, pair: Pair, max_nodes: int, depth: int, rounds: int, paths: int
 ) -> TokenTree:
-    """The tree of at most `size` nodes and `depth` levels that the search finds below `pair`.
+    """The tree of at most `max_nodes` nodes and `depth` levels that the search finds below `pair`.
 
     It holds the `paths` most visited nodes, each with its best successor, as far as they have the
     highest values.
@@ -129,31 +131,35 @@ def explore(
     search = Search(store, pair, depth)
     if pair in store.rows:
         for _ in range(rounds):
-            search.round()
+            search.run_round()
     visits, pairs = search.visits, search.pairs
     by_visits = sorted(range(len(pairs)), key=lambda node: -visits[node])
-    values = {0: 1.0}
-    chances: dict[int, dict[int, float]] = {}  # node -> what the map says of its successors
-    options: list[tuple[float, int, int, int]] = []  # (-value, node, parent, token)
+    node_values = {0: 1.0}
+    successor_chances: dict[
+        int, dict[int, float]
+    ] = {}  # node -> what the map says of its successors
+    candidates: list[tuple[float, int, int, int]] = []  # (-value, node, parent, token)
     for node in by_visits[:paths]:
         if node:
             parent, token = search.parents[node], pairs[node][1]
             # Its share of the visits, and what the map says as one visit more, so that no chance
             # is 0.
-            known = sum(chances[parent].values())
-            chance = (visits[node] * known + chances[parent][token]) / (visits[parent] + 1)
-            values[node] = values[parent] * chance
-            options.append((-values[node], node, parent, token))
-        successors = store.after(pairs[node])
-        chances[node] = dict(successors)
-        for token, chance in successors[:1]:
-            options.append((-values[node] * chance, len(pairs), node, token))
+            known_weight = sum(successor_chances[parent].values())
+            probability = (visits[node] * known_weight + successor_chances[parent][token]) / (
+                visits[parent] + 1
+            )
+            node_values[node] = node_values[parent] * probability
+            candidates.append((-node_values[node], node, parent, token))
+        successors = store.successors_of(pairs[node])
+        successor_chances[node] = dict(successors)
+        for token, probability in successors[:1]:
+            candidates.append((-node_values[node] * probability, len(pairs), node, token))
     tree = TokenTree(pair[1])
-    place = {0: 0}  # node of the search -> node of the tree
-    for value, node, parent, token in sorted(options):
-        if len(tree) == size:
+    tree_nodes = {0: 0}  # node of the search -> node of the tree
+    for value, node, parent, token in sorted(candidates):
+        if len(tree) == max_nodes:
             break
-        place[node] = tree.add(place[parent], token, value=-value, source="adaptix")
+        tree_nodes[node] = tree.add(tree_nodes[parent], token, value=-value, source="adaptix")
     return tree
 
 
@@ -170,20 +176,22 @@ class Adaptix(Drafter):
     needs = ("tree",)
 
     def __post_init__(self) -> None:
-        for name, high in (
+        for name, upper_bound in (
             ("depth", 64),
             ("rounds", 100_000),
             ("paths", 1024),
             ("megabytes", 1 << 20),
         ):
-            value = getattr(self, name)
-            if not 1 <= value <= high:
-                raise BadConfig.field(f"adaptix:{name}", value, f"between 1 and {high}")
+            option_value = getattr(self, name)
+            if not 1 <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"adaptix:{name}", option_value, f"between 1 and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> Trigrams:
         store = ctx.shared(lambda: Trigrams(ctx.models["target"].vocab, self.megabytes << 20))
-        store.read(ctx.tokens)
-        store.meet(ctx.tokens[-WINDOW:])
+        store.read_text(ctx.tokens)
+        store.note_text(ctx.tokens[-WINDOW:])
         return store
 
     def propose(self, ctx: Context, state: Trigrams, budget: int) -> TokenTree:
@@ -193,13 +201,13 @@ class Adaptix(Drafter):
             return TokenTree(tokens[-1])
         pair = (tokens[-2], tokens[-1])
         if self.search:
-            return explore(state, pair, budget, depth, self.rounds, self.paths)
+            return explore_map(state, pair, budget, depth, self.rounds, self.paths)
 
         def successors(tree: TokenTree, node: int) -> list[tuple[int, float]]:
-            before = tree.tokens[tree.parents[node]] if node else pair[0]
-            return state.after((before, tree.tokens[node]))
+            previous_token = tree.tokens[tree.parents[node]] if node else pair[0]
+            return state.successors_of((previous_token, tree.tokens[node]))
 
-        return grow(tokens[-1], successors, budget, depth, "adaptix")
+        return grow_tree(tokens[-1], successors, budget, depth, "adaptix")
 
     def observe(self, ctx: Context, state: Trigrams, step: Feedback) -> None:
-        state.meet(ctx.tokens[-max(WINDOW, len(step.tokens) + 2) :])
+        state.note_text(ctx.tokens[-max(WINDOW, len(step.tokens) + 2) :])

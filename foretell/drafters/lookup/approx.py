@@ -38,9 +38,9 @@ KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
 
 
 @lru_cache(4096)
-def prior(run: int, matches: int) -> float:
+def prior_chance(run_length: int, matches: int) -> float:
     """The chance assumed before any trial: a run of 3 or 16 matches hold as often as not."""
-    return 0.98 - 0.98 / (1 + (run / 3) ** 2) / (1 + (matches / 16) ** 4)
+    return 0.98 - 0.98 / (1 + (run_length / 3) ** 2) / (1 + (matches / 16) ** 4)
 
 
 class Chances:
@@ -54,17 +54,17 @@ class Chances:
     def __init__(self) -> None:
         self.cells: dict[tuple[int, int], list[float]] = {}
 
-    def of(self, run: int, matches: int) -> float:
-        run = min(run, TOP)
+    def chance_of(self, run_length: int, matches: int) -> float:
+        run_length = min(run_length, TOP)
         matches = min(matches, TOP)
-        trials, accepted = self.cells.get((run.bit_length(), matches // 4), (0.0, 0.0))
-        return (PRIOR * prior(run, matches) + accepted) / (PRIOR + trials)
+        trials, accepted = self.cells.get((run_length.bit_length(), matches // 4), (0.0, 0.0))
+        return (PRIOR * prior_chance(run_length, matches) + accepted) / (PRIOR + trials)
 
-    def note(self, run: int, matches: int, accepted: bool) -> None:
-        key = (min(run, TOP).bit_length(), min(matches, TOP) // 4)
-        cell = self.cells.setdefault(key, [0.0, 0.0])
-        cell[0] = KEEP * cell[0] + 1
-        cell[1] = KEEP * cell[1] + accepted
+    def note_trial(self, run_length: int, matches: int, accepted: bool) -> None:
+        key = (min(run_length, TOP).bit_length(), min(matches, TOP) // 4)
+        trial_cell = self.cells.setdefault(key, [0.0, 0.0])
+        trial_cell[0] = KEEP * trial_cell[0] + 1
+        trial_cell[1] = KEEP * trial_cell[1] + accepted
 
 
 class Copy:
@@ -85,52 +85,52 @@ class Copy:
         self.run = (~agreement & agreement + 1).bit_length() - 1  # length of the exact match
         self.matches = (agreement & (1 << TOP) - 1).bit_count()
 
-    def next(self, text: list[int], aligned: Aligned) -> int:
-        """Its next token."""
+    def next_token(self, text: list[int], aligned: Aligned) -> int:
+        """Adds the copy's next token and returns it."""
         if not self.rest:
-            size = 1
+            replaced_count = 1
             replacement: tuple[int, ...] = ()
             if self.at < len(text):
                 token = text[self.at]
-                size, replacement = aligned.replaced(text, self.at)
+                replaced_count, replacement = aligned.find_replacement(text, self.at)
             else:
                 token = self.tokens[self.at - len(text)]
             self.rest = replacement or (token,)
-            self.at += size or 1
-        token, *rest = self.rest
-        self.rest = tuple(rest)
+            self.at += replaced_count or 1
+        token, *rest_tokens = self.rest
+        self.rest = tuple(rest_tokens)
         self.tokens.append(token)
         return token
 
-    def chance(self, chances: Chances) -> float:
-        """That its next token is right, if those before it are."""
+    def next_chance(self, chances: Chances) -> float:
+        """The chance that its next token is right, if those before it are."""
         depth = len(self.tokens)
-        return chances.of(self.run + depth, self.matches + depth // 2)
+        return chances.chance_of(self.run + depth, self.matches + depth // 2)
 
 
 class State:
-    """What one request learns."""
+    """State of one request, and what it has learnt."""
 
-    def __init__(self, least: int, kept: frozenset[int]):
+    def __init__(self, min_votes: int, kept_tokens: frozenset[int]):
         self.lags = Lags()
         self.chances = Chances()
-        self.aligned = Aligned(least, kept)
+        self.aligned = Aligned(min_votes, kept_tokens)
         self.copies: list[Copy] = []  # of the step under way
 
-    def find(self, k: int, text: list[int]) -> list[Copy]:
+    def find_copies(self, k: int, text: list[int]) -> list[Copy]:
         """The lag of the longest run and that of the best score, the smallest of equals, and the
         one that is followed.
 
         Two of them or all may be one.
         """
-        size = len(text)
+        text_length = len(text)
         copies: list[Copy] = []
-        by_run = self.lags.longest()
+        by_run = self.lags.longest_lag()
         if by_run:
-            copies.append(Copy(by_run, self.lags.agreement(by_run), size - by_run))
-        by_score = self.lags.closest() if k else 0
+            copies.append(Copy(by_run, self.lags.agreement(by_run), text_length - by_run))
+        by_score = self.lags.closest_lag() if k else 0
         if by_score and by_score != by_run:
-            copy = Copy(by_score, self.lags.agreement(by_score), size - by_score)
+            copy = Copy(by_score, self.lags.agreement(by_score), text_length - by_score)
             if copy.matches >= TOP - k:
                 copies.append(copy)
         if not copies or not self.aligned.least:
@@ -138,20 +138,22 @@ class State:
         return self._with_followed(copies, text)
 
     def _with_followed(self, copies: list[Copy], text: list[int]) -> list[Copy]:
-        """These and the copy that is followed, which comes first."""
-        aligned, size = self.aligned, len(text)
-        best = max(copies, key=lambda copy: copy.matches)
-        if aligned.lost(size) or best.matches > aligned.agreement.bit_count():
-            aligned.anchor(text, best.lag, best.agreement)
+        """The given copies and, in front of them, the one that is followed."""
+        aligned, text_length = self.aligned, len(text)
+        best_copy = max(copies, key=lambda copy: copy.matches)
+        if aligned.is_lost(text_length) or best_copy.matches > aligned.agreement.bit_count():
+            aligned.follow_lag(text, best_copy.lag, best_copy.agreement)
             return copies
-        gap = size - aligned.held
-        replaced, rest = aligned.begun(text)
-        if gap and not replaced:
+        gap = text_length - aligned.held
+        replaced_count, rest_tokens = aligned.find_begun(text)
+        if gap and not replaced_count:
             return copies
         agreement = aligned.agreement << gap | (1 << gap) - 1
-        followed = Copy(aligned.lag, agreement, aligned.held - aligned.lag + replaced, rest)
-        others = [copy for copy in copies if gap or copy.lag != aligned.lag]
-        return [followed, *others]
+        followed = Copy(
+            aligned.lag, agreement, aligned.held - aligned.lag + replaced_count, rest_tokens
+        )
+        other_copies = [copy for copy in copies if gap or copy.lag != aligned.lag]
+        return [followed, *other_copies]
 
 
 @dataclass(frozen=True)
@@ -165,10 +167,12 @@ class Approx(Drafter):
     needs = ("tree",)
 
     def __post_init__(self) -> None:
-        for name, high in (("k", TOP - 1), ("votes", 1024), ("floor", 1)):
-            value = getattr(self, name)
-            if not 0 <= value <= high:
-                raise BadConfig.field(f"approx:{name}", value, f"between 0 and {high}")
+        for name, upper_bound in (("k", TOP - 1), ("votes", 1024), ("floor", 1)):
+            option_value = getattr(self, name)
+            if not 0 <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"approx:{name}", option_value, f"between 0 and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> State:
         state = State(self.votes, frozenset(ctx.sampler.stops))
@@ -178,26 +182,35 @@ class Approx(Drafter):
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         text = ctx.tokens
         tree = TokenTree(text[-1])
-        state.aligned.follow(text, state.lags.extend(text))
-        copies = state.copies = state.find(self.k, text)
+        state.aligned.follow_text(text, state.lags.extend(text))
+        copies = state.copies = state.find_copies(self.k, text)
         if ctx.depth < 1:
             return tree
-        heap = [(-copy.chance(state.chances), i) for i, copy in enumerate(copies)]
+        heap = [
+            (-copy.next_chance(state.chances), copy_number)
+            for copy_number, copy in enumerate(copies)
+        ]
         # As many matching tokens as give the same chance by Laplace's rule, (m + 1) / (m + 2).
-        matches = []
-        for value, _ in heap:
-            p = min(-value, 0.99)
-            matches.append(max(1, round((2 * p - 1) / (1 - p))))
+        match_lengths = []
+        for negative_value, _ in heap:
+            probability = min(-negative_value, 0.99)
+            match_lengths.append(max(1, round((2 * probability - 1) / (1 - probability))))
         heapify(heap)
         while heap and len(tree) < budget:
-            value, i = heappop(heap)
-            if -value < self.floor:
+            negative_value, copy_number = heappop(heap)
+            if -negative_value < self.floor:
                 break
-            copy = copies[i]
-            token = copy.next(text, state.aligned)
-            copy.node = tree.add(copy.node, token, value=-value, source="approx", match=matches[i])
+            copy = copies[copy_number]
+            token = copy.next_token(text, state.aligned)
+            copy.node = tree.add(
+                copy.node,
+                token,
+                value=-negative_value,
+                source="approx",
+                match=match_lengths[copy_number],
+            )
             if len(copy.tokens) < ctx.depth:
-                heappush(heap, (value * copy.chance(state.chances), i))
+                heappush(heap, (negative_value * copy.next_chance(state.chances), copy_number))
         return tree
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
@@ -205,8 +218,8 @@ class Approx(Drafter):
         for copy in state.copies:
             node = 0
             for depth, token in enumerate(copy.tokens):
-                node = step.tree.child(node, token)
+                node = step.tree.find_child(node, token)
                 if node not in tested:
                     break  # cut, or behind a refusal
-                state.chances.note(copy.run + depth, copy.matches + depth // 2, tested[node])
+                state.chances.note_trial(copy.run + depth, copy.matches + depth // 2, tested[node])
         state.copies = []

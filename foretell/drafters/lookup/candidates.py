@@ -42,26 +42,29 @@ class Store:
     def nbytes(self) -> int:
         return len(self.rows) * (ENTRY + self.row.itemsize)
 
-    def put(self, keys: Sequence[int], ids: np.ndarray, scores: np.ndarray) -> None:
+    def put_rows(self, keys: Sequence[int], ids: np.ndarray, scores: np.ndarray) -> None:
         """Rows (n, at most k) of n keys, best first. Of a key that stands there twice the last row
         counts.
         """
-        self.keep(zip(keys, self.pack(ids, scores), strict=True))
+        self.keep_rows(zip(keys, self.pack_rows(ids, scores), strict=True))
 
-    def pack(self, ids: np.ndarray, scores: np.ndarray) -> list[bytes]:
-        """What is kept of such rows."""
-        width = ids.shape[1]
-        block = np.zeros(len(ids), self.row)
-        block["ids"][:, :width] = ids
-        block["scores"][:, :width] = scores
-        block["kinds"] = NONE
-        kinds = np.searchsorted(LEVELS, scores, "right")
-        block["kinds"][:, :width] = np.where(scores > 0, kinds, NONE)
-        flat = block.tobytes()
-        size = self.row.itemsize
-        return [flat[start : start + size] for start in range(0, len(flat), size)]
+    def pack_rows(self, ids: np.ndarray, scores: np.ndarray) -> list[bytes]:
+        """Packs rows to the bytes that are kept of them."""
+        row_width = ids.shape[1]
+        row_block = np.zeros(len(ids), self.row)
+        row_block["ids"][:, :row_width] = ids
+        row_block["scores"][:, :row_width] = scores
+        row_block["kinds"] = NONE
+        row_kinds = np.searchsorted(LEVELS, scores, "right")
+        row_block["kinds"][:, :row_width] = np.where(scores > 0, row_kinds, NONE)
+        packed_bytes = row_block.tobytes()
+        row_bytes = self.row.itemsize
+        return [
+            packed_bytes[start : start + row_bytes]
+            for start in range(0, len(packed_bytes), row_bytes)
+        ]
 
-    def keep(self, entries: Iterable[tuple[int, bytes]]) -> None:
+    def keep_rows(self, entries: Iterable[tuple[int, bytes]]) -> None:
         """Keeps packed rows, (key, row), as those seen last."""
         rows = self.rows
         for key, row in entries:
@@ -70,33 +73,35 @@ class Store:
         while len(rows) > self.capacity:
             rows.popitem(last=False)
 
-    def after(self, before: int, token: int) -> tuple[Sequence[int], Sequence[int]]:
+    def candidates_after(
+        self, previous_token: int, token: int
+    ) -> tuple[Sequence[int], Sequence[int]]:
         """The candidates after the pair, else after the token, best first, and their kinds."""
-        pair = self.rows.get((before + 1) * self.vocab + token)
-        row = self.rows.get(token) if pair is None else pair
-        if row is None:
+        pair_row = self.rows.get((previous_token + 1) * self.vocab + token)
+        packed_row = self.rows.get(token) if pair_row is None else pair_row
+        if packed_row is None:
             return (), ()
-        kinds = row[8 * self.k :].rstrip(b"\xff")
-        ids = unpack_from(f"<{len(kinds)}i", row)
-        return ids, kinds if pair is None else kinds.translate(OF_PAIR)
+        kinds = packed_row[8 * self.k :].rstrip(b"\xff")
+        ids = unpack_from(f"<{len(kinds)}i", packed_row)
+        return ids, kinds if pair_row is None else kinds.translate(OF_PAIR)
 
-    def learn(self, kind: int, right: bool) -> None:
+    def learn_kind(self, kind: int, was_right: bool) -> None:
         self.seen[kind] = min(64, self.seen[kind] + 1)
-        self.chance[kind] += (right - self.chance[kind]) / (4 + self.seen[kind])
+        self.chance[kind] += (was_right - self.chance[kind]) / (4 + self.seen[kind])
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`keys` (n,), the one seen longest ago first, `ids` and `scores` (n, k); `chance` and
         `seen` of each class.
         """
-        block = np.frombuffer(b"".join(self.rows.values()), self.row)
-        parts = {
-            "ids": block["ids"].copy(),
-            "scores": block["scores"].copy(),
+        row_block = np.frombuffer(b"".join(self.rows.values()), self.row)
+        row_arrays = {
+            "ids": row_block["ids"].copy(),
+            "scores": row_block["scores"].copy(),
             "keys": np.array(list(self.rows), np.int64),
             "chance": np.array(self.chance),
             "seen": np.array(self.seen),
         }
-        return {name: torch.from_numpy(part) for name, part in parts.items()}
+        return {name: torch.from_numpy(row_array) for name, row_array in row_arrays.items()}
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Puts these in place of what was learnt, without the oldest if they are too many. Raises
@@ -105,24 +110,24 @@ class Store:
         if tensors.keys() != {"keys", "ids", "scores", "chance", "seen"}:
             names = ", ".join(tensors)
             raise ValueError(f"holds {names}, which are not the parts of a goose store")
-        size, kinds = tensors["keys"].numel(), len(self.chance)
-        for name, dtype, shape, high in (
-            ("keys", torch.int64, (size,), (self.vocab + 1) * self.vocab - 1),
-            ("seen", torch.int64, (kinds,), 64),
-            ("ids", torch.int32, (size, self.k), self.vocab - 1),
-            ("scores", torch.float32, (size, self.k), 1),
-            ("chance", torch.float64, (kinds,), 1),
+        key_count, kind_count = tensors["keys"].numel(), len(self.chance)
+        for name, dtype, shape, upper_bound in (
+            ("keys", torch.int64, (key_count,), (self.vocab + 1) * self.vocab - 1),
+            ("seen", torch.int64, (kind_count,), 64),
+            ("ids", torch.int32, (key_count, self.k), self.vocab - 1),
+            ("scores", torch.float32, (key_count, self.k), 1),
+            ("chance", torch.float64, (kind_count,), 1),
         ):
-            part = tensors[name]
-            right = part.dtype == dtype and part.shape == shape
-            if not right or not bool(((part >= 0) & (part <= high)).all()):
+            tensor = tensors[name]
+            has_form = tensor.dtype == dtype and tensor.shape == shape
+            if not has_form or not bool(((tensor >= 0) & (tensor <= upper_bound)).all()):
                 raise ValueError(
-                    f"{name} is not {dtype} of shape {shape}, all of it between 0 and {high}"
+                    f"{name} is not {dtype} of shape {shape}, all of it between 0 and {upper_bound}"
                 )
-        if len(tensors["keys"].unique()) < size or bool((tensors["scores"].diff() > 0).any()):
+        if len(tensors["keys"].unique()) < key_count or bool((tensors["scores"].diff() > 0).any()):
             raise ValueError("a key stands there twice, or a row is not best first")
         self.rows.clear()
-        self.put(tensors["keys"].tolist(), tensors["ids"].numpy(), tensors["scores"].numpy())
+        self.put_rows(tensors["keys"].tolist(), tensors["ids"].numpy(), tensors["scores"].numpy())
         self.chance = tensors["chance"].tolist()
         self.seen = tensors["seen"].tolist()
 
@@ -134,13 +139,16 @@ def initial_chances() -> list[float]:
     of a spine's token, by the length of its match, whether the candidates agree and whether its
     places do.
     """
-    lows, highs = (0, *LEVELS), (*LEVELS, 1)
+    lower_levels, upper_levels = (0, *LEVELS), (*LEVELS, 1)
     chances = []
     for factor in (0.3, 0.4):
-        chances += [factor * (low + high) for low, high in zip(lows, highs, strict=True)]
-    for held in ODDS:
+        chances += [
+            factor * (lower + upper)
+            for lower, upper in zip(lower_levels, upper_levels, strict=True)
+        ]
+    for spine_odds in ODDS:
         for candidates_agree in (1 / 3, 1, 3):
             for places_agree in (1, 4):
-                odds = held * candidates_agree * places_agree
+                odds = spine_odds * candidates_agree * places_agree
                 chances.append(odds / (1 + odds))
     return chances

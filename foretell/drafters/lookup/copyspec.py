@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
-from foretell.drafters.lookup.lookup import Index, copied
+from foretell.drafters.lookup.lookup import Index, copy_tokens
 from foretell.errors import BadConfig
 
 
@@ -36,20 +36,22 @@ class Copyspec(Drafter):
     copy: int = 10  # tokens copied
 
     def __post_init__(self) -> None:
-        for name, high in (("gamma", 64), ("copy", 1024)):
-            value = getattr(self, name)
-            if not 1 <= value <= high:
-                raise BadConfig.field(f"copyspec:{name}", value, f"between 1 and {high}")
+        for name, upper_bound in (("gamma", 64), ("copy", 1024)):
+            option_value = getattr(self, name)
+            if not 1 <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"copyspec:{name}", option_value, f"between 1 and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> Index:
-        return Index(self.gamma, first=True, least=self.gamma)
+        return Index(self.gamma, first_only=True, min_length=self.gamma)
 
     def propose(self, ctx: Context, state: Index, budget: int) -> TokenTree:
         tokens = ctx.tokens
         tree = TokenTree(tokens[-1])
         state.extend(tokens)
-        place = state.find(tokens, self.gamma)
-        size = min(self.copy, budget - 1, ctx.depth)
-        if place >= 0 and size > 0:
-            tree.chain(copied(tokens, place, size), "copyspec", match=self.gamma)
+        position = state.find_last(tokens, self.gamma)
+        copy_length = min(self.copy, budget - 1, ctx.depth)
+        if position >= 0 and copy_length > 0:
+            tree.chain(copy_tokens(tokens, position, copy_length), "copyspec", match=self.gamma)
         return tree

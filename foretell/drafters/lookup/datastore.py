@@ -23,8 +23,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from foretell.errors import BadConfig, BadFile
-from foretell.ops.files import whole
-from foretell.ops.parsing import json_of
+from foretell.ops.files import replace_file
+from foretell.ops.parsing import parse_json
 
 VERSION = "1"
 DEPTH = 64  # tokens that the order looks at; a power of two
@@ -69,38 +69,40 @@ class Datastore:
 
     @property
     def nbytes(self) -> int:
-        """Of the file's data, of which those that were read are in memory."""
+        """Bytes of the file's data, of which those that were read are in memory."""
         return int(self.tokens.nbytes + self.suffixes.nbytes)
 
-    def find(self, pattern: Sequence[int]) -> tuple[int, int]:
+    def find_ranks(self, pattern: Sequence[int]) -> tuple[int, int]:
         """(low, high): the places suffixes[low:high] are where `pattern` (1 to DEPTH tokens) stands
         in a document.
         """
         if max(pattern) >= self.vocab:
             return 0, 0
         tokens, suffixes = self._tokens, self._suffixes
-        size = len(pattern)
-        wanted = list(pattern)
+        pattern_length = len(pattern)
+        pattern_tokens = list(pattern)
 
-        def head(rank: int) -> list[int]:
-            place = suffixes[rank]
-            return tokens[place : place + size].tolist()
+        def leading_tokens(rank: int) -> list[int]:
+            position = suffixes[rank]
+            return tokens[position : position + pattern_length].tolist()
 
         ranks = range(len(suffixes))
-        low = bisect_left(ranks, wanted, key=head)
-        if low == len(ranks) or head(low) != wanted:
+        first_rank = bisect_left(ranks, pattern_tokens, key=leading_tokens)
+        if first_rank == len(ranks) or leading_tokens(first_rank) != pattern_tokens:
             return 0, 0
-        return low, bisect_right(ranks, wanted, lo=low, key=head)
+        return first_rank, bisect_right(ranks, pattern_tokens, lo=first_rank, key=leading_tokens)
 
-    def places(self, low: int, high: int, most: int) -> np.ndarray:
-        """suffixes[low:high], int64; of more than `most` that many in equal distances, so that
-        shares stay the same.
+    def places(self, first_rank: int, end_rank: int, max_places: int) -> np.ndarray:
+        """suffixes[low:high], int64; of more than `max_places` that many in equal distances, so
+        that shares stay the same.
         """
-        if high - low <= most:
-            return self.suffixes[low:high].astype(np.int64)
-        return self.suffixes[low + np.arange(most) * (high - low) // most].astype(np.int64)
+        if end_rank - first_rank <= max_places:
+            return self.suffixes[first_rank:end_rank].astype(np.int64)
+        return self.suffixes[
+            first_rank + np.arange(max_places) * (end_rank - first_rank) // max_places
+        ].astype(np.int64)
 
-    def check(self, vocab: int, decode: Decode | None) -> None:
+    def check_model(self, vocab: int, decode: Decode | None) -> None:
         """Raises BadFile unless the ids are those of a model with `vocab` tokens and, where it is
         known, of its tokenizer.
         """
@@ -109,7 +111,7 @@ class Datastore:
                 f"{self.path}: holds token ids up to {self.vocab - 1} and the model's end at "
                 f"{vocab - 1}; build one with the model's tokenizer: {BUILD}"
             )
-        if self.mark and decode is not None and fingerprint(decode, self.vocab) != self.mark:
+        if self.mark and decode is not None and tokenizer_mark(decode, self.vocab) != self.mark:
             raise BadFile(
                 f"{self.path}: was built with another tokenizer than the model's; "
                 f"build one with the model's: {BUILD}"
@@ -119,7 +121,7 @@ class Datastore:
 # --- building
 
 
-def order(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> np.ndarray:
+def sort_suffixes(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> np.ndarray:
     """Positions (n,) int64 of `tokens` (n,) sorted by tokens[i : i + depth], then by i. `depth`: a
     power of two.
 
@@ -128,42 +130,44 @@ def order(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = None) -> n
     """
     n = len(tokens)
     base = int(tokens.max()) + 2  # digit 0: behind the end
-    width = 1
-    while base ** (2 * width) < 2**63 and 2 * width <= depth:
-        width *= 2
-    rounds = (depth // width).bit_length()
-    key = np.zeros(n, np.int64)  # the first `width` tokens as one number
-    for shift in range(width):
-        key *= base
-        key[: max(0, n - shift)] += tokens[shift:].astype(np.int64) + 1
-    place = np.arange(n)  # the position in each slot of the order
-    slots = np.arange(n)  # those still to be sorted
-    rank = np.zeros(n, np.int64)  # of a position: the first slot of its run of equals
-    for done in range(rounds):
+    sorted_width = 1
+    while base ** (2 * sorted_width) < 2**63 and 2 * sorted_width <= depth:
+        sorted_width *= 2
+    round_count = (depth // sorted_width).bit_length()
+    sort_keys = np.zeros(n, np.int64)  # the first `width` tokens as one number
+    for shift in range(sorted_width):
+        sort_keys *= base
+        sort_keys[: max(0, n - shift)] += tokens[shift:].astype(np.int64) + 1
+    positions = np.arange(n)  # the position in each slot of the order
+    open_slots = np.arange(n)  # those still to be sorted
+    run_ranks = np.zeros(n, np.int64)  # of a position: the first slot of its run of equals
+    for round_number in range(round_count):
         if tell:
-            tell("sorting", done, rounds)
-        here = place[slots]
-        if done:
-            key = rank[here] * (n + 1)
-            inside = here + width < n
-            key[inside] += rank[here[inside] + width] + 1
-            width *= 2
-        by_key = np.argsort(key, kind="stable")
-        here = here[by_key]
-        key = key[by_key]
-        place[slots] = here
-        first = np.ones(len(key), bool)  # of its run
-        first[1:] = key[1:] != key[:-1]
-        rank[here] = slots[np.maximum.accumulate(np.where(first, np.arange(len(key)), 0))]
-        slots = slots[~first | ~np.append(first[1:], True)]
-        if not len(slots):
+            tell("sorting", round_number, round_count)
+        active_positions = positions[open_slots]
+        if round_number:
+            sort_keys = run_ranks[active_positions] * (n + 1)
+            is_inside = active_positions + sorted_width < n
+            sort_keys[is_inside] += run_ranks[active_positions[is_inside] + sorted_width] + 1
+            sorted_width *= 2
+        key_order = np.argsort(sort_keys, kind="stable")
+        active_positions = active_positions[key_order]
+        sort_keys = sort_keys[key_order]
+        positions[open_slots] = active_positions
+        starts_run = np.ones(len(sort_keys), bool)  # of its run
+        starts_run[1:] = sort_keys[1:] != sort_keys[:-1]
+        run_ranks[active_positions] = open_slots[
+            np.maximum.accumulate(np.where(starts_run, np.arange(len(sort_keys)), 0))
+        ]
+        open_slots = open_slots[~starts_run | ~np.append(starts_run[1:], True)]
+        if not len(open_slots):
             break
     if tell:
-        tell("sorting", rounds, rounds)
-    return place
+        tell("sorting", round_count, round_count)
+    return positions
 
 
-def fingerprint(decode: Decode, vocab: int) -> str:
+def tokenizer_mark(decode: Decode, vocab: int) -> str:
     """Tells one tokenizer from another: the hash of the texts of some ids below `vocab`."""
     digest = hashlib.sha256()
     for token in sorted({i * vocab // SAMPLE for i in range(SAMPLE)}):  # evenly spread
@@ -171,7 +175,7 @@ def fingerprint(decode: Decode, vocab: int) -> str:
     return digest.hexdigest()
 
 
-def build(
+def build_datastore(
     path: Path,
     documents: Iterable[Sequence[int]],
     decode: Decode | None = None,
@@ -184,7 +188,7 @@ def build(
     """
     if path.is_dir():
         raise BadConfig(f"{path}: is a folder; give the name of a file")
-    with whole(path) as part:
+    with replace_file(path) as partial_path:
         texts: list[np.ndarray] = []
         for ids in documents:
             if len(ids):
@@ -196,29 +200,29 @@ def build(
                 f"{path}: the texts have no tokens; name a folder or file that holds some"
             )
         vocab = 1 + max(int(text.max()) for text in texts)
-        end = np.array([vocab], np.uint32)
-        tokens = np.concatenate([ids for text in texts for ids in (text, end)])
+        end_marker = np.array([vocab], np.uint32)
+        tokens = np.concatenate([ids for text in texts for ids in (text, end_marker)])
         tokens = tokens.astype(np.uint16) if vocab < 2**16 else tokens
-        suffixes = order(tokens, DEPTH, tell)
+        suffixes = sort_suffixes(tokens, DEPTH, tell)
         suffixes = suffixes.astype(np.int32) if len(tokens) < 2**31 else suffixes
-        about = {
+        metadata = {
             "foretell_datastore": VERSION,
             "vocab": str(vocab),
             "documents": str(len(texts)),
-            "tokenizer": fingerprint(decode, vocab) if decode else "",
+            "tokenizer": tokenizer_mark(decode, vocab) if decode else "",
         }
-        about["sha256"] = checksum(about, tokens, suffixes)
-        save_file({"tokens": tokens, "suffixes": suffixes}, part, about)
-    return load(path)
+        metadata["sha256"] = content_checksum(metadata, tokens, suffixes)
+        save_file({"tokens": tokens, "suffixes": suffixes}, partial_path, metadata)
+    return load_datastore(path)
 
 
-def checksum(about: dict[str, str], *arrays: np.ndarray) -> str:
-    """Of what the header says, its checksum left out, and of the arrays' shapes, types and
-    entries.
+def content_checksum(metadata: dict[str, str], *arrays: np.ndarray) -> str:
+    """The SHA-256 of what the header says, its checksum left out, and of the arrays' shapes, types
+    and entries.
     """
-    said = {name: value for name, value in about.items() if name != "sha256"}
-    kinds = [[str(a.dtype), list(a.shape)] for a in arrays]
-    digest = hashlib.sha256(json.dumps([said, kinds], sort_keys=True).encode())
+    checked_entries = {name: value for name, value in metadata.items() if name != "sha256"}
+    array_kinds = [[str(a.dtype), list(a.shape)] for a in arrays]
+    digest = hashlib.sha256(json.dumps([checked_entries, array_kinds], sort_keys=True).encode())
     for array in arrays:
         for start in range(0, len(array), CHUNK):
             digest.update(array[start : start + CHUNK].data)
@@ -228,10 +232,10 @@ def checksum(about: dict[str, str], *arrays: np.ndarray) -> str:
 # --- opening
 
 # (path, time, size) -> what is open: checking a large file takes a while
-_opened: WeakValueDictionary[tuple[str, int, int], Datastore] = WeakValueDictionary()
+_open_stores: WeakValueDictionary[tuple[str, int, int], Datastore] = WeakValueDictionary()
 
 
-def load(path: str | Path) -> Datastore:
+def load_datastore(path: str | Path) -> Datastore:
     """Maps the file and checks all of it, unless it is open already and unchanged.
 
     Raises BadFile that names the file, what is wrong and the cure.
@@ -239,58 +243,66 @@ def load(path: str | Path) -> Datastore:
     path = Path(path).expanduser()
     if not path.is_file():
         raise BadFile(f"{path}: no such datastore; build one with {BUILD}")
-    stat = path.stat()
-    key = (str(path.resolve()), stat.st_mtime_ns, stat.st_size)
-    store = _opened.get(key)
+    file_stat = path.stat()
+    file_key = (str(path.resolve()), file_stat.st_mtime_ns, file_stat.st_size)
+    store = _open_stores.get(file_key)
     if store is None:
-        store = _opened[key] = _read(path)
+        store = _open_stores[file_key] = _read_datastore(path)
     return store
 
 
-def _read(path: Path) -> Datastore:
-    def bad(what: str) -> BadFile:
-        return BadFile(f"{path}: {what}; build it again with {BUILD}")
+def _read_datastore(path: Path) -> Datastore:
+    def damaged_file(problem: str) -> BadFile:
+        return BadFile(f"{path}: {problem}; build it again with {BUILD}")
 
     try:
-        with safe_open(path, "np") as opened:  # checks the header against the file's length
-            about = opened.metadata() or {}
+        with safe_open(path, "np") as header_file:  # checks the header against the file's length
+            metadata = header_file.metadata() or {}
     except (SafetensorError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise bad(f"damaged, cut off or no safetensors file ({reason})") from None
-    version = about.get("foretell_datastore")
+        raise damaged_file(f"damaged, cut off or no safetensors file ({reason})") from None
+    version = metadata.get("foretell_datastore")
     if version is None:
-        raise bad("a safetensors file, but not a datastore")
+        raise damaged_file("a safetensors file, but not a datastore")
     if version != VERSION:
-        raise bad(f"a datastore in format {version}, and this is read: {VERSION}")
+        raise damaged_file(f"a datastore in format {version}, and this is read: {VERSION}")
     with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        header = json_of(file.read(size))
+        header_size = int.from_bytes(file.read(8), "little")
+        header = parse_json(file.read(header_size))
     arrays = []
-    for name, kinds in KINDS.items():
-        entry = header.get(name, {"dtype": None})
-        if entry["dtype"] not in kinds or len(entry["shape"]) != 1 or not entry["shape"][0]:
-            raise bad(f"damaged: `{name}` is missing or of another kind")
-        start = 8 + size + entry["data_offsets"][0]
-        mapped = np.memmap(path, DTYPES[entry["dtype"]], "r", start, tuple(entry["shape"]))
+    for name, allowed_dtypes in KINDS.items():
+        array_entry = header.get(name, {"dtype": None})
+        if (
+            array_entry["dtype"] not in allowed_dtypes
+            or len(array_entry["shape"]) != 1
+            or not array_entry["shape"][0]
+        ):
+            raise damaged_file(f"damaged: `{name}` is missing or of another kind")
+        data_start = 8 + header_size + array_entry["data_offsets"][0]
+        mapped = np.memmap(
+            path, DTYPES[array_entry["dtype"]], "r", data_start, tuple(array_entry["shape"])
+        )
         arrays.append(np.asarray(mapped))
     tokens, suffixes = arrays
-    if about.get("sha256") != checksum(about, tokens, suffixes):
-        raise bad("damaged: its checksum is another than when it was written")
+    if metadata.get("sha256") != content_checksum(metadata, tokens, suffixes):
+        raise damaged_file("damaged: its checksum is another than when it was written")
     try:
-        vocab = int(about["vocab"])
-        documents = int(about["documents"])
-        mark = about["tokenizer"]
+        vocab = int(metadata["vocab"])
+        documents = int(metadata["documents"])
+        mark = metadata["tokenizer"]
     except (KeyError, ValueError):
-        raise bad("damaged: its header lacks `vocab`, `documents` or `tokenizer`") from None
+        raise damaged_file(
+            "damaged: its header lacks `vocab`, `documents` or `tokenizer`"
+        ) from None
     # A checksum says only that the file is as it was written. Drafting must not read outside the
     # arrays, whoever wrote them.
-    inside = (
+    suffixes_fit = (
         len(suffixes) == len(tokens)
         and int(suffixes.min()) >= 0
         and int(suffixes.max()) < len(tokens)
     )
-    if not inside or not int(tokens.max()) == vocab == int(tokens[-1]):
-        raise bad(
+    if not suffixes_fit or not int(tokens.max()) == vocab == int(tokens[-1]):
+        raise damaged_file(
             "damaged: its suffixes lie outside its tokens, or its tokens outside its vocabulary"
         )
     return Datastore(path, tokens, suffixes, vocab, mark, documents)

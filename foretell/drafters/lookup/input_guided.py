@@ -37,32 +37,32 @@ from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
-from foretell.core.tree_building import plant
+from foretell.core.tree_building import plant_tree
 from foretell.errors import BadConfig
 
 AHEAD = 8  # tokens behind the place that was left in which a single token finds it again
 
 
 class Pointer:
-    """Where in `source` the text is: its next token is expected to be source[at]; -1 if that is not
+    """The place in `source` where the text is: source[at] is its expected next token; -1: not
     known.
     """
 
-    def __init__(self, source: Sequence[int], n: int, at: int, known: int):
-        """`n`: tokens of the longest n-gram; `known`: tokens of the text taken in."""
+    def __init__(self, source: Sequence[int], n: int, position: int, known_count: int):
+        """`n`: tokens of the longest n-gram; `known_count`: tokens of the text taken in."""
         self.source = source
         self.n = n
-        self.at = at
-        self.known = known
+        self.at = position
+        self.known = known_count
         self.run = 0  # tokens that spoke for the place so far
-        self.last = at  # the place that was left when the text last differed
+        self.last = position  # the place that was left when the text last differed
         # By length: n-gram -> the places behind it, ascending.
         self.places: list[dict[tuple[int, ...], list[int]]] = [{} for _ in range(n)]
-        for size, places in enumerate(self.places, 1):
+        for size, gram_places in enumerate(self.places, 1):
             for end in range(size, len(source)):
-                places.setdefault(tuple(source[end - size : end]), []).append(end)
+                gram_places.setdefault(tuple(source[end - size : end]), []).append(end)
 
-    def follow(self, tokens: Sequence[int], nearest: bool) -> None:
+    def follow_text(self, tokens: Sequence[int], nearest: bool) -> None:
         """Takes in what `tokens`, the whole text, has more than last time."""
         for end in range(self.known + 1, len(tokens) + 1):
             if 0 <= self.at < len(self.source) and self.source[self.at] == tokens[end - 1]:
@@ -72,40 +72,45 @@ class Pointer:
             if self.at >= 0:
                 self.last = self.at
             tail = tuple(tokens[max(0, end - self.n) : end])
-            self.at, self.run = self.nearest(tail) if nearest else self.only(tail)
+            self.at, self.run = self.find_nearest(tail) if nearest else self.find_unique(tail)
         self.known = len(tokens)
 
-    def only(self, tail: tuple[int, ...]) -> tuple[int, int]:
+    def find_unique(self, tail: tuple[int, ...]) -> tuple[int, int]:
         """(place, n-gram's length) of the shortest n-gram at the end of `tail` that stands once, or
         (-1, 0).
         """
-        for size in range(1, len(tail) + 1):
-            places = self.places[size - 1].get(tail[-size:], [])
-            if len(places) == 1:
-                return places[0], size
-            if not places:
+        for gram_length in range(1, len(tail) + 1):
+            positions = self.places[gram_length - 1].get(tail[-gram_length:], [])
+            if len(positions) == 1:
+                return positions[0], gram_length
+            if not positions:
                 break  # no longer one stands there either
         return -1, 0
 
-    def nearest(self, tail: tuple[int, ...]) -> tuple[int, int]:
+    def find_nearest(self, tail: tuple[int, ...]) -> tuple[int, int]:
         """(place, n-gram's length) of the longest n-gram at the end of `tail` that stands in the
         source, where it stands nearest to one token behind `last`.
 
         A single token counts only where it stands less than AHEAD tokens further. If it does not,
         it is taken for a replacement of one token, of length 0.
         """
-        aim = self.last + 1
-        for size in range(len(tail), 0, -1):
-            places = self.places[size - 1].get(tail[-size:])
-            if not places:
+        expected_position = self.last + 1
+        for gram_length in range(len(tail), 0, -1):
+            positions = self.places[gram_length - 1].get(tail[-gram_length:])
+            if not positions:
                 continue
-            at = bisect_left(places, aim)
-            if size > 1 or self.last < 0:
-                around = places[max(0, at - 1) : at + 1]
-                return min(around, key=lambda place: abs(place - aim)), size
-            if at < len(places) and places[at] < aim + AHEAD:
-                return places[at], 1
-        return (aim, 0) if 0 < aim < len(self.source) else (-1, 0)
+            insert_index = bisect_left(positions, expected_position)
+            if gram_length > 1 or self.last < 0:
+                neighbours = positions[max(0, insert_index - 1) : insert_index + 1]
+                return min(
+                    neighbours, key=lambda position: abs(position - expected_position)
+                ), gram_length
+            if (
+                insert_index < len(positions)
+                and positions[insert_index] < expected_position + AHEAD
+            ):
+                return positions[insert_index], 1
+        return (expected_position, 0) if 0 < expected_position < len(self.source) else (-1, 0)
 
 
 @dataclass(frozen=True)
@@ -120,37 +125,48 @@ class InputGuided(Drafter):
     nearest: bool = True
 
     def __post_init__(self) -> None:
-        for name, low, high in (("n", 1, 64), ("k", 0, 1024)):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"input-guided:{name}", value, f"between {low} and {high}")
+        for name, lower_bound, upper_bound in (("n", 1, 64), ("k", 0, 1024)):
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"input-guided:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> Pointer:
-        source = self.source or self._read(ctx)
-        check_ids("input-guided:source", source, ctx.models["target"].vocab)
-        known = len(ctx.tokens)
-        if source:
-            return Pointer(source, self.n, 0, known)
-        return Pointer(ctx.request.prompt, self.n, -1, known - 1)
+        source_ids = self.source or self._read_source(ctx)
+        check_ids("input-guided:source", source_ids, ctx.models["target"].vocab)
+        prompt_length = len(ctx.tokens)
+        if source_ids:
+            return Pointer(source_ids, self.n, 0, prompt_length)
+        return Pointer(ctx.request.prompt, self.n, -1, prompt_length - 1)
 
     @staticmethod
-    def _read(ctx: Context) -> tuple[int, ...]:
+    def _read_source(ctx: Context) -> tuple[int, ...]:
         """The request's source, if the target reads one, without the ends behind it."""
         if "source" not in ctx.models["target"].caps:
             return ()
-        source = tuple(ctx.request.inputs["source"])
-        while source and source[-1] in ctx.engine.eos:
-            source = source[:-1]
-        return source
+        source_ids = tuple(ctx.request.inputs["source"])
+        while source_ids and source_ids[-1] in ctx.engine.eos:
+            source_ids = source_ids[:-1]
+        return source_ids
 
     def propose(self, ctx: Context, state: Pointer, budget: int) -> TokenTree:
         tokens = ctx.tokens
-        state.follow(tokens, self.nearest)
-        size = min(self.k or budget, budget - 1, ctx.depth)
-        ahead = state.source[state.at : state.at + size] if state.at >= 0 else ()
+        state.follow_text(tokens, self.nearest)
+        draft_length = min(self.k or budget, budget - 1, ctx.depth)
+        drafted_tokens = state.source[state.at : state.at + draft_length] if state.at >= 0 else ()
         # Laplace's rule: what held `run` times holds once more with chance (run + 1) / (run + 2),
         # and so on.
-        run = state.run + 1
-        values = [run / (run + depth) for depth in range(1, len(ahead) + 1)]
-        match = max(1, state.run)
-        return plant(tokens[-1], range(len(ahead)), ahead, values, "input-guided", match)
+        trial_count = state.run + 1
+        values = [
+            trial_count / (trial_count + depth) for depth in range(1, len(drafted_tokens) + 1)
+        ]
+        match_length = max(1, state.run)
+        return plant_tree(
+            tokens[-1],
+            range(len(drafted_tokens)),
+            drafted_tokens,
+            values,
+            "input-guided",
+            match_length,
+        )

@@ -57,10 +57,12 @@ class Jacobi(Drafter):
     draws = True
 
     def __post_init__(self) -> None:
-        for name, high in (("window", 512), ("back", 65536)):
-            value = getattr(self, name)
-            if not 1 <= value <= high:
-                raise BadConfig.field(f"jacobi:{name}", value, f"between 1 and {high}")
+        for name, upper_bound in (("window", 512), ("back", 65536)):
+            option_value = getattr(self, name)
+            if not 1 <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"jacobi:{name}", option_value, f"between 1 and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> State:
         return State()
@@ -68,41 +70,41 @@ class Jacobi(Drafter):
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         sampler, output = ctx.sampler, ctx.output
         tree = TokenTree(ctx.tokens[-1])
-        size = min(self.window, budget - 1, ctx.depth)
-        first = len(output) - state.start  # the row for the first place
-        rows = state.rows[first : first + size]
+        draft_length = min(self.window, budget - 1, ctx.depth)
+        first_row = len(output) - state.start  # the row for the first place
+        known_rows = state.rows[first_row : first_row + draft_length]
         # The row's own text, of which tokens may have been replaced since.
-        old_text = output[: state.start] + state.chain[:first]
+        old_text = output[: state.start] + state.chain[:first_row]
         text = ctx.tokens[-self.back :]
-        greedy: list[int] = []
-        if len(rows) and sampler.greedy and sampler.plain:
-            greedy = rows.argmax(-1).tolist()
+        greedy_tokens: list[int] = []
+        if len(known_rows) and sampler.greedy and sampler.plain:
+            greedy_tokens = known_rows.argmax(-1).tolist()
         node = 0
-        for place in range(size):
+        for row_index in range(draft_length):
             law: Law | None = None
-            if place < len(greedy):
-                token, chance = greedy[place], REDRAWN
-            elif place < len(rows):
+            if row_index < len(greedy_tokens):
+                token, probability = greedy_tokens[row_index], REDRAWN
+            elif row_index < len(known_rows):
                 # The declared law is right although its row saw another text than the one now
                 # committed. Which row it is, and so q, was settled by what happened before; the
                 # token is drawn from q only now, by a number that decides nothing else. So given
                 # all that is known when the place is tested, the accepted tokens to its left
                 # included, the token has the law q, and more is not asked of q. Penalties make q a
                 # function of the text before it: of the row's old text, in the draw as declared.
-                q, chance = sampler.law(rows[place], old_text), REDRAWN
-                old_text += state.chain[first + place : first + place + 1]
+                q, probability = sampler.law(known_rows[row_index], old_text), REDRAWN
+                old_text += state.chain[first_row + row_index : first_row + row_index + 1]
                 if sampler.greedy:
                     token = int(q.argmax())
                 else:
-                    token = ctx.rng.sample(q, "draft", len(output), place)
+                    token = ctx.rng.sample(q, "draft", len(output), row_index)
                     law = Law(q)
             else:
-                token, chance = text[-min(self.back, len(text))], REPEATED
+                token, probability = text[-min(self.back, len(text))], REPEATED
                 if not sampler.greedy:
                     # A rule chose the token, so its law is one-hot. Declared rather than left out:
                     # block verification wants a law at all places, other rules treat both alike.
                     law = Law(torch.ones(1), torch.tensor([token]))
-            value = tree.values[node] * chance
+            value = tree.values[node] * probability
             node = tree.add(node, token, law=law, value=value, source="jacobi")
             text.append(token)
             if ctx.ends(tree, node):
@@ -111,39 +113,42 @@ class Jacobi(Drafter):
         return tree
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
-        nodes = [0]
+        chain_nodes = [0]
         for token in state.proposed:
-            child = step.tree.child(nodes[-1], token)
+            child = step.tree.find_child(chain_nodes[-1], token)
             if child < 0:
                 break
-            nodes.append(child)
-        if len(nodes) == 1:
+            chain_nodes.append(child)
+        if len(chain_nodes) == 1:
             # Nothing was verified: the rows known before are still those of the places to come,
             # without the first.
             return
         output = ctx.output
         state.start = len(output) - len(step.tokens)
-        state.chain = [step.tree.tokens[node] for node in nodes[1:]]
-        state.rows = step.reply.logits[nodes]
+        state.chain = [step.tree.tokens[node] for node in chain_nodes[1:]]
+        state.rows = step.reply.logits[chain_nodes]
         if not ctx.sampler.plain:
             self._forget_forbidden(ctx, state, output[: state.start], step.tokens)
 
     def _forget_forbidden(
-        self, ctx: Context, state: State, before: list[int], committed: list[int]
+        self, ctx: Context, state: State, prefix: list[int], committed: list[int]
     ) -> None:
         """Cuts the chain before a token that the options forbid or that ends the text.
 
         They may have no answer to what follows such a text. Committed tokens are neither.
         """
         chain = state.chain
-        same = 0
-        while same < min(len(chain), len(committed)) and chain[same] == committed[same]:
-            same += 1
-        for place in range(same, len(chain)):
-            token = chain[place]
-            scores = ctx.sampler.scores(state.rows[place], before + chain[:place])
+        shared_length = 0
+        while (
+            shared_length < min(len(chain), len(committed))
+            and chain[shared_length] == committed[shared_length]
+        ):
+            shared_length += 1
+        for chain_index in range(shared_length, len(chain)):
+            token = chain[chain_index]
+            scores = ctx.sampler.scores(state.rows[chain_index], prefix + chain[:chain_index])
             forbidden = bool(scores[token] == -torch.inf)
-            if forbidden or ctx.sampler.ended([*before, *chain[: place + 1]]):
-                state.chain = chain[:place]
-                state.rows = state.rows[: place + 1]
+            if forbidden or ctx.sampler.is_ended([*prefix, *chain[: chain_index + 1]]):
+                state.chain = chain[:chain_index]
+                state.rows = state.rows[: chain_index + 1]
                 return

@@ -32,22 +32,22 @@ class Lags:
 
     def extend(self, tokens: Sequence[int]) -> int:
         """Takes in what `tokens`, the whole text, has more than last time; returns how many."""
-        known = len(self.text)
-        self.text += tokens[known:]
-        for at, token in enumerate(self.text[known:], known):
-            before = self.places.setdefault(token, [])
-            if at >= len(tokens) - WIDTH:
-                mask = self.masks.get(token, -1)
-                if mask < 0:
-                    mask = as_mask(before)
-                if len(before) > OFTEN:
-                    self.masks[token] = mask | 1 << at
-                self.newest.insert(0, mask)
+        known_count = len(self.text)
+        self.text += tokens[known_count:]
+        for position, token in enumerate(self.text[known_count:], known_count):
+            earlier_places = self.places.setdefault(token, [])
+            if position >= len(tokens) - WIDTH:
+                place_mask = self.masks.get(token, -1)
+                if place_mask < 0:
+                    place_mask = as_mask(earlier_places)
+                if len(earlier_places) > OFTEN:
+                    self.masks[token] = place_mask | 1 << position
+                self.newest.insert(0, place_mask)
             else:  # too far back to be compared
                 self.masks.pop(token, None)
-            before.append(at)
+            earlier_places.append(position)
         del self.newest[WIDTH:]
-        return len(tokens) - known
+        return len(tokens) - known_count
 
     def agreement(self, lag: int) -> int:
         """Bit j says whether the token j from the end equals the one `lag` before it, of the newest
@@ -55,25 +55,27 @@ class Lags:
         """
         text = self.text
         end = len(text) - lag
-        size = min(WIDTH, end)
-        bits = 0
-        for same in map(eq, text[len(text) - size :], text[end - size : end]):
-            bits = bits << 1 | same
-        return bits
+        compared_count = min(WIDTH, end)
+        match_bits = 0
+        for is_same in map(
+            eq, text[len(text) - compared_count :], text[end - compared_count : end]
+        ):
+            match_bits = match_bits << 1 | is_same
+        return match_bits
 
-    def longest(self) -> int:
+    def longest_lag(self) -> int:
         """The lag at which most of the newest tokens in a row match, the smallest of equals; 0:
         none does.
         """
-        held = -1
-        for back, mask in enumerate(self.newest):
-            longer = held & mask << back
-            if not longer:
+        held_mask = -1
+        for distance, place_mask in enumerate(self.newest):
+            longer_mask = held_mask & place_mask << distance
+            if not longer_mask:
                 break
-            held = longer
-        return len(self.text) - held.bit_length() if held > 0 else 0
+            held_mask = longer_mask
+        return len(self.text) - held_mask.bit_length() if held_mask > 0 else 0
 
-    def closest(self) -> int:
+    def closest_lag(self) -> int:
         """The lag with most matches in the last 4, 8, 16 and 32 tokens, weighted 4, 2, 1 and 1, the
         smallest of equals.
 
@@ -81,22 +83,27 @@ class Lags:
         """
         # A sum for every place at once, as binary numbers: bit p of all digits is that of place p.
         digits = [0] * 8
-        for back, (mask, digit) in enumerate(zip(self.newest, WEIGHTS, strict=False)):
-            carry = mask << back
+        for distance, (place_mask, digit_index) in enumerate(
+            zip(self.newest, WEIGHTS, strict=False)
+        ):
+            carry = place_mask << distance
             while carry:
-                digits[digit], carry = digits[digit] ^ carry, digits[digit] & carry
-                digit += 1
-        best = -1
-        for ones in reversed(digits):
-            best = best & ones or best
-        return len(self.text) - best.bit_length() if best > 0 else 0
+                digits[digit_index], carry = (
+                    digits[digit_index] ^ carry,
+                    digits[digit_index] & carry,
+                )
+                digit_index += 1
+        best_mask = -1
+        for digit_bits in reversed(digits):
+            best_mask = best_mask & digit_bits or best_mask
+        return len(self.text) - best_mask.bit_length() if best_mask > 0 else 0
 
 
-def as_mask(places: list[int]) -> int:
+def as_mask(positions: list[int]) -> int:
     """The number with these bits set; they ascend."""
-    if len(places) <= OFTEN:
-        return sum([1 << place for place in places])
-    packed = bytearray(places[-1] // 8 + 1)
-    for place in places:
-        packed[place >> 3] |= 1 << (place & 7)
-    return int.from_bytes(packed, "little")
+    if len(positions) <= OFTEN:
+        return sum([1 << position for position in positions])
+    packed_bits = bytearray(positions[-1] // 8 + 1)
+    for position in positions:
+        packed_bits[position >> 3] |= 1 << (position & 7)
+    return int.from_bytes(packed_bits, "little")

@@ -41,19 +41,19 @@ GOLDEN = 0.618034  # multiples of it fall evenly over [0, 1)
 
 
 class Pool:
-    """What followed each token, at most `each` continuations a token and `size` in all.
+    """Continuations of each token, at most `each` a token and `size` in all.
 
     Both are least recently used first: tokens by when they were last looked up or added to, the
     continuations of one token by when they were last added.
     """
 
-    def __init__(self, each: int, size: int):
-        self.each = each
-        self.size = size
+    def __init__(self, max_grams: int, max_total: int):
+        self.each = max_grams
+        self.size = max_total
         self.count = 0
         self.grams: OrderedDict[int, dict[tuple[int, ...], None]] = OrderedDict()
 
-    def add(self, token: int, gram: tuple[int, ...]) -> None:
+    def add_gram(self, token: int, gram: tuple[int, ...]) -> None:
         grams = self.grams.setdefault(token, {})
         self.grams.move_to_end(token)
         if gram in grams:
@@ -70,7 +70,7 @@ class Pool:
             if not grams:
                 del self.grams[oldest]
 
-    def recent(self, token: int) -> list[tuple[int, ...]]:
+    def recent_grams(self, token: int) -> list[tuple[int, ...]]:
         """The continuations of `token`, most recent first."""
         if token not in self.grams:
             return []
@@ -80,7 +80,7 @@ class Pool:
 
 @dataclass
 class State:
-    """Of a request."""
+    """State of a request."""
 
     pool: Pool
     # The guesses of each column, oldest level first; the oldest of column 0 is the root itself.
@@ -103,111 +103,117 @@ class Lookahead(Drafter):
     whole = True  # a window cut at random places would lose its trajectories
 
     def __post_init__(self) -> None:
-        for name, low, high in (
+        for name, lower_bound, upper_bound in (
             ("window", 1, 128),
             ("n", 2, 32),
             ("guesses", 1, 128),
             ("pool", 1, 1 << 24),
         ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"lookahead:{name}", value, f"between {low} and {high}")
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"lookahead:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> State:
         tokens = ctx.tokens
         # While the window fills, each step adds a level and moves on by a column, so it begins
         # n - 2 columns wider.
-        width = self.window + self.n - 3
+        column_count = self.window + self.n - 3
         columns = [[tokens[-1]]]
-        for i in range(1, width + 1):
-            columns.append([tokens[int(i * GOLDEN % 1 * len(tokens))]])
-        read = max(0, len(tokens) - self.n + 1 - self.pool)
-        state = State(Pool(self.guesses, self.pool), columns, read=read)
-        self.read(ctx, state)
+        for column_number in range(1, column_count + 1):
+            columns.append([tokens[int(column_number * GOLDEN % 1 * len(tokens))]])
+        read_grams = max(0, len(tokens) - self.n + 1 - self.pool)
+        state = State(Pool(self.guesses, self.pool), columns, read=read_grams)
+        self.read_text(ctx, state)
         return state
 
-    def read(self, ctx: Context, state: State) -> None:
+    def read_text(self, ctx: Context, state: State) -> None:
         """Takes the text's new n-grams into the pool."""
         if not self.pool_from_prompt:
             return
         tokens = ctx.tokens
-        end = len(tokens) - self.n + 1
-        for i in range(state.read, end):
-            state.pool.add(tokens[i], tuple(tokens[i + 1 : i + self.n]))
-        state.read = max(state.read, end)
+        gram_end = len(tokens) - self.n + 1
+        for gram_start in range(state.read, gram_end):
+            state.pool.add_gram(
+                tokens[gram_start], tuple(tokens[gram_start + 1 : gram_start + self.n])
+            )
+        state.read = max(state.read, gram_end)
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         tree = TokenTree(ctx.tokens[-1])
         columns = state.columns
         columns[0][0] = tree.tokens[0]
-        grams = state.pool.recent(tree.tokens[0])
+        recent_grams = state.pool.recent_grams(tree.tokens[0])
         # Room for one draft is kept free: without it the window is for nothing.
-        reserved = min(self.n - 1, ctx.depth) if grams else 0
-        room = budget - 1
+        reserved = min(self.n - 1, ctx.depth) if recent_grams else 0
+        free_nodes = budget - 1
         state.shown = 0
-        for place, column in enumerate(columns):
-            cost = len(column) - (place == 0)
-            if room - cost < reserved or place + len(column) - 1 > ctx.depth:
+        for column_index, column in enumerate(columns):
+            column_cost = len(column) - (column_index == 0)
+            if free_nodes - column_cost < reserved or column_index + len(column) - 1 > ctx.depth:
                 break
-            room -= cost
+            free_nodes -= column_cost
             state.shown += 1
-        self._add_drafts(tree, grams, 1 + room, ctx.depth)
+        self._add_drafts(tree, recent_grams, 1 + free_nodes, ctx.depth)
         self._add_window(tree, columns[: state.shown])
         return tree
 
     def _add_drafts(
-        self, tree: TokenTree, grams: list[tuple[int, ...]], size: int, depth: int
+        self, tree: TokenTree, grams: list[tuple[int, ...]], max_nodes: int, depth: int
     ) -> None:
-        """Adds the n-grams, the most recent first, as long as the tree has at most `size` nodes."""
+        """Adds the n-grams, the most recent first, as long as the tree has at most `max_nodes`
+        nodes.
+        """
         for rank, gram in enumerate(grams):
             node = 0
-            chance = FIRST * OLDER**rank
+            probability = FIRST * OLDER**rank
             for token in gram[:depth]:
-                if len(tree) == size and tree.child(node, token) < 0:
+                if len(tree) == max_nodes and tree.find_child(node, token) < 0:
                     break
-                value = tree.values[node] * chance
+                value = tree.values[node] * probability
                 node = tree.add(node, token, value=value, source="lookahead", match=1)
-                chance = NEXT
+                probability = NEXT
 
     def _add_window(self, tree: TokenTree, columns: list[list[int]]) -> None:
         """Adds the chain of the first level, and below each of its places the rest of the
         column.
         """
-        first = 0
-        for place, column in enumerate(columns):
-            node = first
-            for token in column if place else column[1:]:
+        chain_node = 0
+        for column_index, column in enumerate(columns):
+            node = chain_node
+            for token in column if column_index else column[1:]:
                 value = tree.values[node] * WINDOW
                 node = tree.add(node, token, value=value, source="lookahead")
-            if place:
-                first = tree.child(first, column[0])
+            if column_index:
+                chain_node = tree.find_child(chain_node, column[0])
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
-        self.read(ctx, state)
+        self.read_text(ctx, state)
         columns, tree = state.columns, step.tree
-        shown = columns[: state.shown]
+        shown_columns = columns[: state.shown]
         state.shown = 0  # a step may come that does not ask for drafts
         # The node of each column's last level. It is found by its tokens: a draft may share nodes
         # with the window, and the tree may have been cut.
-        ends: list[int] = []
-        first = 0
-        for place, column in enumerate(shown):
-            if place:
-                first = tree.child(first, column[0])
-            node = first
+        end_nodes: list[int] = []
+        chain_node = 0
+        for column_index, column in enumerate(shown_columns):
+            if column_index:
+                chain_node = tree.find_child(chain_node, column[0])
+            node = chain_node
             for token in column[1:]:
                 if node >= 0:
-                    node = tree.child(node, token)
+                    node = tree.find_child(node, token)
             if node < 0:
                 break
-            ends.append(node)
+            end_nodes.append(node)
         filling = len(columns) > self.window
-        if not ends or (filling and len(ends) == 1):
+        if not end_nodes or (filling and len(end_nodes) == 1):
             return  # moving on now would lose a column and gain nothing
-        best = step.reply.logits[ends].argmax(-1).tolist()
-        for column, token in zip(columns, best, strict=False):
+        best_tokens = step.reply.logits[end_nodes].argmax(-1).tolist()
+        for column, token in zip(columns, best_tokens, strict=False):
             if len(column) == self.n - 1:
-                state.pool.add(column[0], (*column[1:], token))
+                state.pool.add_gram(column[0], (*column[1:], token))
                 del column[0]
             column.append(token)
         if filling:

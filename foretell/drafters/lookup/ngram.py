@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
-from foretell.drafters.lookup.lookup import Index, copied
+from foretell.drafters.lookup.lookup import Index, copy_tokens
 from foretell.errors import BadConfig
 
 
@@ -47,8 +47,8 @@ class Ngram(Drafter):
         tokens = ctx.tokens
         tree = TokenTree(tokens[-1])
         state.extend(tokens)
-        place, n = state.longest(tokens)
-        size = min(self.k, budget - 1, ctx.depth)
-        if n and size > 0:
-            tree.chain(copied(tokens, place, size), "ngram", match=n)
+        position, n = state.find_longest(tokens)
+        copy_length = min(self.k, budget - 1, ctx.depth)
+        if n and copy_length > 0:
+            tree.chain(copy_tokens(tokens, position, copy_length), "ngram", match=n)
         return tree

@@ -36,33 +36,35 @@ class NgramMeans:
     def nbytes(self) -> int:
         return len(self.table) * self.entry
 
-    def find(self, seen: Seen, text: Sequence[int]) -> bytes | None:
+    def find_row(self, snapshot: Seen, text: Sequence[int]) -> bytes | None:
         """The row of the longest n-gram known that ends `text`."""
         for n in range(min(self.n, len(text)), 1, -1):
-            row = seen.get(tuple(text[-n:]))
+            row = snapshot.get(tuple(text[-n:]))
             if row is not None:
                 return row
         return None
 
-    def learn(self, seen: Seen, gram: Gram, ids: Sequence[int], probs: Sequence[float]) -> None:
+    def learn_row(
+        self, snapshot: Seen, gram: Gram, ids: Sequence[int], probs: Sequence[float]
+    ) -> None:
         """Takes the target's k best tokens behind `gram`, best first, into its mean."""
-        seen.update(gram, lambda row: self._averaged(row, ids, probs))
+        snapshot.update(gram, lambda row: self._average_row(row, ids, probs))
 
-    def _averaged(self, row: bytes | None, ids: Sequence[int], probs: Sequence[float]) -> bytes:
+    def _average_row(self, row: bytes | None, ids: Sequence[int], probs: Sequence[float]) -> bytes:
         if row is None:
             return pack(self.layout, 1, *ids, *probs)
-        count, *numbers = unpack(self.layout, row)
+        row_count, *numbers = unpack(self.layout, row)
         sums = dict(zip(numbers[: self.k], numbers[self.k :], strict=True))
         for token in sums:
-            sums[token] *= count
+            sums[token] *= row_count
         for token, prob in zip(ids, probs, strict=True):
             sums[token] = sums.get(token, 0.0) + prob
-        best = sorted(sums, key=lambda token: -sums[token])[: self.k]
-        means = [sums[token] / (count + 1) for token in best]
-        return pack(self.layout, count + 1, *best, *means)
+        best_tokens = sorted(sums, key=lambda token: -sums[token])[: self.k]
+        means = [sums[token] / (row_count + 1) for token in best_tokens]
+        return pack(self.layout, row_count + 1, *best_tokens, *means)
 
-    def unpack(self, row: bytes) -> tuple[np.ndarray, np.ndarray]:
-        """Of a row: token ids (k,) int32 and their mean probabilities (k,) float32."""
+    def unpack_row(self, row: bytes) -> tuple[np.ndarray, np.ndarray]:
+        """Token ids (k,) int32 of a row and their mean probabilities (k,) float32."""
         ids = np.frombuffer(row, np.int32, self.k, 4)
         probs = np.frombuffer(row, np.float32, self.k, 4 + 4 * self.k)
         return ids, probs
@@ -72,54 +74,54 @@ class NgramMeans:
         counts (M,).
         """
         grams = []
-        rows = []
-        for gram, entry in self.table.entries.items():
+        packed_rows = []
+        for gram, table_entry in self.table.entries.items():
             grams.append([-1] * (self.n - len(gram)) + list(gram))
-            rows.append(entry.value)
+            packed_rows.append(table_entry.value)
         dtype = [("count", "<i4"), ("ids", "<i4", (self.k,)), ("probs", "<f4", (self.k,))]
-        block = np.frombuffer(b"".join(rows), dtype)
+        row_block = np.frombuffer(b"".join(packed_rows), dtype)
         return {
             "grams": torch.tensor(grams, dtype=torch.int64).reshape(-1, self.n),
-            "ids": torch.from_numpy(block["ids"].copy()),
-            "probs": torch.from_numpy(block["probs"].copy()),
-            "counts": torch.from_numpy(block["count"].copy()),
+            "ids": torch.from_numpy(row_block["ids"].copy()),
+            "probs": torch.from_numpy(row_block["probs"].copy()),
+            "counts": torch.from_numpy(row_block["count"].copy()),
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Puts these in place of what was learnt, without the oldest if they are too many. Raises
         ValueError.
         """
-        self._check(tensors)
+        self._check_tensors(tensors)
         self.table.clear()
-        columns = [tensors[name].tolist() for name in ("grams", "counts", "ids", "probs")]
-        for gram, count, ids, probs in zip(*columns, strict=True):
-            key = tuple(token for token in gram if token >= 0)
-            self.table.put(key, pack(self.layout, count, *ids, *probs))
+        tensor_lists = [tensors[name].tolist() for name in ("grams", "counts", "ids", "probs")]
+        for gram, row_count, ids, probs in zip(*tensor_lists, strict=True):
+            gram_key = tuple(token for token in gram if token >= 0)
+            self.table.write_value(gram_key, pack(self.layout, row_count, *ids, *probs))
 
-    def _check(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def _check_tensors(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Raises ValueError unless these are tensors of such a store."""
-        size = tensors["grams"].numel() // self.n if "grams" in tensors else 0
+        gram_count = tensors["grams"].numel() // self.n if "grams" in tensors else 0
         for name, dtype, shape in (
-            ("grams", torch.int64, (size, self.n)),
-            ("ids", torch.int32, (size, self.k)),
-            ("probs", torch.float32, (size, self.k)),
-            ("counts", torch.int32, (size,)),
+            ("grams", torch.int64, (gram_count, self.n)),
+            ("ids", torch.int32, (gram_count, self.k)),
+            ("probs", torch.float32, (gram_count, self.k)),
+            ("counts", torch.int32, (gram_count,)),
         ):
             tensor = tensors.get(name)
             if tensor is None or tensor.dtype != dtype or tensor.shape != shape:
                 raise ValueError(f"{name} is missing, not {dtype} or not of shape {[*shape]}")
         grams, ids, probs = tensors["grams"], tensors["ids"], tensors["probs"]
-        beyond = (grams < -1).any() | (grams >= self.vocab).any()
+        beyond_vocab = (grams < -1).any() | (grams >= self.vocab).any()
         padded_inside = ((grams[:, 1:] < 0) & (grams[:, :-1] >= 0)).any()
         too_short = ((grams >= 0).sum(-1) < 2).any()
-        if bool(beyond | padded_inside | too_short):
+        if bool(beyond_vocab | padded_inside | too_short):
             raise ValueError(
                 f"grams holds what is no n-gram of a vocabulary of {self.vocab} tokens"
             )
-        if len(grams.unique(dim=0)) < size:
+        if len(grams.unique(dim=0)) < gram_count:
             raise ValueError("grams holds an n-gram twice")
-        repeated = (ids.sort(-1).values.diff() == 0).any()
-        if bool(repeated | (ids < 0).any() | (ids >= self.vocab).any()):
+        has_repeats = (ids.sort(-1).values.diff() == 0).any()
+        if bool(has_repeats | (ids < 0).any() | (ids >= self.vocab).any()):
             raise ValueError(
                 f"ids holds a token twice or one beyond the vocabulary of {self.vocab} tokens"
             )

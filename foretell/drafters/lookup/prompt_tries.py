@@ -19,7 +19,7 @@ KEPT = 4  # beginnings, and recent texts that new ones are compared with
 
 
 class Beginnings:
-    """Of the texts of one tenant."""
+    """Beginnings of the texts of one tenant."""
 
     def __init__(self, depth: int):
         self.depth = depth
@@ -29,36 +29,40 @@ class Beginnings:
     @property
     def nbytes(self) -> int:
         """About how much memory it takes."""
-        held = sum(suffixes.nbytes for suffixes, _ in self.kept)
-        return held + sum(text.itemsize * len(text) for text in self.recent)
+        kept_bytes = sum(suffixes.nbytes for suffixes, _ in self.kept)
+        return kept_bytes + sum(text.itemsize * len(text) for text in self.recent)
 
-    def begin(self, tokens: Sequence[int]) -> tuple[Suffixes, Text]:
+    def begin_text(self, tokens: Sequence[int]) -> tuple[Suffixes, Text]:
         """A trie of its own that holds these tokens as one text."""
-        new = array("i", tokens)
-        common = max((shared_length(new, text) for text in self.recent), default=0)
-        self.recent = [*self.recent, new][-KEPT:]
-        suffixes, text = self._longest(new)
-        held = len(text.tokens)
-        if common >= held + LEAST:
-            suffixes.extend(text, new[held:common])
-            self.kept = [*self.kept, suffixes.copied(text)][-KEPT:]
-            held = common
-        suffixes.extend(text, new[held:])
+        new_text = array("i", tokens)
+        shared_tokens = max((shared_length(new_text, text) for text in self.recent), default=0)
+        self.recent = [*self.recent, new_text][-KEPT:]
+        suffixes, text = self._longest_trie(new_text)
+        held_count = len(text.tokens)
+        if shared_tokens >= held_count + LEAST:
+            suffixes.extend(text, new_text[held_count:shared_tokens])
+            self.kept = [*self.kept, suffixes.copy_with_text(text)][-KEPT:]
+            held_count = shared_tokens
+        suffixes.extend(text, new_text[held_count:])
         return suffixes, text
 
-    def _longest(self, tokens: array[int]) -> tuple[Suffixes, Text]:
+    def _longest_trie(self, tokens: array[int]) -> tuple[Suffixes, Text]:
         """A copy of the longest trie that is kept of what these tokens begin with, or a new one."""
-        fitting = [pair for pair in self.kept if pair[1].tokens == tokens[: len(pair[1].tokens)]]
-        if not fitting:
+        fitting_tries = [
+            pair for pair in self.kept if pair[1].tokens == tokens[: len(pair[1].tokens)]
+        ]
+        if not fitting_tries:
             return Suffixes(self.depth), Text()
-        best = max(fitting, key=lambda pair: len(pair[1].tokens))
-        self.kept.remove(best)
-        self.kept.append(best)
-        return best[0].copied(best[1])
+        best_pair = max(fitting_tries, key=lambda pair: len(pair[1].tokens))
+        self.kept.remove(best_pair)
+        self.kept.append(best_pair)
+        return best_pair[0].copy_with_text(best_pair[1])
 
 
-def shared_length(one: array[int], two: array[int]) -> int:
+def shared_length(first_text: array[int], second_text: array[int]) -> int:
     """How many tokens both begin with."""
-    most = min(len(one), len(two))
-    differ = np.flatnonzero(np.array(one[:most]) != np.array(two[:most]))
-    return int(differ[0]) if len(differ) else most
+    max_length = min(len(first_text), len(second_text))
+    differences = np.flatnonzero(
+        np.array(first_text[:max_length]) != np.array(second_text[:max_length])
+    )
+    return int(differences[0]) if len(differences) else max_length

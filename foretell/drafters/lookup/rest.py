@@ -32,7 +32,7 @@ import numpy as np
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
-from foretell.drafters.lookup.datastore import BUILD, Datastore, load
+from foretell.drafters.lookup.datastore import BUILD, Datastore, load_datastore
 from foretell.errors import BadConfig
 
 RANGES = {
@@ -46,72 +46,76 @@ RANGES = {
 
 @dataclass
 class Match:
-    """Where the end of one request's text stands in the datastore."""
+    """The place in the datastore where the end of one request's text stands."""
 
     store: Datastore
     size: int  # of the text when it was last looked up
     span: int  # at most this many of its last tokens stood there
 
-    def longest(self, tokens: list[int], span: int, least: int) -> tuple[int, int, int]:
-        """(low, high, n): the ranks of the places of the longest n of the last `span`, ..., `least`
-        tokens; n 0: none.
+    def find_longest(self, tokens: list[int], span: int, min_length: int) -> tuple[int, int, int]:
+        """(low, high, n): the ranks of the places of the longest n of the last `span`, ...,
+        `min_length` tokens; n 0: none.
 
         If n tokens stand somewhere then so do fewer, so the longest is found by bisection; and t
         more tokens make it longer by t at most, so where nothing stood there nothing is searched
-        until `least` tokens are new.
+        until `min_length` tokens are new.
         """
-        top = min(span, len(tokens), self.span + len(tokens) - self.size)
-        low, high = 0, 0
-        best, limit, probe = least - 1, top, top
-        while best < limit:
-            first, end = self.store.find(tokens[-probe:])
-            if end:
-                best, low, high = probe, first, end
+        max_length = min(span, len(tokens), self.span + len(tokens) - self.size)
+        first_rank, end_rank = 0, 0
+        best_length, length_limit, probe_length = min_length - 1, max_length, max_length
+        while best_length < length_limit:
+            start_rank, stop_rank = self.store.find_ranks(tokens[-probe_length:])
+            if stop_rank:
+                best_length, first_rank, end_rank = probe_length, start_rank, stop_rank
             else:
-                limit = probe - 1
-            probe = (best + limit + 1) // 2
+                length_limit = probe_length - 1
+            probe_length = (best_length + length_limit + 1) // 2
         self.size = len(tokens)
-        self.span = min(best, top)
-        return low, high, best if high else 0
+        self.span = min(best_length, max_length)
+        return first_rank, end_rank, best_length if end_rank else 0
 
 
-def prefixes(
-    store: Datastore, places: np.ndarray, follow: int, size: int
+def frequent_prefixes(
+    store: Datastore, positions: np.ndarray, follow: int, max_nodes: int
 ) -> list[tuple[int, int, int]]:
-    """(parent, token, count) of the `size` most frequent prefixes of what stands at the sorted
-    `places`.
+    """(parent, token, count) of the `max_nodes` most frequent prefixes of what stands at the sorted
+    `positions`.
 
     Entry i is node i + 1 and parents come before their children; of equal counts the shorter prefix
     comes first, then the smaller one. Sorted places have equal prefixes side by side, so each
     prefix is a run in its row.
     """
-    width = len(places)
+    place_count = len(positions)
     depths = np.arange(follow)[:, None]
-    last = len(store.tokens) - 1  # which is a document's end
-    block = store.tokens[np.minimum(places + depths, last)]  # (follow, places)
-    begins = np.ones(block.shape, bool)  # where a run begins
-    np.not_equal(block[:, 1:], block[:, :-1], out=begins[:, 1:])
-    np.logical_or.accumulate(begins, out=begins)
-    over = np.logical_or.accumulate(block == store.vocab)  # from the document's end on
-    starts = np.flatnonzero(begins)
-    counts = np.diff(starts, append=block.size)
-    counts[over.ravel()[starts]] = 0
+    last_position = len(store.tokens) - 1  # which is a document's end
+    token_block = store.tokens[np.minimum(positions + depths, last_position)]  # (follow, places)
+    begins_run = np.ones(token_block.shape, bool)  # where a run begins
+    np.not_equal(token_block[:, 1:], token_block[:, :-1], out=begins_run[:, 1:])
+    np.logical_or.accumulate(begins_run, out=begins_run)
+    past_end = np.logical_or.accumulate(token_block == store.vocab)  # from the document's end on
+    run_starts = np.flatnonzero(begins_run)
+    counts = np.diff(run_starts, append=token_block.size)
+    counts[past_end.ravel()[run_starts]] = 0
     # So many of the counts are 1 that sorting all of them would take longer than the rest.
-    above = np.bincount(counts)[::-1].cumsum()[::-1]  # above[c]: prefixes of at least c places
-    border = max(1, int(np.searchsorted(-above, -size, side="right")) - 1)
-    chosen = np.concatenate([np.flatnonzero(counts > border), np.flatnonzero(counts == border)])
-    chosen = chosen[:size]
-    chosen = chosen[np.lexsort((chosen, -counts[chosen]))]
-    begin = starts[chosen]
+    counts_above = np.bincount(counts)[::-1].cumsum()[
+        ::-1
+    ]  # above[c]: prefixes of at least c places
+    border_count = max(1, int(np.searchsorted(-counts_above, -max_nodes, side="right")) - 1)
+    chosen_runs = np.concatenate(
+        [np.flatnonzero(counts > border_count), np.flatnonzero(counts == border_count)]
+    )
+    chosen_runs = chosen_runs[:max_nodes]
+    chosen_runs = chosen_runs[np.lexsort((chosen_runs, -counts[chosen_runs]))]
+    chosen_starts = run_starts[chosen_runs]
     # The parent is the run in the row above that the first of its places stands in.
-    parents = np.searchsorted(starts, begin - width, side="right") - 1
-    node_of_run = {run: node for node, run in enumerate(chosen.tolist(), 1)}
+    parents = np.searchsorted(run_starts, chosen_starts - place_count, side="right") - 1
+    node_of_run = {run: node for node, run in enumerate(chosen_runs.tolist(), 1)}
     nodes = [
-        node_of_run[run] if start >= width else 0
-        for start, run in zip(begin.tolist(), parents.tolist(), strict=True)
+        node_of_run[run] if start >= place_count else 0
+        for start, run in zip(chosen_starts.tolist(), parents.tolist(), strict=True)
     ]
-    tokens = block.ravel()[begin].tolist()
-    return list(zip(nodes, tokens, counts[chosen].tolist(), strict=True))
+    tokens = token_block.ravel()[chosen_starts].tolist()
+    return list(zip(nodes, tokens, counts[chosen_runs].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -128,10 +132,12 @@ class Rest(Drafter):
     needs = ("tree",)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"rest:{name}", value, f"between {low} and {high}")
+        for name, (lower_bound, upper_bound) in RANGES.items():
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"rest:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
         if self.least > self.span:
             raise BadConfig.field("rest:least", self.least, f"at most span={self.span}")
         if not self.path:
@@ -141,26 +147,28 @@ class Rest(Drafter):
             )
 
     def start(self, ctx: Context) -> Match:
-        def opened() -> Datastore:
-            store = load(self.path)
-            store.check(ctx.models["target"].vocab, ctx.request.text)
+        def open_datastore() -> Datastore:
+            store = load_datastore(self.path)
+            store.check_model(ctx.models["target"].vocab, ctx.request.text)
             return store
 
-        return Match(ctx.shared(opened), 0, self.span)
+        return Match(ctx.shared(open_datastore), 0, self.span)
 
     def propose(self, ctx: Context, state: Match, budget: int) -> TokenTree:
         tokens = ctx.tokens
         tree = TokenTree(tokens[-1])
-        size = min(self.choices, budget - 1)
-        follow = min(self.follow, ctx.depth)
-        if size < 1 or follow < 1:
+        max_nodes = min(self.choices, budget - 1)
+        max_depth = min(self.follow, ctx.depth)
+        if max_nodes < 1 or max_depth < 1:
             return tree
-        low, high, n = state.longest(tokens, self.span, self.least)
+        first_rank, end_rank, n = state.find_longest(tokens, self.span, self.least)
         if not n:
             return tree
-        places = state.store.places(low, high, self.hits)
+        positions = state.store.places(first_rank, end_rank, self.hits)
         nodes = [0]
-        for parent, token, count in prefixes(state.store, places + n, follow, size):
-            share = count / len(places)
-            nodes.append(tree.add(nodes[parent], token, value=share, source="rest", match=n))
+        for parent, token, count in frequent_prefixes(
+            state.store, positions + n, max_depth, max_nodes
+        ):
+            probability = count / len(positions)
+            nodes.append(tree.add(nodes[parent], token, value=probability, source="rest", match=n))
         return tree

@@ -35,7 +35,7 @@ import torch
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import Law, TokenTree
-from foretell.core.tree_building import grow
+from foretell.core.tree_building import grow_tree
 from foretell.drafters.lookup.lookup import Index
 from foretell.drafters.lookup.ngram_means import NgramMeans, Seen
 from foretell.errors import BadConfig
@@ -49,16 +49,16 @@ Rows = tuple[torch.Tensor, torch.Tensor]  # token ids (N, k) and their scores (N
 
 
 @lru_cache(maxsize=128)
-def shape(size: int) -> TokenTree:
+def plan_tree(size: int) -> TokenTree:
     """The `size` nodes, root included, that are accepted most often; a node's token is its rank
     among its siblings.
     """
-    return grow(0, lambda tree, node: list(enumerate(CHANCE)), size)
+    return grow_tree(0, lambda tree, node: list(enumerate(CHANCE)), size)
 
 
 @dataclass
 class State:
-    """Of a request."""
+    """State of a request."""
 
     memory: NgramMeans  # of all requests
     seen: Seen  # what this one sees of it
@@ -78,15 +78,17 @@ class Stand(Drafter):
     draws = True
 
     def __post_init__(self) -> None:
-        for name, low, high in (
+        for name, lower_bound, upper_bound in (
             ("n", 2, 16),
             ("k", 1, 1024),
             ("size", 1, 1024),
             ("megabytes", 1, 1 << 20),
         ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"stand:{name}", value, f"between {low} and {high}")
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"stand:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> State:
         vocab = ctx.models["target"].vocab
@@ -96,57 +98,63 @@ class Stand(Drafter):
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
         state.index.extend(ctx.tokens)
         tree = TokenTree(ctx.tokens[-1])
-        plan = shape(min(budget, self.size + 1))
-        draws = 0
+        plan = plan_tree(min(budget, self.size + 1))
+        draw_count = 0
         level = [(0, 0)]  # (node of the plan, node of the tree) that may have children
         for _ in range(ctx.depth):
-            level = [(place, node) for place, node in level if plan.tries[place]]
+            level = [(plan_node, node) for plan_node, node in level if plan.tries[plan_node]]
             if not level:
                 break
-            ids, scores = self._rows(ctx, state, tree, [node for _, node in level])
-            laws = scores.softmax(-1).nan_to_num(0.0)
-            q, order = laws.sort(dim=-1, descending=True, stable=True)
-            ids = ids.gather(-1, order)
-            possible = (q > 0).sum(-1).tolist()
-            below: list[tuple[int, int]] = []
-            for row, (place, node) in enumerate(level):
-                children = plan.tries[place][: possible[row]]
+            ids, scores = self._rows_of(ctx, state, tree, [node for _, node in level])
+            row_probs = scores.softmax(-1).nan_to_num(0.0)
+            q, sorted_order = row_probs.sort(dim=-1, descending=True, stable=True)
+            ids = ids.gather(-1, sorted_order)
+            possible_counts = (q > 0).sum(-1).tolist()
+            next_level: list[tuple[int, int]] = []
+            for row_index, (plan_node, node) in enumerate(level):
+                children = plan.tries[plan_node][: possible_counts[row_index]]
                 if ctx.sampler.greedy:
-                    nodes = best_children(tree, node, ids[row], len(children))
+                    nodes = add_best_children(tree, node, ids[row_index], len(children))
                 else:
-                    keys = range(draws + 1, draws + 1 + len(children))
-                    nodes = draw_children(ctx, tree, node, ids[row], q[row], keys)
-                    draws += len(children)
-                below += zip(children, nodes, strict=True)
-            level = [pair for pair in below if not ctx.ends(tree, pair[1])]
+                    keys = range(draw_count + 1, draw_count + 1 + len(children))
+                    nodes = draw_children(ctx, tree, node, ids[row_index], q[row_index], keys)
+                    draw_count += len(children)
+                next_level += zip(children, nodes, strict=True)
+            level = [level_pair for level_pair in next_level if not ctx.ends(tree, level_pair[1])]
         return tree
 
-    def _rows(self, ctx: Context, state: State, tree: TokenTree, nodes: list[int]) -> Rows:
-        """What may follow each of the nodes, under the request's options; -inf: it may not."""
+    def _rows_of(self, ctx: Context, state: State, tree: TokenTree, nodes: list[int]) -> Rows:
+        """Tokens that may follow each of the nodes, under the request's options; score -inf: it may
+        not.
+        """
         memory = state.memory
         paths = [tree.tokens_to(node) for node in nodes]
         ids = np.zeros((len(nodes), memory.k), np.int64)
         probs = np.zeros((len(nodes), memory.k))
-        for i, path in enumerate(paths):
+        for row_index, path in enumerate(paths):
             text = [*ctx.tokens[-self.n :], *path]
-            row = memory.find(state.seen, text)
-            if row is not None:
-                ids[i], probs[i] = memory.unpack(row)
+            packed_row = memory.find_row(state.seen, text)
+            if packed_row is not None:
+                ids[row_index], probs[row_index] = memory.unpack_row(packed_row)
                 continue
-            place, _ = state.index.longest(text, least=2)
-            first = ctx.tokens[place] if place >= 0 else 0
-            ids[i] = (first + np.arange(memory.k)) % memory.vocab  # any others, of probability 0
-            probs[i, 0] = place >= 0
+            position, _ = state.index.find_longest(text, min_length=2)
+            next_token = ctx.tokens[position] if position >= 0 else 0
+            ids[row_index] = (
+                next_token + np.arange(memory.k)
+            ) % memory.vocab  # any others, of probability 0
+            probs[row_index, 0] = position >= 0
         tokens, scores = torch.from_numpy(ids), torch.from_numpy(probs).log()
         if not ctx.sampler.plain:
-            for i, path in enumerate(paths):
-                scores[i] = self._processed(ctx, tokens[i], scores[i], path)
+            for row_index, path in enumerate(paths):
+                scores[row_index] = self._apply_options(
+                    ctx, tokens[row_index], scores[row_index], path
+                )
         if not ctx.sampler.greedy:
             for warper in ctx.sampler.warpers:
                 scores = warper(None, scores)
         return tokens, scores
 
-    def _processed(
+    def _apply_options(
         self, ctx: Context, ids: torch.Tensor, scores: torch.Tensor, path: list[int]
     ) -> torch.Tensor:
         """Scores (k,) of the tokens ids (k,) behind a path, under penalties, bans and the like."""
@@ -159,23 +167,26 @@ class Stand(Drafter):
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         memory = state.memory
         # The rows that committed tokens came from, and where in the text each of these stands.
-        rows = step.reply.logits[[0, *step.outcome.path][: len(step.tokens)]]
-        first = len(ctx.tokens) - len(step.tokens)
-        best = rows.topk(memory.k)
-        probs = (best.values - rows.logsumexp(-1, keepdim=True)).exp()
-        for end, ids, chances in zip(
-            range(first, len(ctx.tokens)), best.indices.tolist(), probs.tolist(), strict=True
+        committed_rows = step.reply.logits[[0, *step.outcome.path][: len(step.tokens)]]
+        first_position = len(ctx.tokens) - len(step.tokens)
+        best_rows = committed_rows.topk(memory.k)
+        probs = (best_rows.values - committed_rows.logsumexp(-1, keepdim=True)).exp()
+        for end_position, ids, token_probs in zip(
+            range(first_position, len(ctx.tokens)),
+            best_rows.indices.tolist(),
+            probs.tolist(),
+            strict=True,
         ):
-            for n in range(2, min(self.n, end) + 1):
-                gram = tuple(ctx.tokens[end - n : end])
-                memory.learn(state.seen, gram, ids, chances)
+            for n in range(2, min(self.n, end_position) + 1):
+                gram = tuple(ctx.tokens[end_position - n : end_position])
+                memory.learn_row(state.seen, gram, ids, token_probs)
 
 
-def best_children(tree: TokenTree, node: int, ids: torch.Tensor, count: int) -> list[int]:
+def add_best_children(tree: TokenTree, node: int, ids: torch.Tensor, count: int) -> list[int]:
     """Adds the first `count` of the tokens ids (k,) below `node`; returns their nodes."""
     nodes = []
-    for token, chance in zip(ids[:count].tolist(), CHANCE, strict=False):
-        value = tree.values[node] * chance
+    for token, probability in zip(ids[:count].tolist(), CHANCE, strict=False):
+        value = tree.values[node] * probability
         nodes.append(tree.add(node, token, value=value, source="stand"))
     return nodes
 
@@ -190,9 +201,9 @@ def draw_children(
     for rank, key in enumerate(keys):
         if rank:
             q = q / q.sum()
-        place = ctx.rng.sample(q, "draft", len(ctx.output), key)
+        choice = ctx.rng.sample(q, "draft", len(ctx.output), key)
         value = tree.values[node] * CHANCE[rank]
         law = Law(q, ids)
-        nodes.append(tree.add(node, int(ids[place]), law=law, value=value, source="stand"))
-        q = q.index_fill(0, torch.tensor(place), 0)
+        nodes.append(tree.add(node, int(ids[choice]), law=law, value=value, source="stand"))
+        q = q.index_fill(0, torch.tensor(choice), 0)
     return nodes

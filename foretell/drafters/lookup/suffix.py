@@ -37,7 +37,7 @@ from typing import NamedTuple
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
-from foretell.core.tree_building import plant
+from foretell.core.tree_building import plant_tree
 from foretell.drafters.lookup.prompt_tries import Beginnings
 from foretell.drafters.lookup.suffix_tree import Place, Suffixes, Text
 from foretell.errors import BadConfig
@@ -49,7 +49,7 @@ LEAD = 8
 
 @dataclass
 class State:
-    """Of a request."""
+    """State of a request."""
 
     local: Suffixes  # of its text alone
     text: Text
@@ -59,7 +59,7 @@ class State:
 
 
 class Nodes(NamedTuple):
-    """Of a draft, without the root, which is 0: parents, tokens and values."""
+    """Nodes of a draft, without the root, which is 0: parents, tokens and values."""
 
     parents: list[int]
     tokens: list[int]
@@ -100,14 +100,16 @@ class Suffix(Drafter):
             "min_prob": (0, 1),
             "megabytes": (1, 65536),
         }
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"suffix:{name}", value, f"between {low} and {high}")
+        for name, (lower_bound, upper_bound) in ranges.items():
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"suffix:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
 
     def start(self, ctx: Context) -> State:
         beginnings = ctx.shared(lambda: Beginnings(self.depth), "beginnings")
-        state = State(*beginnings.begin(ctx.tokens), None, Text(), len(ctx.tokens))
+        state = State(*beginnings.begin_text(ctx.tokens), None, Text(), len(ctx.tokens))
         if self.shared:
             vocab = ctx.models["target"].vocab
             state.past = ctx.shared(lambda: Suffixes(self.depth, self.megabytes << 20, vocab))
@@ -115,81 +117,85 @@ class Suffix(Drafter):
         return state
 
     def propose(self, ctx: Context, state: State, budget: int) -> TokenTree:
-        self._read(ctx, state)
-        best = self._search(state.local, state.text, budget - 1, ctx.depth)
+        self._read_text(ctx, state)
+        best_draft = self._search_store(state.local, state.text, budget - 1, ctx.depth)
         if state.past is not None:
-            past = self._search(state.past, state.output, budget - 1, ctx.depth)
-            if past.score > best.score:
-                best = past
-        return plant(ctx.tokens[-1], *best.nodes, "suffix", best.match)
+            past_draft = self._search_store(state.past, state.output, budget - 1, ctx.depth)
+            if past_draft.score > best_draft.score:
+                best_draft = past_draft
+        return plant_tree(ctx.tokens[-1], *best_draft.nodes, "suffix", best_draft.match)
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         if state.past is not None:  # the last tokens of a request are for others too
-            self._read(ctx, state)
+            self._read_text(ctx, state)
 
-    def _read(self, ctx: Context, state: State) -> None:
+    def _read_text(self, ctx: Context, state: State) -> None:
         """Takes in what the text has more than last time."""
-        new = ctx.tokens[state.known :]
-        if not new:
+        new_tokens = ctx.tokens[state.known :]
+        if not new_tokens:
             return
-        state.local.extend(state.text, new)
+        state.local.extend(state.text, new_tokens)
         if state.past is not None:
-            state.past.extend(state.output, new)
-        state.known += len(new)
+            state.past.extend(state.output, new_tokens)
+        state.known += len(new_tokens)
 
-    def _search(self, strings: Suffixes, text: Text, size: int, levels: int) -> Proposal:
+    def _search_store(self, strings: Suffixes, text: Text, size: int, levels: int) -> Proposal:
         """The best draft of at most `size` nodes on so many levels."""
-        best = Proposal(0.0, 0, Nodes([], [], []))
+        best_draft = Proposal(0.0, 0, Nodes([], [], []))
         last_count = 0  # how often the last ending stood that was tried
-        for match, count, place in strings.matches(text, self.depth // 2):
-            room = min(size, math.floor(match * self.factor + self.offset + 1e-6))
-            if room <= best.score:  # nor has a shorter match more room
+        for match, count, place in strings.find_matches(text, self.depth // 2):
+            max_nodes = min(size, math.floor(match * self.factor + self.offset + 1e-6))
+            if max_nodes <= best_draft.score:  # nor has a shorter match more room
                 break
             if count >= 2 * last_count:
                 last_count = count
                 depth = min(levels, self.depth - match)
-                nodes = self._expand(strings, text, place, room, depth)
+                nodes = self._expand_match(strings, text, place, max_nodes, depth)
                 score = sum(nodes.values)
-                if score > best.score:
-                    best = Proposal(score, match, nodes)
-        return best
+                if score > best_draft.score:
+                    best_draft = Proposal(score, match, nodes)
+        return best_draft
 
-    def _expand(self, strings: Suffixes, text: Text, place: Place, room: int, levels: int) -> Nodes:
-        """The `room` best nodes that follow at a place, best first."""
+    def _expand_match(
+        self, strings: Suffixes, text: Text, place: Place, max_nodes: int, levels: int
+    ) -> Nodes:
+        """The `max_nodes` best nodes that follow at a place, best first."""
         nodes = Nodes([], [], [])
         parents, tokens, values = nodes
         # (-value, insertion order, level, parent, token, place)
         heap: list[tuple[float, int, int, int, int, Place]] = []
-        order = 0
-        where, match = place
+        insertion = 0
+        subtree, match = place
         length = match  # of the string, match and draft
         value, level = 1.0, 0
         while True:
             if level < levels and not (heap and -heap[0][0] >= value):
                 # What all places go on with alike is best.
-                most = min(room - len(tokens), levels - level)
-                run = strings.alike((where, length), most, text, match)
-                parents += range(len(tokens), len(tokens) + len(run))
-                tokens += run
-                values += [value] * len(run)
-                length += len(run)
-                level += len(run)
-            if level < levels and len(tokens) < room:
+                max_run = min(max_nodes - len(tokens), levels - level)
+                common_run = strings.common_run((subtree, length), max_run, text, match)
+                parents += range(len(tokens), len(tokens) + len(common_run))
+                tokens += common_run
+                values += [value] * len(common_run)
+                length += len(common_run)
+                level += len(common_run)
+            if level < levels and len(tokens) < max_nodes:
                 # What is surely too rare is left out at once. The share is rounded down: the value
                 # itself decides.
-                least = self.min_prob / value * (1 - 1e-9)
-                total, successors = strings.after((where, length), least, text, match)
+                min_share = self.min_prob / value * (1 - 1e-9)
+                total, successors = strings.successors_of((subtree, length), min_share, text, match)
                 parent = len(tokens)
                 for count, _, token, child in successors if self.tree else successors[:1]:
-                    chance = value * count / total if count < total else value
-                    if chance >= self.min_prob:
-                        order += 1
-                        below = (child, length + 1)
-                        heappush(heap, (-chance, order, level + 1, parent, token, below))
-            if not heap or len(tokens) >= room:
+                    child_value = value * count / total if count < total else value
+                    if child_value >= self.min_prob:
+                        insertion += 1
+                        child_place = (child, length + 1)
+                        heappush(
+                            heap, (-child_value, insertion, level + 1, parent, token, child_place)
+                        )
+            if not heap or len(tokens) >= max_nodes:
                 return nodes
-            negative, _, level, parent, token, (where, length) = heappop(heap)
-            value = -negative
+            negative_value, _, level, parent, token, (subtree, length) = heappop(heap)
+            value = -negative_value
             parents.append(parent)
             tokens.append(token)
             values.append(value)

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
-from foretell.drafters.lookup.lookup import copied
+from foretell.drafters.lookup.lookup import copy_tokens
 
 LEAF = 8  # positions in a leaf above which it becomes a node
 BITS = 32  # a position is its text's key, then the place in that text in this many bits
@@ -71,9 +71,9 @@ class Suffixes:
         self.depth = depth
         self.limit = limit
         self.vocab = vocab
-        self._clear()
+        self._clear_texts()
 
-    def _clear(self) -> None:
+    def _clear_texts(self) -> None:
         self.root = Node()  # whose own counts are not kept
         self.keys = 0  # given out
         self.texts: dict[int, Text] = {}  # oldest first
@@ -96,44 +96,48 @@ class Suffixes:
             self.texts[text.key] = text
             self.keys += 1
             self.sizes["texts"] += 1
-        base = text.key << BITS
+        first_position = text.key << BITS
         for token in tokens:
-            position = base + len(text.tokens)
+            position = first_position + len(text.tokens)
             text.tokens.append(token)
-            before = [self.root, *text.active]
+            active_nodes = [self.root, *text.active]
             text.active = []
             # Short strings first: where a string becomes a node, its own endings are nodes already.
-            for depth, node in enumerate(before, 1):
-                self._append(text, node, depth, token, position)
+            for depth, node in enumerate(active_nodes, 1):
+                self._append_token(text, node, depth, token, position)
                 position -= 1
         self.sizes["tokens"] += len(tokens)
         while self.limit and self.nbytes > self.limit and self.texts:
-            self.forget()
+            self.forget_oldest()
 
-    def copied(self, text: Text) -> tuple[Suffixes, Text]:
+    def copy_with_text(self, text: Text) -> tuple[Suffixes, Text]:
         """A trie with the same counts that grows by itself, and its text; this one is the only
         text here.
         """
-        twin, own = Suffixes(self.depth, self.limit, self.vocab), Text()
-        own.key, own.first, own.tokens = text.key, text.first, text.tokens[:]
-        nodes: dict[int, Node] = {}  # copies of those that the text's last tokens end in
-        ends = {id(node) for node in text.active}
+        trie_copy, text_copy = Suffixes(self.depth, self.limit, self.vocab), Text()
+        text_copy.key, text_copy.first, text_copy.tokens = text.key, text.first, text.tokens[:]
+        copied_nodes: dict[int, Node] = {}  # copies of those that the text's last tokens end in
+        active_ids = {id(node) for node in text.active}
 
-        def copy(node: Node) -> Node:
-            same = Node()
-            same.count, same.ends, same.last = node.count, node.ends, node.last
-            same.inner = {token: copy(child) for token, child in node.inner.items()}
-            same.leaves = {token: leaf[:] for token, leaf in node.leaves.items()}
-            if id(node) in ends:
-                nodes[id(node)] = same
-            return same
+        def copy_node(node: Node) -> Node:
+            node_copy = Node()
+            node_copy.count, node_copy.ends, node_copy.last = node.count, node.ends, node.last
+            node_copy.inner = {token: copy_node(child) for token, child in node.inner.items()}
+            node_copy.leaves = {token: leaf[:] for token, leaf in node.leaves.items()}
+            if id(node) in active_ids:
+                copied_nodes[id(node)] = node_copy
+            return node_copy
 
-        twin.root = copy(self.root)
-        own.active = [nodes[id(node)] for node in text.active]
-        twin.keys, twin.texts, twin.sizes = self.keys, {own.key: own}, dict(self.sizes)
-        return twin, own
+        trie_copy.root = copy_node(self.root)
+        text_copy.active = [copied_nodes[id(node)] for node in text.active]
+        trie_copy.keys, trie_copy.texts, trie_copy.sizes = (
+            self.keys,
+            {text_copy.key: text_copy},
+            dict(self.sizes),
+        )
+        return trie_copy, text_copy
 
-    def _append(self, text: Text, node: Node, depth: int, token: int, position: int) -> None:
+    def _append_token(self, text: Text, node: Node, depth: int, token: int, position: int) -> None:
         """Takes in that `token` follows the string of `node` where that starts at `position`."""
         node.ends -= 1
         child = node.inner.get(token)
@@ -152,18 +156,18 @@ class Suffixes:
         leaf.append(position)
         if len(leaf) > LEAF and depth < self.depth:
             del node.leaves[token]
-            node.inner[token] = self._node(leaf, depth)
+            node.inner[token] = self._split_leaf(leaf, depth)
 
-    def _node(self, leaf: list[int], depth: int) -> Node:
+    def _split_leaf(self, leaf: list[int], depth: int) -> Node:
         """The node that takes a leaf's place at this depth."""
         node = Node()
         node.count = len(leaf)
         node.last = max(leaf)
         for position in leaf:
             text = self.texts[position >> BITS]
-            at = (position & MASK) + depth
-            if at < len(text.tokens):
-                node.leaves.setdefault(text.tokens[at], []).append(position)
+            token_index = (position & MASK) + depth
+            if token_index < len(text.tokens):
+                node.leaves.setdefault(text.tokens[token_index], []).append(position)
             else:
                 node.ends += 1
                 text.active.append(node)
@@ -171,22 +175,22 @@ class Suffixes:
         self.sizes["leaves"] += len(node.leaves) - 1
         return node
 
-    def forget(self) -> None:
+    def forget_oldest(self) -> None:
         """Takes out the oldest token, and its text if nothing is left of it."""
         text = next(iter(self.texts.values()))
-        start = text.first
-        size = len(text.tokens)
-        if start < size:
+        first_index = text.first
+        text_length = len(text.tokens)
+        if first_index < text_length:
             text.first += 1
             self.sizes["tokens"] -= 1
-            if size - start == len(text.active):
+            if text_length - first_index == len(text.active):
                 text.active.pop().ends -= 1
             node = self.root
-            for token in text.tokens[start : start + self.depth]:
+            for token in text.tokens[first_index : first_index + self.depth]:
                 child = node.inner.get(token)
                 if child is None:
                     leaf = node.leaves[token]
-                    leaf.remove(text.key << BITS | start)
+                    leaf.remove(text.key << BITS | first_index)
                     if not leaf:
                         del node.leaves[token]
                         self.sizes["leaves"] -= 1
@@ -196,24 +200,28 @@ class Suffixes:
                     del node.inner[token]
                     self.sizes["nodes"] -= 1
                 node = child
-        if text.first == size:
+        if text.first == text_length:
             del self.texts[text.key]
             self.sizes["texts"] -= 1
 
     def count(self, string: Sequence[int]) -> int:
         """How often these 1 to `depth` tokens stand in the texts."""
-        where: Node | list[int] = self.root
-        times = 0
+        subtree: Node | list[int] = self.root
+        place_count = 0
         for length, token in enumerate(string):
-            _, successors = self.after((where, length))
-            same = [(count, where) for count, _, other, where in successors if other == token]
-            if not same:
+            _, successors = self.successors_of((subtree, length))
+            matching_places = [
+                (count, subtree)
+                for count, _, next_token, subtree in successors
+                if next_token == token
+            ]
+            if not matching_places:
                 return 0
-            [(times, where)] = same
-        return times
+            [(place_count, subtree)] = matching_places
+        return place_count
 
-    def alike(
-        self, place: Place, most: int, looping: Text | None = None, match: int = 0
+    def common_run(
+        self, place: Place, max_tokens: int, looping: Text | None = None, match: int = 0
     ) -> Sequence[int]:
         """At most so many tokens that follow alike wherever a rare string stands; none for a
         frequent one.
@@ -221,29 +229,32 @@ class Suffixes:
         `looping`: the text whose last `match` tokens the string begins with; what reaches its end
         goes on into itself.
         """
-        where, length = place
-        if isinstance(where, Node):
+        subtree, length = place
+        if isinstance(subtree, Node):
             return ()
         drafted = length - match
         continuations = []
-        for position in where:
+        for position in subtree:
             text = self.texts[position >> BITS]
-            at = (position & MASK) + length
-            part = text.tokens[at : at + most]
-            if text is looping and len(part) < most:
-                looped = copied(text.tokens, at - drafted, drafted + most)
-                part = array("i", looped[drafted:])
-            continuations.append(part)
+            token_index = (position & MASK) + length
+            continuation = text.tokens[token_index : token_index + max_tokens]
+            if text is looping and len(continuation) < max_tokens:
+                looped = copy_tokens(text.tokens, token_index - drafted, drafted + max_tokens)
+                continuation = array("i", looped[drafted:])
+            continuations.append(continuation)
         # What the first and the last in order have in common all have.
-        first, last = min(continuations), max(continuations)
-        if first == last:
-            return first
-        same = 0
-        while same < min(len(first), len(last)) and first[same] == last[same]:
-            same += 1
-        return first[:same]
+        first_run, last_run = min(continuations), max(continuations)
+        if first_run == last_run:
+            return first_run
+        shared_length = 0
+        while (
+            shared_length < min(len(first_run), len(last_run))
+            and first_run[shared_length] == last_run[shared_length]
+        ):
+            shared_length += 1
+        return first_run[:shared_length]
 
-    def after(
+    def successors_of(
         self, place: Place, share: float = 0.0, looping: Text | None = None, match: int = 0
     ) -> tuple[int, list[Successor]]:
         """How often anything follows, and what does, best first.
@@ -251,41 +262,41 @@ class Suffixes:
         Only tokens that follow in `share` of these cases. The most frequent is best, of equals the
         one that stood last. `looping`, `match`: see alike.
         """
-        where, length = place
+        subtree, length = place
         successors: list[Successor] = []
-        if isinstance(where, Node):
-            total = where.count - where.ends
-            least = share * total
-            for token, child in where.inner.items():
-                if child.count >= least:
+        if isinstance(subtree, Node):
+            total = subtree.count - subtree.ends
+            min_count = share * total
+            for token, child in subtree.inner.items():
+                if child.count >= min_count:
                     successors.append((child.count, child.last, token, child))
-            leaves = where.leaves if least <= LEAF or length + 1 == self.depth else {}
+            leaves = subtree.leaves if min_count <= LEAF or length + 1 == self.depth else {}
         else:
-            leaves = self._leaves(where, length, looping, match)
+            leaves = self._leaves_after(subtree, length, looping, match)
             total = sum(map(len, leaves.values()))
-            least = share * total
+            min_count = share * total
         for token, leaf in leaves.items():
-            if len(leaf) >= least:
+            if len(leaf) >= min_count:
                 successors.append((len(leaf), max(leaf), token, leaf))
         # No two have the same count and position, so nodes are never compared.
         successors.sort(reverse=True)
         return total, successors
 
-    def _leaves(
+    def _leaves_after(
         self, positions: list[int], length: int, looping: Text | None, match: int
     ) -> dict[int, list[int]]:
         """Next token -> the positions of the string, of so many tokens, that it follows."""
         leaves: dict[int, list[int]] = {}
         for position in positions:
             text = self.texts[position >> BITS]
-            at = (position & MASK) + length
+            token_index = (position & MASK) + length
             tokens = text.tokens
-            if at >= len(tokens):
+            if token_index >= len(tokens):
                 if text is not looping:
                     continue
-                begin = at - length + match
-                at = begin + (at - begin) % (len(tokens) - begin)
-            token = tokens[at]
+                text_start = token_index - length + match
+                token_index = text_start + (token_index - text_start) % (len(tokens) - text_start)
+            token = tokens[token_index]
             leaf = leaves.get(token)
             if leaf is None:
                 leaves[token] = [position]
@@ -293,75 +304,92 @@ class Suffixes:
                 leaf.append(position)
         return leaves
 
-    def matches(self, text: Text, longest: int) -> Iterator[tuple[int, int, Place]]:
-        """(m, count, place) of the text's last m <= `longest` <= depth tokens that stand elsewhere
-        too, longest first.
+    def find_matches(self, text: Text, max_length: int) -> Iterator[tuple[int, int, Place]]:
+        """(m, count, place) of the text's last m <= `max_length` <= depth tokens that stand
+        elsewhere too, longest first.
 
         `count`: how often elsewhere. Of the lengths that stand in the same places only the longest
         is given. Behind a rare string the place is what follows it, of length 0.
         """
-        longest = min(longest, len(text.tokens) - text.first)
+        max_length = min(max_length, len(text.tokens) - text.first)
         frequent = len(text.active)  # the lengths up to it are nodes
         last_count = 0
-        if frequent < longest:
-            ends = self._ends(text, frequent + 1, longest)
-            for m in sorted({length for length, _ in ends}, reverse=True):
-                positions = [end for length, end in ends if length >= m]
+        if frequent < max_length:
+            match_ends = self._match_ends(text, frequent + 1, max_length)
+            for match_length in sorted({length for length, _ in match_ends}, reverse=True):
+                positions = [end for length, end in match_ends if length >= match_length]
                 last_count = len(positions)
-                yield m, last_count, (positions, 0)
-        for m in range(min(frequent, longest), 0, -1):
-            node = text.active[m - 1]
+                yield match_length, last_count, (positions, 0)
+        for match_length in range(min(frequent, max_length), 0, -1):
+            node = text.active[match_length - 1]
             if node.count - 1 > last_count:
                 last_count = node.count - 1
-                yield m, last_count, (node, m)
+                yield match_length, last_count, (node, match_length)
 
-    def _ends(self, text: Text, least: int, longest: int) -> list[tuple[int, int]]:
-        """(length, position behind it) of all that matches `least` or more of the text's last
+    def _match_ends(self, text: Text, min_length: int, max_length: int) -> list[tuple[int, int]]:
+        """(length, position behind it) of all that matches `min_length` or more of the text's last
         tokens, a rare string.
         """
         tokens = text.tokens
-        begin = len(tokens) - least
+        ending_start = len(tokens) - min_length
         node = self.root
-        at = begin
-        while tokens[at] in node.inner:
-            node = node.inner[tokens[at]]
-            at += 1
+        token_index = ending_start
+        while tokens[token_index] in node.inner:
+            node = node.inner[tokens[token_index]]
+            token_index += 1
         ends = []
-        for position in node.leaves[tokens[at]]:
-            other = self.texts[position >> BITS]
-            start = position & MASK
-            itself = other is text and start == begin
-            if itself or other.tokens[start : start + least] != tokens[begin:]:
+        for position in node.leaves[tokens[token_index]]:
+            other_text = self.texts[position >> BITS]
+            match_start = position & MASK
+            is_itself = other_text is text and match_start == ending_start
+            if (
+                is_itself
+                or other_text.tokens[match_start : match_start + min_length]
+                != tokens[ending_start:]
+            ):
                 continue
-            room = min(longest - least, start - other.first, begin - text.first)
-            more = self._common_ending(other.tokens, start, tokens, begin, room)
-            ends.append((least + more, position + least))
+            max_extra = min(
+                max_length - min_length, match_start - other_text.first, ending_start - text.first
+            )
+            extra_tokens = self._common_ending(
+                other_text.tokens, match_start, tokens, ending_start, max_extra
+            )
+            ends.append((min_length + extra_tokens, position + min_length))
         return ends
 
     @staticmethod
     def _common_ending(
-        one: array[int], one_end: int, two: array[int], two_end: int, most: int
+        first_text: array[int],
+        first_end: int,
+        second_text: array[int],
+        second_end: int,
+        max_length: int,
     ) -> int:
-        """How many tokens, `most` at most, are the same before these ends."""
-        if one[one_end - most : one_end] == two[two_end - most : two_end]:
-            return most
-        same = 0
-        while one[one_end - same - 1] == two[two_end - same - 1]:
-            same += 1
-        return same
+        """How many tokens, `max_length` at most, are the same before these ends."""
+        if (
+            first_text[first_end - max_length : first_end]
+            == second_text[second_end - max_length : second_end]
+        ):
+            return max_length
+        shared_length = 0
+        while (
+            first_text[first_end - shared_length - 1] == second_text[second_end - shared_length - 1]
+        ):
+            shared_length += 1
+        return shared_length
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (all, int32): the texts one after another, oldest first; `sizes` (texts, int64):
         their lengths.
         """
-        flat: list[int] = []
+        all_tokens: list[int] = []
         sizes = []
         for text in self.texts.values():
-            kept = text.tokens[text.first :]
-            flat.extend(kept)
-            sizes.append(len(kept))
+            kept_tokens = text.tokens[text.first :]
+            all_tokens.extend(kept_tokens)
+            sizes.append(len(kept_tokens))
         return {
-            "tokens": torch.tensor(flat, dtype=torch.int32),
+            "tokens": torch.tensor(all_tokens, dtype=torch.int32),
             "sizes": torch.tensor(sizes, dtype=torch.int64),
         }
 
@@ -385,8 +413,8 @@ class Suffixes:
             raise ValueError(
                 f"tokens: from {min(tokens)} to {max(tokens)}, not all of 0 to {self.vocab - 1}"
             )
-        self._clear()
-        start = 0
+        self._clear_texts()
+        text_start = 0
         for size in sizes:
-            self.extend(Text(), tokens[start : start + size])
-            start += size
+            self.extend(Text(), tokens[text_start : text_start + size])
+            text_start += size

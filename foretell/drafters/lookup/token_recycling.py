@@ -30,9 +30,9 @@ import torch
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.tree import TokenTree
-from foretell.core.tree_building import grow
+from foretell.core.tree_building import grow_tree
 from foretell.errors import BadConfig
-from foretell.ops.logits import best
+from foretell.ops.logits import best_logits
 
 RATE = 1 / 32  # of the running acceptance
 # unread rows that are all read for a draft; of more, as after a pause, only what is looked for
@@ -67,7 +67,7 @@ class Store:
     def nbytes(self) -> int:
         return len(self.rows) * (ROW + 8 * self.k)
 
-    def put(self, tokens: Sequence[int], rows: torch.Tensor, path: Sequence[int]) -> None:
+    def hold_rows(self, tokens: Sequence[int], rows: torch.Tensor, path: Sequence[int]) -> None:
         """Holds row i of rows (N, V) for tokens[i]. `path`: the rows that the text went through; of
         two of one token the later in `path` is kept, else the later one.
         """
@@ -79,33 +79,33 @@ class Store:
         self.held += len(rows)
         if self.held > max(UNREAD, HELD // rows.shape[-1]):
             # Nobody asked for them for long: nothing is learnt from what was refused then.
-            for token, place in list(self.unread.items()):
-                if place not in self.passed:
+            for token, row_number in list(self.unread.items()):
+                if row_number not in self.passed:
                     del self.unread[token]
             self.read_all()
 
-    def read(self, token: int) -> None:
+    def read_row(self, token: int) -> None:
         """Takes in the unread row of this token."""
-        row = self._row(self.unread.pop(token))
-        self.rows[token] = best(row[None], self.k)[1][0].tolist()
+        row = self._unread_row(self.unread.pop(token))
+        self.rows[token] = best_logits(row[None], self.k)[1][0].tolist()
 
     def read_all(self) -> None:
         """Takes in all unread rows."""
-        tokens, places = list(self.unread), list(self.unread.values())
+        tokens, row_numbers = list(self.unread), list(self.unread.values())
         if len(self.blocks) == 1:
-            top = best(self.blocks[0], self.k)[1].tolist()
-            candidates = [top[place] for place in places]
-        elif places:
-            rows = torch.stack([self._row(place) for place in places])
-            candidates = best(rows, self.k)[1].tolist()
+            best_ids = best_logits(self.blocks[0], self.k)[1].tolist()
+            candidates = [best_ids[row_number] for row_number in row_numbers]
+        elif row_numbers:
+            rows = torch.stack([self._unread_row(row_number) for row_number in row_numbers])
+            candidates = best_logits(rows, self.k)[1].tolist()
         else:
             candidates = []
         self.rows.update(zip(tokens, candidates, strict=True))
         self._forget_unread()
 
-    def _row(self, place: int) -> torch.Tensor:
-        block = bisect_right(self.starts, place) - 1
-        return self.blocks[block][place - self.starts[block]]
+    def _unread_row(self, row_number: int) -> torch.Tensor:
+        block_index = bisect_right(self.starts, row_number) - 1
+        return self.blocks[block_index][row_number - self.starts[block_index]]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """`tokens` (N,), `rows` (N, k) filled up with -1, `chance` (k,)."""
@@ -120,9 +120,9 @@ class Store:
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Puts these in place of what was learnt. Raises ValueError."""
-        missing = {"tokens", "rows", "chance"} - tensors.keys()
-        if missing:
-            raise ValueError(f"lacks {', '.join(sorted(missing))}")
+        missing_parts = {"tokens", "rows", "chance"} - tensors.keys()
+        if missing_parts:
+            raise ValueError(f"lacks {', '.join(sorted(missing_parts))}")
         tokens, rows, chance = tensors["tokens"], tensors["rows"], tensors["chance"]
         if tokens.ndim != 1 or rows.shape != (len(tokens), self.k) or chance.shape != (self.k,):
             shapes = f"tokens {tuple(tokens.shape)} and rows {tuple(rows.shape)}"
@@ -130,8 +130,8 @@ class Store:
         if tokens.dtype != torch.int32 or rows.dtype != torch.int32:
             raise ValueError(f"tokens are {tokens.dtype} and {rows.dtype}, not {torch.int32}")
         if len(tokens):
-            lowest = min(int(tokens.min()), int(rows[:, 0].min()), int(rows.min()) + 1)
-            if lowest < 0 or max(int(tokens.max()), int(rows.max())) >= self.vocab:
+            lowest_token = min(int(tokens.min()), int(rows[:, 0].min()), int(rows.min()) + 1)
+            if lowest_token < 0 or max(int(tokens.max()), int(rows.max())) >= self.vocab:
                 raise ValueError(f"a row is empty, or a token is none of {self.vocab}")
             if len(tokens.unique()) < len(tokens):
                 raise ValueError("a token stands there twice")
@@ -177,11 +177,11 @@ class TokenRecycling(Drafter):
         def successors(tree: TokenTree, node: int) -> Iterable[tuple[int, float]]:
             token = tree.tokens[node]
             if token in state.unread:  # after a pause few of many are asked for
-                state.read(token)
+                state.read_row(token)
             return zip(state.rows.get(token, ()), state.chance, strict=False)
 
         depth = min(self.depth, ctx.depth)
-        return grow(ctx.tokens[-1], successors, budget, depth, "token-recycling", self.floor)
+        return grow_tree(ctx.tokens[-1], successors, budget, depth, "token-recycling", self.floor)
 
     def observe(self, ctx: Context, state: Store, step: Feedback) -> None:
         tokens, parents = step.tree.tokens, step.tree.parents
@@ -193,4 +193,4 @@ class TokenRecycling(Drafter):
         if step.outcome.tested:
             state.chance.sort(reverse=True)
         # Where a token stands twice in a tree, what really happened is remembered.
-        state.put(tokens, step.reply.logits, (0, *step.outcome.path))
+        state.hold_rows(tokens, step.reply.logits, (0, *step.outcome.path))

@@ -31,7 +31,7 @@ class Trigrams:
     def nbytes(self) -> int:
         return ROW_BYTES * len(self.rows) + CELL_BYTES * self.cells
 
-    def learn(self, pair: Pair, token: int, gain: float) -> None:
+    def learn_gram(self, pair: Pair, token: int, gain: float) -> None:
         """Adds to a weight, up to MOST. Of more than KEEP successors the lightest is forgotten."""
         row = self.rows[pair] = self.rows.pop(pair, {})
         if token not in row:
@@ -41,36 +41,38 @@ class Trigrams:
             row[token] = 0.0
             self.cells += 1
         row[token] = min(MOST, row[token] + gain)
-        self._forget()
+        self._forget_oldest()
 
-    def _forget(self) -> None:
+    def _forget_oldest(self) -> None:
         while self.nbytes > self.limit and len(self.rows) > 1:
             _, row = self.rows.popitem(last=False)
             self.cells -= len(row)
 
-    def read(self, text: Sequence[int]) -> None:
+    def read_text(self, text: Sequence[int]) -> None:
         """Raises the weights to the shares that the successors of each pair have in `text`."""
         counts: dict[Pair, Counter[int]] = {}
         for a, b, c in zip(text, text[1:], text[2:], strict=False):
             counts.setdefault((a, b), Counter())[c] += 1
         for pair, row in counts.items():
-            total = row.total()
-            known = self.rows.get(pair, {})
+            row_total = row.total()
+            known_weights = self.rows.get(pair, {})
             for token, count in reversed(row.most_common(KEEP)):
-                self.learn(pair, token, max(0.0, count / total - known.get(token, 0.0)))
+                self.learn_gram(
+                    pair, token, max(0.0, count / row_total - known_weights.get(token, 0.0))
+                )
 
-    def meet(self, text: Sequence[int]) -> None:
+    def note_text(self, text: Sequence[int]) -> None:
         """Adds GAIN to the weight of every tri-gram of `text`."""
         for a, b, c in zip(text, text[1:], text[2:], strict=False):
-            self.learn((a, b), c, GAIN)
+            self.learn_gram((a, b), c, GAIN)
 
-    def after(self, pair: Pair) -> list[tuple[int, float]]:
+    def successors_of(self, pair: Pair) -> list[tuple[int, float]]:
         """(successor, its chance), heaviest first."""
         row = self.rows.get(pair)
         if not row:
             return []
-        total = sum(row.values()) + DOUBT
-        chances = [(token, weight / total) for token, weight in row.items()]
+        row_total = sum(row.values()) + DOUBT
+        chances = [(token, weight / row_total) for token, weight in row.items()]
         return sorted(chances, key=lambda item: -item[1])
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -91,10 +93,10 @@ class Trigrams:
         """Puts these in place of what was learnt, without the oldest if they are too many. Raises
         ValueError.
         """
-        count = tensors["weights"].numel() if "weights" in tensors else 0
+        trigram_count = tensors["weights"].numel() if "weights" in tensors else 0
         for name, dtype, shape in (
-            ("weights", torch.float64, (count,)),
-            ("trigrams", torch.int64, (count, 3)),
+            ("weights", torch.float64, (trigram_count,)),
+            ("trigrams", torch.int64, (trigram_count, 3)),
         ):
             tensor = tensors.get(name)
             if tensor is None or tensor.dtype != dtype or tensor.shape != shape:
@@ -107,9 +109,9 @@ class Trigrams:
         rows: OrderedDict[Pair, dict[int, float]] = OrderedDict()
         for (a, b, c), weight in zip(trigrams.tolist(), weights.tolist(), strict=True):
             rows.setdefault((a, b), {})[c] = weight
-        sizes = [len(row) for row in rows.values()]
-        if sum(sizes) < count or max(sizes, default=0) > KEEP:
+        row_sizes = [len(row) for row in rows.values()]
+        if sum(row_sizes) < trigram_count or max(row_sizes, default=0) > KEEP:
             raise ValueError(f"trigrams holds one twice, or more than {KEEP} for a pair")
         self.rows = rows
-        self.cells = count
-        self._forget()
+        self.cells = trigram_count
+        self._forget_oldest()

@@ -38,9 +38,9 @@ from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
-from foretell.drafters.masked.lattice import Causal, best_path, lattice, search
+from foretell.drafters.masked.lattice import Causal, best_path, build_lattice, search_path
 from foretell.drafters.masked.masked_drafts import MaskReader
-from foretell.drafters.masked.ngrams import Ngrams, chance
+from foretell.drafters.masked.ngrams import Ngrams, token_probability
 from foretell.errors import BadConfig
 
 ORDER = 3  # tokens of an n-gram
@@ -58,7 +58,7 @@ RANGES = {
 
 
 class State:
-    """Of a request."""
+    """State of a request."""
 
     def __init__(self, reader: MaskReader, corpus: Sequence[Ngrams], k: int):
         self.reader = reader
@@ -94,10 +94,12 @@ class Diffuspec(Drafter):
     draft_needs = ("canvas",)
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"diffuspec:{name}", value, f"between {low} and {high}")
+        for name, (lower_bound, upper_bound) in RANGES.items():
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"diffuspec:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
         if self.k_min > self.k_max:
             raise BadConfig.field("diffuspec:k_min", self.k_min, f"at most k_max ({self.k_max})")
 
@@ -112,21 +114,23 @@ class Diffuspec(Drafter):
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         state.path = []
         tree = TokenTree(ctx.tokens[-1])
-        size = min(state.k, ctx.depth, state.reader.room(ctx))
-        if min(size, budget - 1) < 1 or not state.reader.can_read(ctx.tokens):
+        mask_count = min(state.k, ctx.depth, state.reader.mask_room(ctx))
+        if min(mask_count, budget - 1) < 1 or not state.reader.can_read(ctx.tokens):
             return tree
-        whole = state.drafts % self.refresh == 0 if self.refresh else not state.drafts
+        recompute_all = state.drafts % self.refresh == 0 if self.refresh else not state.drafts
         state.drafts += 1
-        rows = yield from state.reader.rows(ctx, size, whole)
-        ends = ctx.sampler.stops
-        path = best_path(rows, ends)
-        state.length = len(path) - (path[-1][0] in ends)
+        rows = yield from state.reader.mask_rows(ctx, mask_count, recompute_all)
+        end_tokens = ctx.sampler.stops
+        drafted_path = best_path(rows, end_tokens)
+        state.length = len(drafted_path) - (drafted_path[-1][0] in end_tokens)
         if self.search:
-            columns = lattice(rows[: budget - 1], ends, self.mass, self.most)
-            path = search(columns, ends, self.beam, self.weight, causal(ctx, state))
+            lattice_columns = build_lattice(rows[: budget - 1], end_tokens, self.mass, self.most)
+            drafted_path = search_path(
+                lattice_columns, end_tokens, self.beam, self.weight, causal_model(ctx, state)
+            )
         node = 0
-        for token, log in path[: budget - 1]:
-            value = tree.values[node] * math.exp(log)
+        for token, log_probability in drafted_path[: budget - 1]:
+            value = tree.values[node] * math.exp(log_probability)
             node = tree.add(node, token, value=value, source="diffuspec")
             state.path.append(token)
             if ctx.ends(tree, node):
@@ -135,14 +139,14 @@ class Diffuspec(Drafter):
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
         if state.path:
-            agreed = 0
-            for ours, token in zip(state.path, step.tokens, strict=False):
-                if ours != token:
+            agreed_count = 0
+            for drafted_token, token in zip(state.path, step.tokens, strict=False):
+                if drafted_token != token:
                     break
-                agreed += 1
-            self.follow(state, state.length, agreed)
+                agreed_count += 1
+            self.follow_averages(state, state.length, agreed_count)
 
-    def follow(self, state: State, proposed: int, agreed: int) -> None:
+    def follow_averages(self, state: State, proposed: int, agreed: int) -> None:
         """Takes a draft into the moving averages, and says how many masks the next one has."""
         state.proposed += self.decay * (proposed - state.proposed)
         state.agreed += self.decay * (agreed - state.agreed)
@@ -151,15 +155,17 @@ class Diffuspec(Drafter):
             state.k = min(max(math.floor(k), self.k_min), self.k_max)
 
 
-def causal(ctx: Context, state: State) -> Causal:
-    """What the 3-gram law says of a token behind the text and some tokens of a path."""
-    state.own.learn(ctx.tokens[state.counted :])
+def causal_model(ctx: Context, state: State) -> Causal:
+    """The 3-gram law of a token behind the text and some tokens of a path."""
+    state.own.learn_tokens(ctx.tokens[state.counted :])
     state.counted = len(ctx.tokens)
     vocab = ctx.models["target"].vocab
-    context = ORDER - 1
-    before = list(ctx.tokens[-context:])
+    context_length = ORDER - 1
+    text_tail = list(ctx.tokens[-context_length:])
 
     def law(path: Sequence[int], token: int) -> float:
-        return chance(state.texts, [*before, *path[-context:]][-context:], token, vocab)
+        return token_probability(
+            state.texts, [*text_tail, *path[-context_length:]][-context_length:], token, vocab
+        )
 
     return law

@@ -34,7 +34,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig, Unsupported
-from foretell.ops.logits import likeliest
+from foretell.ops.logits import likeliest_token
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Gad(Drafter):
         """Raises Unsupported for a draft model that knows no mask."""
         reader = DraftReader(ctx)
         if getattr(reader.model, "mask_token", None) is None:
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 ctx.request.name,
                 reader.model.name,
                 "a mask token that it fills in (mask_token_id)",
@@ -63,19 +63,19 @@ class Gad(Drafter):
 
     def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        size = min(self.k, budget - 1, reader.depth(ctx))
-        if size < 1 or not reader.can_read(ctx.tokens):
+        mask_count = min(self.k, budget - 1, reader.max_depth(ctx))
+        if mask_count < 1 or not reader.can_read(ctx.tokens):
             return tree
-        mask: int = reader.model.mask_token  # type: ignore[attr-defined]
-        block = TokenTree(tree.tokens[0]).chain([mask] * size)
-        reply = yield Ask(block, "draft", ctx.branch, rows=range(1, size + 1))
+        mask_token: int = reader.model.mask_token  # type: ignore[attr-defined]
+        block = TokenTree(tree.tokens[0]).chain([mask_token] * mask_count)
+        reply = yield Ask(block, "draft", ctx.branch, rows=range(1, mask_count + 1))
         node = 0
-        for row in reader.rows(reply):
+        for row in reader.resized_rows(reply):
             scores = ctx.sampler.scores(row, [*ctx.output, *tree.tokens_to(node)])
-            token, chance = likeliest(scores)
-            if not chance > 0:  # nothing is possible here
+            token, probability = likeliest_token(scores)
+            if not probability > 0:  # nothing is possible here
                 break
-            node = tree.add(node, token, value=tree.values[node] * chance, source="gad")
+            node = tree.add(node, token, value=tree.values[node] * probability, source="gad")
             if ctx.ends(tree, node):
                 break
         return tree

@@ -16,66 +16,85 @@ Path = tuple[tuple[int, float], ...]  # of each column one
 Causal = Callable[[Sequence[int], int], float]  # (tokens of a path, the next) -> its chance
 
 
-def best_path(rows: torch.Tensor, ends: Collection[int]) -> Path:
+def best_path(rows: torch.Tensor, end_tokens: Collection[int]) -> Path:
     """The best token of each row of logits (n, V), up to the first that ends the text."""
     path: list[tuple[int, float]] = []
-    best = rows.log_softmax(-1).max(-1)
-    for token, log in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        path.append((token, log))
-        if token in ends:
+    best_tokens = rows.log_softmax(-1).max(-1)
+    for token, log_probability in zip(
+        best_tokens.indices.tolist(), best_tokens.values.tolist(), strict=True
+    ):
+        path.append((token, log_probability))
+        if token in end_tokens:
             break
     return tuple(path)
 
 
-def lattice(rows: torch.Tensor, ends: Collection[int], mass: float, most: int) -> list[Column]:
-    """Of each row of logits (n, V) the fewest tokens whose chances reach `mass`, `most` of them at
-    most, and all that end the text beside these.
+def build_lattice(
+    rows: torch.Tensor, end_tokens: Collection[int], min_mass: float, max_tokens: int
+) -> list[Column]:
+    """Returns for each row of logits (n, V) the fewest tokens whose chances reach `min_mass`, at
+    most `max_tokens`, and beside these all that end the text.
 
     Behind a position whose best token ends the text there are none.
     """
-    laws = rows.log_softmax(-1)
-    best = laws.topk(min(most, laws.shape[-1]), -1)
+    log_probs = rows.log_softmax(-1)
+    top_tokens = log_probs.topk(min(max_tokens, log_probs.shape[-1]), -1)
     columns = []
-    for law, logs, tokens in zip(laws, best.values.tolist(), best.indices.tolist(), strict=True):
+    for row_log_probs, token_logs, tokens in zip(
+        log_probs, top_tokens.values.tolist(), top_tokens.indices.tolist(), strict=True
+    ):
         column: Column = []
-        reached = 0.0
-        for token, log in zip(tokens, logs, strict=True):
-            if reached >= mass or log == -math.inf:
+        reached_mass = 0.0
+        for token, log_probability in zip(tokens, token_logs, strict=True):
+            if reached_mass >= min_mass or log_probability == -math.inf:
                 break
-            column.append((token, log))
-            reached += math.exp(log)
-        held = {token for token, _ in column}
-        others = [(token, float(law[token])) for token in sorted({*ends} - held)]
-        columns.append(column + [(token, log) for token, log in others if log > -math.inf])
-        if tokens[0] in ends:
+            column.append((token, log_probability))
+            reached_mass += math.exp(log_probability)
+        column_tokens = {token for token, _ in column}
+        end_pairs = [
+            (token, float(row_log_probs[token])) for token in sorted({*end_tokens} - column_tokens)
+        ]
+        columns.append(
+            column
+            + [
+                (token, log_probability)
+                for token, log_probability in end_pairs
+                if log_probability > -math.inf
+            ]
+        )
+        if tokens[0] in end_tokens:
             break
     return columns
 
 
-def search(
-    columns: Sequence[Column], ends: Collection[int], beam: int, weight: float, causal: Causal
+def search_path(
+    columns: Sequence[Column],
+    end_tokens: Collection[int],
+    beam_width: int,
+    model_weight: float,
+    causal: Causal,
 ) -> Path:
-    """The path of the highest score that a beam finds: the sum over its tokens of `weight` ln p,
-    of the model's chance, and 1 - `weight` ln q, of the causal one.
+    """The path of the highest score that a beam finds: the sum over its tokens of `model_weight` ln
+    p, of the model's chance, and 1 - `model_weight` ln q, of the causal one.
 
     A path that ends the text is complete, and stays among the others with the score it has. Of
     equal scores the lower token ids come first.
     """
-    beams: list[tuple[float, Path]] = [(0.0, ())]
+    beam_paths: list[tuple[float, Path]] = [(0.0, ())]
     for column in columns:
-        longer = []
-        for score, path in beams:
-            if path and path[-1][0] in ends:
-                longer.append((score, path))
+        longer_paths = []
+        for score, path in beam_paths:
+            if path and path[-1][0] in end_tokens:
+                longer_paths.append((score, path))
                 continue
-            before = [token for token, _ in path]
-            for token, log in column:
-                gained = weight * log
-                if weight < 1:
-                    gained += (1 - weight) * math.log(causal(before, token))
-                longer.append((score + gained, (*path, (token, log))))
-        longer.sort(key=lambda one: (-one[0], one[1]))
-        beams = longer[:beam]
-        if all(path[-1][0] in ends for _, path in beams):
+            path_tokens = [token for token, _ in path]
+            for token, log_probability in column:
+                token_score = model_weight * log_probability
+                if model_weight < 1:
+                    token_score += (1 - model_weight) * math.log(causal(path_tokens, token))
+                longer_paths.append((score + token_score, (*path, (token, log_probability))))
+        longer_paths.sort(key=lambda beam_entry: (-beam_entry[0], beam_entry[1]))
+        beam_paths = longer_paths[:beam_width]
+        if all(path[-1][0] in end_tokens for _, path in beam_paths):
             break
-    return beams[0][1]
+    return beam_paths[0][1]

@@ -14,8 +14,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from foretell.errors import BadFile, first_line
-from foretell.ops.files import whole
+from foretell.errors import BadFile, first_message_line
+from foretell.ops.files import replace_file
 
 SCHEMA = "foretell.acceptance-head/1"
 MAKE = "make one with `foretell train acceptance-head`"
@@ -57,38 +57,38 @@ class AcceptanceHead(nn.Module):
         return logits
 
     @torch.inference_mode()
-    def chance(self, states: torch.Tensor) -> torch.Tensor:
+    def accept_chance(self, states: torch.Tensor) -> torch.Tensor:
         """States (n, E) -> the chances (n,) that these tokens are accepted if those before are."""
         return self(states).softmax(-1)[:, 1]
 
 
-def save(head: AcceptanceHead, path: Path) -> None:
+def save_acceptance_head(head: AcceptanceHead, path: Path) -> None:
     """Writes the file, whole or not at all. Raises BadFile."""
     tensors = {name: value.contiguous() for name, value in head.state_dict().items()}
-    about = {"schema": SCHEMA, "width": str(head.width), "blocks": str(len(head.blocks))}
-    with whole(path) as part:
-        save_file(tensors, part, about)
+    metadata = {"schema": SCHEMA, "width": str(head.width), "blocks": str(len(head.blocks))}
+    with replace_file(path) as partial_path:
+        save_file(tensors, partial_path, metadata)
 
 
-def load(path: str | Path) -> AcceptanceHead:
+def load_acceptance_head(path: str | Path) -> AcceptanceHead:
     """The head in a file. Raises BadFile where it cannot be read, is damaged or is no head."""
     try:
-        with safe_open(path, "pt") as opened:
-            about = opened.metadata() or {}
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        with safe_open(path, "pt") as head_file:
+            metadata = head_file.metadata() or {}
+            tensors = {name: head_file.get_tensor(name) for name in head_file.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise BadFile(f"{path}: cannot be read ({first_line(error)}); {MAKE}") from error
-    width, blocks = (about.get(name, "") for name in ("width", "blocks"))
-    known = about.get("schema") == SCHEMA and width.isdecimal() and blocks.isdecimal()
-    if not known or int(blocks) > len(tensors):
+        raise BadFile(f"{path}: cannot be read ({first_message_line(error)}); {MAKE}") from error
+    width, blocks = (metadata.get(name, "") for name in ("width", "blocks"))
+    has_schema = metadata.get("schema") == SCHEMA and width.isdecimal() and blocks.isdecimal()
+    if not has_schema or int(blocks) > len(tensors):
         raise BadFile(f"{path}: is no acceptance head of schema {SCHEMA}; {MAKE}")
     try:
         with torch.device("meta"):  # a false header takes no memory
             head = AcceptanceHead(int(width), int(blocks))
         head.load_state_dict(tensors, assign=True)
     except (RuntimeError, TypeError, ValueError, OverflowError) as error:
-        what = "its tensors are not those of such a head"
-        raise BadFile(f"{path}: is damaged ({what}); {MAKE}") from error
+        problem = "its tensors are not those of such a head"
+        raise BadFile(f"{path}: is damaged ({problem}); {MAKE}") from error
     if not all(bool(value.isfinite().all()) for value in head.state_dict().values()):
         raise BadFile(f"{path}: is damaged (a weight is not a finite number); {MAKE}")
     return head.requires_grad_(False).float().eval()

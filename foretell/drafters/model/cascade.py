@@ -54,11 +54,11 @@ class Cascade(Drafter):
             example = "a drafter, as in cascade:inner=suffix or cascade:inner=(ngram:n=2,k=8)"
             raise BadConfig.field("cascade:inner", self.inner, example)
         if self.model == "target" or self.model in self.inner.models:
-            other = "another model than the target and those that the inner drafter asks"
-            raise BadConfig.field("cascade:model", self.model, other)
+            allowed_models = "another model than the target and those that the inner drafter asks"
+            raise BadConfig.field("cascade:model", self.model, allowed_models)
         if self.inner.taps:
-            reads = "a drafter that reads neither hidden states nor rows of the target"
-            raise BadConfig.field("cascade:inner", self.inner, reads)
+            allowed_drafters = "a drafter that reads neither hidden states nor rows of the target"
+            raise BadConfig.field("cascade:inner", self.inner, allowed_drafters)
         if not 1 <= self.length <= 256:
             raise BadConfig.field("cascade:length", self.length, "between 1 and 256")
         if not 0 <= self.size <= 1024:
@@ -77,11 +77,11 @@ class Cascade(Drafter):
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         if self.model not in models:
             return {}  # it is refused for that by name
-        brought = self.drafter.bring({**models, "target": models[self.model]})
-        if any(model.reads_target for model in brought.values()):
-            reads = "a drafter that reads neither hidden states nor rows of the target"
-            raise BadConfig.field("cascade:inner", self.inner, reads)
-        return brought
+        inner_models = self.drafter.bring({**models, "target": models[self.model]})
+        if any(model.reads_target for model in inner_models.values()):
+            allowed_drafters = "a drafter that reads neither hidden states nor rows of the target"
+            raise BadConfig.field("cascade:inner", self.inner, allowed_drafters)
+        return inner_models
 
     def start(self, ctx: Context) -> Nested:
         return Nested(ctx, "cascade", self.model, self.drafter, self.size)
@@ -90,7 +90,7 @@ class Cascade(Drafter):
         length = min(self.length, budget - 1)
         if length < 1:
             return TokenTree(ctx.tokens[-1])
-        tree = yield from state.draft(ctx, length)
+        tree = yield from state.draft_chain(ctx, length)
         return tree
 
     def observe(self, ctx: Context, state: Nested, step: Feedback) -> None:

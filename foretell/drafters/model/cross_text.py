@@ -31,7 +31,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig
 from foretell.models.translated import Translated
-from foretell.ops.logits import likeliest
+from foretell.ops.logits import likeliest_token
 
 
 @dataclass(frozen=True)
@@ -54,38 +54,47 @@ class CrossText(Drafter):
 
     def steps(self, ctx: Context, translated: Translated, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        translated.update(ctx.tokens)
-        length = min(self.length, translated.room(ctx))
+        translated.read_text(ctx.tokens)
+        length = min(self.length, translated.max_drafts(ctx))
         if budget < 2 or not length:
             return tree
-        own, node = yield from translated.tree()
-        drafted: list[int] = []
-        chances: list[float] = []  # of all up to each token
+        draft_tree, node = yield from translated.open_tree()
+        draft_tokens: list[int] = []
+        path_chances: list[float] = []  # of all up to each token
         for _ in range(length):
-            reply = yield Ask(own, "draft", translated.branch, rows=[node])
+            reply = yield Ask(draft_tree, "draft", translated.branch, rows=[node])
             row = reply.logits[0]
-            token, chance = likeliest(row)
-            drafted.append(token)
-            chances.append(chance * (chances[-1] if chances else 1.0))
-            if translated.theirs.piece(token) is None:
+            token, probability = likeliest_token(row)
+            draft_tokens.append(token)
+            path_chances.append(probability * (path_chances[-1] if path_chances else 1.0))
+            if translated.model_words.piece(token) is None:
                 break
-            node = own.add(node, token)
-        ends = self._ends(translated, drafted)
-        node = place = 0
-        for token in translated.proposal(ctx.tokens, drafted)[: min(budget - 1, ctx.depth)]:
-            place += len(translated.ours.piece(token) or b"")
-            value = next((c for end, c in zip(ends, chances, strict=True) if end >= place), None)
-            node = tree.add(node, token, value=value or chances[-1], source="cross-text")
+            node = draft_tree.add(node, token)
+        token_ends = self._byte_ends(translated, draft_tokens)
+        node = byte_count = 0
+        for token in translated.translate_back(ctx.tokens, draft_tokens)[
+            : min(budget - 1, ctx.depth)
+        ]:
+            byte_count += len(translated.target_words.piece(token) or b"")
+            value = next(
+                (
+                    path_chance
+                    for token_end, path_chance in zip(token_ends, path_chances, strict=True)
+                    if token_end >= byte_count
+                ),
+                None,
+            )
+            node = tree.add(node, token, value=value or path_chances[-1], source="cross-text")
             if ctx.ends(tree, node):
                 break
         return tree
 
     @staticmethod
-    def _ends(translated: Translated, drafted: Sequence[int]) -> list[int]:
+    def _byte_ends(translated: Translated, draft_tokens: Sequence[int]) -> list[int]:
         """How many bytes behind the text each drafted token ends."""
-        ends = []
-        end = -len(translated.pending)
-        for token in drafted:
-            end += len(translated.theirs.piece(token) or b"")
-            ends.append(end)
-        return ends
+        byte_ends = []
+        byte_end = -len(translated.pending_bytes)
+        for token in draft_tokens:
+            byte_end += len(translated.model_words.piece(token) or b"")
+            byte_ends.append(byte_end)
+        return byte_ends

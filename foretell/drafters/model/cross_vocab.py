@@ -33,12 +33,12 @@ from foretell.core.tree_building import add_drawn
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.translated import Translated
-from foretell.ops.logits import likeliest
+from foretell.ops.logits import likeliest_token
 
 
 @dataclass
 class State:
-    """Of one request: the text in the draft model's tokens, and the tokens of both."""
+    """State of one request: its text in the draft model's tokens, and the tokens of both."""
 
     translated: Translated
     shared: Shared
@@ -61,39 +61,43 @@ class CrossVocab(Drafter):
         translated = Translated(ctx)
         vocab = ctx.models["target"].vocab
 
-        def pairs() -> Shared:
-            return Shared(translated.ours, translated.theirs, vocab, translated.model.vocab)
+        def pair_vocabularies() -> Shared:
+            return Shared(
+                translated.target_words, translated.model_words, vocab, translated.model.vocab
+            )
 
-        shared = ctx.shared(pairs, "pairs")
-        if not shared.partner:
-            raise Unsupported.missing(
+        shared_pairs = ctx.shared(pair_vocabularies, "pairs")
+        if not shared_pairs.partner:
+            raise Unsupported.missing_capability(
                 "cross-vocab",
                 translated.model.name,
                 "tokens that the target has as well",
                 "use cross-text",
             )
-        return State(translated, shared)
+        return State(translated, shared_pairs)
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
         translated = state.translated
-        translated.update(ctx.tokens)
-        length = min(self.length, budget - 1, ctx.depth, translated.room(ctx))
-        if length < 1 or translated.pending:
+        translated.read_text(ctx.tokens)
+        length = min(self.length, budget - 1, ctx.depth, translated.max_drafts(ctx))
+        if length < 1 or translated.pending_bytes:
             return tree
-        own, place = yield from translated.tree()
+        draft_tree, draft_node = yield from translated.open_tree()
         node = 0
-        for draw in range(1, length + 1):
-            reply = yield Ask(own, "draft", translated.branch, rows=[place])
+        for draw_number in range(1, length + 1):
+            reply = yield Ask(draft_tree, "draft", translated.branch, rows=[draft_node])
             row = state.shared.row(reply.logits[0])
-            child = self._child(ctx, tree, node, row, draw)
+            child = self._add_child(ctx, tree, node, row, draw_number)
             if child < 0 or ctx.ends(tree, child):
                 break
             node = child
-            place = own.add(place, state.shared.partner[tree.tokens[node]])
+            draft_node = draft_tree.add(draft_node, state.shared.partner[tree.tokens[node]])
         return tree
 
-    def _child(self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, draw: int) -> int:
+    def _add_child(
+        self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, draw_number: int
+    ) -> int:
         """Continues the chain from `node` by a row (V,) in the target's ids; -1: no shared token
         may follow.
         """
@@ -102,8 +106,10 @@ class CrossVocab(Drafter):
         if not bool((scores > -torch.inf).any()):
             return -1
         if sampler.greedy:
-            token, chance = likeliest(scores)
-            return tree.add(node, token, value=tree.values[node] * chance, source="cross-vocab")
+            token, probability = likeliest_token(scores)
+            return tree.add(
+                node, token, value=tree.values[node] * probability, source="cross-vocab"
+            )
         q = sampler.laws(scores[None])[0]
-        token = ctx.rng.sample(q, "draft", len(ctx.output), draw)
+        token = ctx.rng.sample(q, "draft", len(ctx.output), draw_number)
         return add_drawn(tree, node, Law(q), [token], "cross-vocab")[0]

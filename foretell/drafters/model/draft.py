@@ -45,11 +45,11 @@ from foretell.core.tree import TokenTree
 from foretell.drafters.model.chains import draw_chains
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig
-from foretell.models.online import Corrections, Learner, learning
+from foretell.models.online import Corrections, Learner, learning_models
 
 
 class State(DraftReader):
-    """Of one request: the draft model as it reads it, and where it learns."""
+    """State of one request: the draft model as it reads it, and where it learns."""
 
     corrections: Corrections | None = None
 
@@ -95,20 +95,20 @@ class Draft(Drafter):
         if not 0 < self.rate <= 1:
             raise BadConfig.field("draft:rate", self.rate, "above 0 and at most 1")
         if self.follows and self.drafts > 1:
-            which = "best=yes" if self.best else f"online={self.online}"
-            raise BadConfig(f"draft:drafts={self.drafts},{which}: there is one best chain")
+            option_text = "best=yes" if self.best else f"online={self.online}"
+            raise BadConfig(f"draft:drafts={self.drafts},{option_text}: there is one best chain")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The draft model as one that learns. Raises Unsupported where it cannot."""
-        return learning("draft", models) if self.online else {}
+        return learning_models("draft", models) if self.online else {}
 
     def start(self, ctx: Context) -> State:
         state = State(ctx)
         if self.online:
             model: Any = ctx.models["draft"]
-            make = model.learner
-            learner: Learner = ctx.shared(lambda: make(self.online, self.rate), "learner")
-            state.corrections = Corrections(learner, learner.last)
+            make_learner = model.learner
+            learner: Learner = ctx.shared(lambda: make_learner(self.online, self.rate), "learner")
+            state.corrections = Corrections(learner, learner.last_update)
         return state
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
@@ -121,8 +121,16 @@ class Draft(Drafter):
         tree = TokenTree(ctx.tokens[-1])
         if not reader.can_read(ctx.tokens):
             return tree
-        chains = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
+        chain_count = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
         yield from draw_chains(
-            ctx, reader, tree, chains, self.length, budget, "draft", self.confidence, self.follows
+            ctx,
+            reader,
+            tree,
+            chain_count,
+            self.length,
+            budget,
+            "draft",
+            self.confidence,
+            self.follows,
         )
         return tree

@@ -60,17 +60,17 @@ class Slots:
         self.count = 0
 
     @property
-    def best(self) -> float:
+    def best_value(self) -> float:
         """The value of the best slot; below 0: there is none."""
         return -self.heap[0][0] if self.heap else -1.0
 
-    def push(self, slot: Slot) -> None:
+    def push_slot(self, slot: Slot) -> None:
         # A draw must not be known where it is decided whether to make it; a choice may be.
         value = slot.value * float(slot.law.max()) if self.greedy else slot.value
         self.count += 1
         heappush(self.heap, (-value, self.count, slot))
 
-    def pop(self) -> Slot:
+    def pop_slot(self) -> Slot:
         return heappop(self.heap)[2]
 
 
@@ -100,39 +100,41 @@ class Dyspec(Drafter):
         tree = TokenTree(ctx.tokens[-1])
         if not reader.can_read(ctx.tokens):
             return tree
-        size = min(self.size, budget - 1)
-        depth = reader.depth(ctx)
-        least = self.threshold or (1 / max(1, size) if self.levels else 0.0)
+        max_nodes = min(self.size, budget - 1)
+        depth = reader.max_depth(ctx)
+        min_value = self.threshold or (1 / max(1, max_nodes) if self.levels else 0.0)
         slots = Slots(ctx.sampler.greedy)
-        unread = [0] if depth > 0 else []  # nodes that may have children, but have no row yet
-        while len(tree) <= size:
-            unread = [node for node in unread if tree.values[node] >= least]
-            best_unread = max((tree.values[node] for node in unread), default=-1.0)
-            if max(slots.best, best_unread) < least:
+        unread_nodes = [0] if depth > 0 else []  # nodes that may have children, but have no row yet
+        while len(tree) <= max_nodes:
+            unread_nodes = [node for node in unread_nodes if tree.values[node] >= min_value]
+            best_unread = max((tree.values[node] for node in unread_nodes), default=-1.0)
+            if max(slots.best_value, best_unread) < min_value:
                 break
-            level_ends = slots.best < least
-            if level_ends if self.levels else best_unread >= slots.best:
-                reply = yield Ask(tree, "draft", ctx.branch, rows=unread)
-                for node, row in zip(unread, reader.rows(reply), strict=True):
-                    law = self._law(ctx, tree, node, row)
-                    slots.push(Slot(node, tree.values[node], law))
-                unread = []
+            level_ends = slots.best_value < min_value
+            if level_ends if self.levels else best_unread >= slots.best_value:
+                reply = yield Ask(tree, "draft", ctx.branch, rows=unread_nodes)
+                for node, row in zip(unread_nodes, reader.resized_rows(reply), strict=True):
+                    law = self._law_below(ctx, tree, node, row)
+                    slots.push_slot(Slot(node, tree.values[node], law))
+                unread_nodes = []
                 continue
-            child = self._fill(ctx, tree, slots)
+            child = self._fill_slot(ctx, tree, slots)
             if tree.depths[child] < depth and not ctx.ends(tree, child):
-                unread.append(child)
+                unread_nodes.append(child)
         return tree
 
-    def _law(self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor) -> torch.Tensor:
+    def _law_below(
+        self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor
+    ) -> torch.Tensor:
         """The draft model's law (V,) below `node`, of its row (V,)."""
         output = [*ctx.output, *tree.tokens_to(node)]
         if ctx.sampler.greedy:  # where the sampler's law has the best token only
             return ctx.sampler.scores(row, output).softmax(-1)
         return ctx.sampler.law(row, output)
 
-    def _fill(self, ctx: Context, tree: TokenTree, slots: Slots) -> int:
+    def _fill_slot(self, ctx: Context, tree: TokenTree, slots: Slots) -> int:
         """Adds the child of the best slot, and the slot after it; returns the child's node."""
-        slot = slots.pop()
+        slot = slots.pop_slot()
         if ctx.sampler.greedy:
             token, law = int(slot.law.argmax()), None
         else:
@@ -141,9 +143,11 @@ class Dyspec(Drafter):
             law = Law(slot.law)
         value = slot.value * float(slot.law[token])
         child = tree.add(slot.node, token, law=law, value=value, source="dyspec")
-        rest = slot.law.clone()
-        rest[token] = 0
-        left = float(rest.sum())
-        if left > 0:
-            slots.push(Slot(slot.node, slot.value * left, rest / left))
+        remaining = slot.law.clone()
+        remaining[token] = 0
+        remaining_mass = float(remaining.sum())
+        if remaining_mass > 0:
+            slots.push_slot(
+                Slot(slot.node, slot.value * remaining_mass, remaining / remaining_mass)
+            )
         return child

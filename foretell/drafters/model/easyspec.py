@@ -51,21 +51,25 @@ class Easyspec(Drafter):
         return ("tree",) if self.drafts > 1 else ()
 
     def __post_init__(self) -> None:
-        for name, high in (("length", 256), ("drafts", 64), ("group", 64)):
-            value = getattr(self, name)
-            if not 1 <= value <= high:
-                raise BadConfig.field(f"easyspec:{name}", value, f"between 1 and {high}")
+        for name, upper_bound in (("length", 256), ("drafts", 64), ("group", 64)):
+            option_value = getattr(self, name)
+            if not 1 <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"easyspec:{name}", option_value, f"between 1 and {upper_bound}"
+                )
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The rough model, made of the draft model. Raises Unsupported where it cannot be."""
-        draft = models.get("draft")
-        if draft is None:  # which is told of where models are looked for
+        draft_model = models.get("draft")
+        if draft_model is None:  # which is told of where models are looked for
             return {}
-        make = getattr(draft, "layer_parallel", None)
-        if make is None:
+        make_rough = getattr(draft_model, "layer_parallel", None)
+        if make_rough is None:
             need = "layers whose attention can be computed by itself"
-            raise Unsupported.missing("easyspec", draft.name, need, "use the method draft")
-        return {"easyspec": make(self.group)}
+            raise Unsupported.missing_capability(
+                "easyspec", draft_model.name, need, "use the method draft"
+            )
+        return {"easyspec": make_rough(self.group)}
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx, "easyspec")
@@ -73,6 +77,6 @@ class Easyspec(Drafter):
     def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
         if reader.can_read(ctx.tokens):
-            chains = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
-            yield from draw_chains(ctx, reader, tree, chains, self.length, budget, "easyspec")
+            chain_count = min(1 if ctx.sampler.greedy else self.drafts, budget - 1)
+            yield from draw_chains(ctx, reader, tree, chain_count, self.length, budget, "easyspec")
         return tree

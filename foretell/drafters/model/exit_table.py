@@ -18,7 +18,7 @@ from typing import Any
 from foretell.errors import BadConfig, BadFile, BadModel
 from foretell.ops.files import write_text
 from foretell.ops.fingerprint import norm_mark
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 
 FIELD = "foretell_exits"
 MAKE = "train it again with `foretell train draft --exits`"
@@ -26,58 +26,65 @@ MAKE = "train it again with `foretell train draft --exits`"
 
 @dataclass(frozen=True)
 class Exits:
-    """Of a model. `targets` are tables as above."""
+    """Exits of a model. `targets` are tables as above."""
 
     layers: tuple[int, ...]
     targets: tuple[Mapping[str, Any], ...] = ()
 
-    def thresholds(self, target: Any) -> tuple[float, ...] | None:
-        """What was measured with this target, in its number format or else in another; None: it
-        never was.
+    def thresholds_for(self, target: Any) -> tuple[float, ...] | None:
+        """Thresholds that were measured with this target, in its number format or else in another;
+        None: they never were.
         """
-        mark, kind = norm_mark(target), number_format(target)
-        same = [table for table in self.targets if mark and table["norm"] == mark]
-        found = next((table for table in same if table["format"] == kind), next(iter(same), None))
-        return None if found is None else tuple(found["thresholds"])
+        target_mark, format_name = norm_mark(target), number_format(target)
+        same_norm = [
+            table for table in self.targets if target_mark and table["norm"] == target_mark
+        ]
+        matching_table = next(
+            (table for table in same_norm if table["format"] == format_name),
+            next(iter(same_norm), None),
+        )
+        return None if matching_table is None else tuple(matching_table["thresholds"])
 
 
-def thirds(layers: int) -> tuple[int, ...]:
+def exits_by_thirds(layers: int) -> tuple[int, ...]:
     """Exits behind each third of so many layers."""
     return tuple(sorted({max(1, layers * part // 3) for part in (1, 2, 3)}))
 
 
-def checked(name: str, exits: Sequence[int], layers: int) -> tuple[int, ...]:
+def check_exits(name: str, exits: Sequence[int], layers: int) -> tuple[int, ...]:
     """The exits, with the last layer at the end. Raises BadConfig, for the field `name`."""
-    found = (*exits, *([layers] if layers not in exits else []))
-    if list(found) != sorted({*found}) or not 1 <= found[0] <= found[-1] == layers:
-        allowed = f"numbers of layers from 1 to {layers}, ascending"
-        raise BadConfig.field(name, " ".join(map(str, exits)), allowed)
-    return found
+    all_exits = (*exits, *([layers] if layers not in exits else []))
+    if list(all_exits) != sorted({*all_exits}) or not 1 <= all_exits[0] <= all_exits[-1] == layers:
+        allowed_exits = f"numbers of layers from 1 to {layers}, ascending"
+        raise BadConfig.field(name, " ".join(map(str, exits)), allowed_exits)
+    return all_exits
 
 
 def number_format(model: Any) -> str:
-    """Of a model's matrices, as `dtype` names it."""
+    """The number format of a model's matrices, as `dtype` names it."""
     return getattr(model, "matrices", None) or str(model.dtype).removeprefix("torch.")
 
 
-def trained(model: Any) -> Exits | None:
+def trained_exits(model: Any) -> Exits | None:
     """The exits that a model was trained with; None: it says nothing of any. Raises BadModel."""
     config = getattr(getattr(model, "hf", None), "config", None)
-    return read(getattr(config, FIELD, None), len(model.layout), model.name)
+    return read_exits(getattr(config, FIELD, None), len(model.layout), model.name)
 
 
-def read(told: Any, layers: int, name: str) -> Exits | None:
+def read_exits(field_value: Any, layers: int, name: str) -> Exits | None:
     """The field's value. Raises BadModel, for the model `name`, where it is damaged."""
-    if told is None:
+    if field_value is None:
         return None
     try:
-        exits = checked("layers", [int(layer) for layer in told["layers"]], layers)
-        tables = [dict(table) for table in told.get("targets", ())]
+        exits = check_exits("layers", [int(layer) for layer in field_value["layers"]], layers)
+        tables = [dict(table) for table in field_value.get("targets", ())]
         for table in tables:
             table["thresholds"] = [float(value) for value in table["thresholds"]]
-            right = all(value >= 0 and math.isfinite(value) for value in table["thresholds"])
-            named = isinstance(table["norm"], str) and isinstance(table["format"], str)
-            if not (right and named and len(table["thresholds"]) == len(exits) - 1):
+            are_thresholds = all(
+                value >= 0 and math.isfinite(value) for value in table["thresholds"]
+            )
+            has_names = isinstance(table["norm"], str) and isinstance(table["format"], str)
+            if not (are_thresholds and has_names and len(table["thresholds"]) == len(exits) - 1):
                 raise ValueError("a target's table")
     except (BadConfig, AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadModel(
@@ -86,18 +93,22 @@ def read(told: Any, layers: int, name: str) -> Exits | None:
     return Exits(exits, tuple(tables))
 
 
-def keep(folder: Path, target: Any, name: str, found: Mapping[str, Any]) -> None:
-    """Writes what was `found` for a target into the configuration of a draft model's folder, in the
-    place of what stood there for it. Raises BadFile where there are no exits to add to.
+def write_exit_table(folder: Path, target: Any, name: str, measured: Mapping[str, Any]) -> None:
+    """Writes what was `measured` for a target into the configuration of a draft model's folder, in
+    the place of what stood there for it. Raises BadFile where there are no exits to add to.
     """
     path = folder / "config.json"
     try:
-        config = json_of(path.read_text("utf-8"))
+        config = parse_json(path.read_text("utf-8"))
         exits = config[FIELD]
-        others = list(exits.get("targets", ()))
+        other_tables = list(exits.get("targets", ()))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise BadFile(f"{path}: no configuration of a model with exits; {MAKE}") from error
-    key = {"norm": norm_mark(target), "format": number_format(target)}
-    others = [table for table in others if {part: table.get(part) for part in key} != key]
-    config[FIELD] = {**exits, "targets": [*others, {"name": name, **key, **found}]}
+    table_key = {"norm": norm_mark(target), "format": number_format(target)}
+    other_tables = [
+        table
+        for table in other_tables
+        if {part: table.get(part) for part in table_key} != table_key
+    ]
+    config[FIELD] = {**exits, "targets": [*other_tables, {"name": name, **table_key, **measured}]}
     write_text(path, json.dumps(config, indent=2) + "\n")

@@ -85,100 +85,123 @@ class LazyCache(Cache):
 
         Those that have all layers join the committed ones: they stand where they are to stand.
         """
-        self._cut(_common(self.tokens, tokens[self.length : len(tokens) - 1]))
-        whole = self.filled[-1]
-        self.length += whole
-        self.base += whole
-        self.tokens = self.tokens[whole:]
-        self.filled = [count - whole for count in self.filled]
+        self._cut_scratch(_shared_prefix_length(self.tokens, tokens[self.length : len(tokens) - 1]))
+        full_rows = self.filled[-1]
+        self.length += full_rows
+        self.base += full_rows
+        self.tokens = self.tokens[full_rows:]
+        self.filled = [count - full_rows for count in self.filled]
         self.running = None
 
     def sync(self, tokens: Sequence[int]) -> int:
-        """As Cache.sync; it lacks those that the first exit has not read."""
+        """Does what Cache.sync does; the branch lacks the rows that the first exit has not read."""
         if self.synced != len(tokens):
             self.commit(tokens)
         return max(0, len(tokens) - 1 - self.length - self.filled[0])
 
-    def _cut(self, count: int) -> None:
+    def _cut_scratch(self, count: int) -> None:
         """Forgets the scratch rows behind the first `count`."""
-        self.filled = [min(filled, count) for filled in self.filled]
+        self.filled = [min(filled_rows, count) for filled_rows in self.filled]
         self.tokens = self.tokens[:count]
-        for place, states in enumerate(self.waiting[:-1]):
+        for exit_index, states in enumerate(self.waiting[:-1]):
             if states is not None:
-                self.waiting[place] = states[: self.filled[place] - self.filled[place + 1]]
+                self.waiting[exit_index] = states[
+                    : self.filled[exit_index] - self.filled[exit_index + 1]
+                ]
 
     # --- what is to be computed
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
-        """As Cache.prepare, for an ask whose `layers` end with an exit; None: with the last one."""
+        """Does what Cache.prepare does, for an ask whose `layers` end with an exit; None: with the
+        last.
+        """
         lacking = self.sync(tokens)
-        last = self._exit_of(ask)
-        before = tokens[self.length : len(tokens) - 1]
-        wanted = [*before, *ask.tree.tokens]
-        known = _common(self.tokens, wanted)
+        last_exit = self._exit_of(ask)
+        preceding = tokens[self.length : len(tokens) - 1]
+        requested_tokens = [*preceding, *ask.tree.tokens]
+        known_count = _shared_prefix_length(self.tokens, requested_tokens)
         if ask.rows:
             # A row of logits comes with its node's forward alone.
-            asked = len(before) + min(ask.rows)
-            known = min(known, asked) if asked < self.filled[last] else known
-        self._cut(known)
-        if self.filled[last] == len(wanted):  # all is there: the tree is computed again
-            self._cut(len(before))
+            first_asked = len(preceding) + min(ask.rows)
+            known_count = (
+                min(known_count, first_asked)
+                if first_asked < self.filled[last_exit]
+                else known_count
+            )
+        self._cut_scratch(known_count)
+        if self.filled[last_exit] == len(requested_tokens):
+            # All is there: the tree is computed again.
+            self._cut_scratch(len(preceding))
         self.synced = len(tokens)
-        end, part = len(wanted), lacking > chunk
-        start = self.filled[last]
-        first = next((e for e in range(last) if self.filled[e] < end), last)
-        if self.filled[first] > start:
-            first = 0  # rows were lost in the middle of a draft: all below is run again
-        if part:
-            end, self.synced = max(self.filled[0], start) + chunk, 0
-        self.reserve(self.base + end)
-        self.running = Running(first, last, start, end, wanted[:end])
-        below = 0 if first == 0 else self.exits[first - 1]
+        end_row, is_partial = len(requested_tokens), lacking > chunk
+        start_row = self.filled[last_exit]
+        first_exit = next(
+            (exit_number for exit_number in range(last_exit) if self.filled[exit_number] < end_row),
+            last_exit,
+        )
+        if self.filled[first_exit] > start_row:
+            first_exit = 0  # rows were lost in the middle of a draft: all below is run again
+        if is_partial:
+            end_row, self.synced = max(self.filled[0], start_row) + chunk, 0
+        self.reserve(self.base + end_row)
+        self.running = Running(
+            first_exit, last_exit, start_row, end_row, requested_tokens[:end_row]
+        )
+        lower_layer = 0 if first_exit == 0 else self.exits[first_exit - 1]
         job = self.job_type(
             cache=self,
-            tokens=wanted[start:end],
-            scratch_positions=[self.length + row for row in range(end)],
-            start=self.base + start,
+            tokens=requested_tokens[start_row:end_row],
+            scratch_positions=[self.length + row for row in range(end_row)],
+            start=self.base + start_row,
             seen=None,
             rows=[],
-            first=start - len(before),
-            taps=(self.exits[last],) if last < len(self.exits) - 1 else (),
-            layers=tuple(range(below, self.exits[last])),
-            states=self.waiting[first - 1] if first else None,
+            first=start_row - len(preceding),
+            taps=(self.exits[last_exit],) if last_exit < len(self.exits) - 1 else (),
+            layers=tuple(range(lower_layer, self.exits[last_exit])),
+            states=self.waiting[first_exit - 1] if first_exit else None,
         )
-        if not part:
-            new = range(max(0, job.first), len(ask.tree))
-            job.rows = [row - job.first for row in (new if ask.rows is None else ask.rows)]
-        return job, not part
+        if not is_partial:
+            new_rows = range(max(0, job.first), len(ask.tree))
+            job.rows = [row - job.first for row in (new_rows if ask.rows is None else ask.rows)]
+        return job, not is_partial
 
     def _exit_of(self, ask: Ask) -> int:
-        plain = ask.tree.is_chain and ask.states is None and ask.features is None and not ask.taps
-        assert plain, "a draft model with exits is asked for the rows of chains"
-        top = len(self.layout) - 1 if ask.layers is None else ask.layers[-1]
-        assert isinstance(top, int), "halves of layers are none of its"
-        return self.exits.index(top + 1)
+        is_plain = (
+            ask.tree.is_chain and ask.states is None and ask.features is None and not ask.taps
+        )
+        assert is_plain, "a draft model with exits is asked for the rows of chains"
+        top_layer = len(self.layout) - 1 if ask.layers is None else ask.layers[-1]
+        assert isinstance(top_layer, int), "halves of layers are none of its"
+        return self.exits.index(top_layer + 1)
 
     def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
-        run = self.running
-        assert run is not None, "finished twice"
-        if run.first:
-            self.waiting[run.first - 1] = None  # all of them went on
-        for place in range(run.first, run.last):
-            self.waiting[place] = None
-        self.filled[run.first : run.last + 1] = [run.end] * (run.last + 1 - run.first)
-        if run.last < len(self.exits) - 1:
+        running_forward = self.running
+        assert running_forward is not None, "finished twice"
+        if running_forward.first:
+            self.waiting[running_forward.first - 1] = None  # all of them went on
+        for exit_index in range(running_forward.first, running_forward.last):
+            self.waiting[exit_index] = None
+        self.filled[running_forward.first : running_forward.last + 1] = [running_forward.end] * (
+            running_forward.last + 1 - running_forward.first
+        )
+        if running_forward.last < len(self.exits) - 1:
             # A copy, since an executor may write over what it returned.
-            new = hidden[self.exits[run.last]].clone()
-            held = self.waiting[run.last]
-            self.waiting[run.last] = new if held is None else torch.cat([held, new])
-        self.tokens = run.tokens
+            new_states = hidden[self.exits[running_forward.last]].clone()
+            waiting_states = self.waiting[running_forward.last]
+            self.waiting[running_forward.last] = (
+                new_states if waiting_states is None else torch.cat([waiting_states, new_states])
+            )
+        self.tokens = running_forward.tokens
         self.running = None
 
 
-def _common(ours: Sequence[int], theirs: Sequence[int]) -> int:
+def _shared_prefix_length(our_tokens: Sequence[int], their_tokens: Sequence[int]) -> int:
     """How many first tokens two texts have in common."""
-    pairs = zip(ours, theirs, strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(ours), len(theirs)))
+    pairs = zip(our_tokens, their_tokens, strict=False)
+    return next(
+        (index for index, (a, b) in enumerate(pairs) if a != b),
+        min(len(our_tokens), len(their_tokens)),
+    )
 
 
 class LazyLayers(Model):
@@ -192,7 +215,7 @@ class LazyLayers(Model):
         # A model that it shows as a view, or computes elsewhere, has caches of another kind.
         if "layers" not in base.caps or None in base.layout:
             need = "layers that can be run one by one and all keep rows"
-            raise Unsupported.missing(method, base.name, need, "use the method draft")
+            raise Unsupported.missing_capability(method, base.name, need, "use the method draft")
         self.base = base
         self.exits = tuple(exits)
         self.name = f"{base.name}[exits {' '.join(map(str, exits))}]"
@@ -202,9 +225,9 @@ class LazyLayers(Model):
         self.device = base.device
         self.caps = base.caps - {"tree", "parts", "taps"}
         self.tokenizer = base.tokenizer
-        usual = base.cache()
+        plain_cache = base.cache()
         # Rows in an executor's own memory are for forwards of all layers.
-        self.dtype = usual.dtype if type(usual) is Cache else base.dtype
+        self.dtype = plain_cache.dtype if type(plain_cache) is Cache else base.dtype
 
     @property
     def usual_executor(self) -> str:  # type: ignore[override]
@@ -216,7 +239,7 @@ class LazyLayers(Model):
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         rows = LazyCache(self.layout, self.dtype, self.device, self.exits)
-        return self.prepared(rows, request, beside)
+        return self.prepare_cache(rows, request, beside)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         self.base.threads_wanted = self.threads_wanted or self.base.threads_wanted

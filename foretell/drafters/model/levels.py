@@ -37,28 +37,30 @@ def grow_levels(
     if not reader.can_read(ctx.tokens):
         return tree
     level = [0]
-    for depth in range(min(length, reader.depth(ctx))):
+    for depth in range(min(length, reader.max_depth(ctx))):
         # Decided before anything of the level is drawn, so that no draw can sway it.
-        room = budget - len(tree) - (length - 1 - depth)
-        most = branches[min(depth, len(branches) - 1)]
-        counts = shares(most, len(level), max(room, min(1, budget - len(tree))))
-        level = level[: len(counts)]
+        free_nodes = budget - len(tree) - (length - 1 - depth)
+        max_children = branches[min(depth, len(branches) - 1)]
+        child_counts = share_children(
+            max_children, len(level), max(free_nodes, min(1, budget - len(tree)))
+        )
+        level = level[: len(child_counts)]
         if not level:
             break
         reply = yield Ask(tree, reader.name, ctx.branch, rows=level)
-        below: list[int] = []
-        for node, count, row in zip(level, counts, reader.rows(reply), strict=True):
-            below += add(tree, node, row, count)
-        level = [child for child in below if not ctx.ends(tree, child)]
+        next_level: list[int] = []
+        for node, count, row in zip(level, child_counts, reader.resized_rows(reply), strict=True):
+            next_level += add(tree, node, row, count)
+        level = [child for child in next_level if not ctx.ends(tree, child)]
     return tree
 
 
-def shares(branches: int, nodes: int, room: int) -> list[int]:
-    """How many children each node of a level has, `room` in all at most; nodes at the end that
-    have none are left out.
+def share_children(branches: int, node_count: int, free_nodes: int) -> list[int]:
+    """How many children each node of a level has, `free_nodes` in all at most; nodes at the end
+    that have none are left out.
     """
-    if not nodes:
+    if not node_count:
         return []
-    each, over = divmod(room, nodes)
-    counts = [min(branches, each + (rank < over)) for rank in range(nodes)]
-    return [count for count in counts if count]
+    even_share, remainder = divmod(free_nodes, node_count)
+    child_counts = [min(branches, even_share + (rank < remainder)) for rank in range(node_count)]
+    return [count for count in child_counts if count]

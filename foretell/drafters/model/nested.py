@@ -19,13 +19,13 @@ from foretell.core.distribution import Sampler, Target
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.random import Door
 from foretell.core.tree import Law, TokenTree
-from foretell.core.tree_building import plant
+from foretell.core.tree_building import plant_tree
 from foretell.core.types import Ask, Call, Message, Reply, Together
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig, Unsupported
 from foretell.speculation.draft_size import sizes_for
 from foretell.speculation.stopwatch import Stopwatch
-from foretell.verification.acceptance import default
+from foretell.verification.acceptance import verify_by_default
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -39,25 +39,25 @@ class NumberedDoor:
 
     def __init__(self, door: Door):
         self.door = door
-        self.begin(0)
+        self.begin_step(0)
 
-    def begin(self, position: int) -> None:
+    def begin_step(self, position: int) -> None:
         """A new step, behind `position` tokens of output."""
         self.position = position
         self.count = 0
 
-    def _next(self) -> tuple[str, int, int]:
+    def _next_draw(self) -> tuple[str, int, int]:
         self.count += 1
         return "draft", self.position, self.count
 
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
-        return self.door.sample(p, *self._next())
+        return self.door.sample(p, *self._next_draw())
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
-        return self.door.accept(chance, *self._next())
+        return self.door.accept(chance, *self._next_draw())
 
     def gumbel(self, size: int, position: int, index: int = 0) -> torch.Tensor:
-        _, position, index = self._next()
+        _, position, index = self._next_draw()
         return self.door.gumbel(size, position, index)
 
     def at(self, branch: int) -> NumberedDoor:
@@ -87,30 +87,30 @@ class Ahead(Context):
     def __deepcopy__(self, memo: dict[int, Any]) -> Ahead:
         return self
 
-    def scoped(self, owner: Any) -> Context:
-        """What is learnt of the draft model is kept apart from what is learnt of the target."""
-        return super().scoped((self.owner, owner))
+    def scope_to(self, owner: Any) -> Context:
+        """Keeps what is learnt of the draft model apart from what is learnt of the target."""
+        return super().scope_to((self.owner, owner))
 
     def shared(self, make: Callable[[], T], name: str = "store") -> T:
-        stored = super().shared(make, name)
-        self.uncopied[id(stored)] = stored
-        for part in getattr(stored, "__dict__", {}).values():
-            self.uncopied[id(part)] = part
-        return stored
+        shared_store = super().shared(make, name)
+        self.uncopied[id(shared_store)] = shared_store
+        for store_part in getattr(shared_store, "__dict__", {}).values():
+            self.uncopied[id(store_part)] = store_part
+        return shared_store
 
-    def copied(self, state: T) -> T:
+    def copy_state(self, state: T) -> T:
         """A copy of a drafter's state, which may read tokens that the text will not have."""
         return copy.deepcopy(state, dict(self.uncopied))
 
-    def begin(self, count: int) -> None:
+    def return_to_text(self, count: int) -> None:
         """Goes back to the branch's text, behind which `count` tokens may be drafted."""
         branch = self.branches[self.branch]
         branch.tokens[:] = self.behind.tokens
         branch.output[:] = self.behind.output
         branch.limit = len(branch.tokens) + count
-        self.numbered.begin(len(branch.output))
+        self.numbered.begin_step(len(branch.output))
 
-    def write(self, tokens: Sequence[int]) -> None:
+    def extend_text(self, tokens: Sequence[int]) -> None:
         """Goes on behind these tokens."""
         branch = self.branches[self.branch]
         branch.tokens += tokens
@@ -131,7 +131,7 @@ class Recorded(Target):
             self.known[node] = super().p(node)
         return self.known[node]
 
-    def law(self, node: int, token: int) -> tuple[Law | None, float]:
+    def law_of_token(self, node: int, token: int) -> tuple[Law | None, float]:
         """The law of the token after `node`, None where none is drawn, and the token's chance."""
         if not self.sampler.greedy:
             p = self.p(node)
@@ -154,117 +154,119 @@ class Nested:
         self.reader = DraftReader(ctx, model)
         for need in {*inner.needs} - self.reader.model.caps:
             cure = "choose another inner drafter or draft model"
-            what = f"the capability {need!r}"
-            raise Unsupported.missing(f"{name}:inner", self.reader.model.name, what, cure)
+            capability = f"the capability {need!r}"
+            raise Unsupported.missing_capability(
+                f"{name}:inner", self.reader.model.name, capability, cure
+            )
         self.view = Ahead(ctx, inner, model)
         # No clock decides what is drawn; the walk's tokens are the same whatever is proposed.
         self.view.timed = not size and (ctx.sampler.greedy or not inner.draws)
         self.state = inner.start(self.view)
         self.sizes = sizes_for(self.view, size, inner)
 
-    def draft(self, ctx: Context, length: int) -> Drafting:
+    def draft_chain(self, ctx: Context, length: int) -> Drafting:
         """A chain of `length` tokens, shorter only behind an end, in the draft model's law."""
         tree = TokenTree(ctx.tokens[-1])
         if not self.reader.can_read(ctx.tokens):
             return tree
-        length = min(length, self.reader.depth(ctx))
+        length = min(length, self.reader.max_depth(ctx))
         view = self.view
-        view.begin(length)
+        view.return_to_text(length)
         state = self.state
         node = 0
         while node < length:
             proposal = TokenTree(view.tokens[-1])
-            asked = view.depth > 0
-            if asked:
-                proposal = yield from self._propose(state, tree)
+            asks_inner = view.depth > 0
+            if asks_inner:
+                proposal = yield from self._propose_inner(state, tree)
             reply = yield Ask(
-                self._hung(tree, proposal),
+                self._hang_below(tree, proposal),
                 self.model,
                 ctx.branch,
                 rows=range(node, node + len(proposal)),
             )
-            rows = torch.stack(self.reader.rows(reply))
+            rows = torch.stack(self.reader.resized_rows(reply))
             target = Recorded(rows, view.sampler, view.output, proposal)
-            outcome = default(proposal, target, view.rng, len(view.output))
-            if asked:
+            outcome = verify_by_default(proposal, target, view.rng, len(view.output))
+            if asks_inner:
                 self.sizes.observe(outcome)
-            tokens = [proposal.tokens[place] for place in outcome.path]
+            tokens = [proposal.tokens[proposal_node] for proposal_node in outcome.path]
             tokens += [] if outcome.token is None else [outcome.token]
-            for place, token in zip([0, *outcome.path], tokens, strict=False):
-                law, chance = target.law(place, token)
-                value = tree.values[node] * chance
+            for proposal_node, token in zip([0, *outcome.path], tokens, strict=False):
+                law, probability = target.law_of_token(proposal_node, token)
+                value = tree.values[node] * probability
                 node = tree.add(node, token, law, value, self.name)
-            view.write(tokens)
+            view.extend_text(tokens)
             if node == length or ctx.ends(tree, node):
                 break
             if state is self.state:
-                state = view.copied(state)
+                state = view.copy_state(state)
             nodes = list(range(len(proposal)))
-            seen = replace(reply, logits=rows, nodes=nodes, new=[])
-            self.inner.observe(view, state, Feedback(proposal, seen, outcome, tokens))
+            verified_reply = replace(reply, logits=rows, nodes=nodes, new=[])
+            self.inner.observe(view, state, Feedback(proposal, verified_reply, outcome, tokens))
         return tree
 
     def observe(self, ctx: Context, step: Feedback) -> None:
-        """What the target made of the draft: the inner drafter learns the verified text."""
-        self.view.begin(0)
+        """Takes in the target's verdict: the inner drafter learns the verified text."""
+        self.view.return_to_text(0)
         self.inner.observe(self.view, self.state, step)
 
-    def _propose(self, state: Any, drafted: TokenTree) -> Drafting:
-        """What the inner drafter proposes behind the tokens that are drafted."""
+    def _propose_inner(self, state: Any, drafted: TokenTree) -> Drafting:
+        """The inner drafter's proposal behind the tokens that are drafted."""
         view = self.view
-        budget = self.sizes.budget()
+        budget = self.sizes.node_budget()
         if budget <= 1:
             return TokenTree(view.tokens[-1])
-        watch = Stopwatch()
+        stopwatch = Stopwatch()
         steps = self.inner.steps(view, state, budget)
-        proposal = yield from watch.over(self._translated(steps, drafted))
-        return self.sizes.fit(proposal, watch.seconds)
+        proposal = yield from stopwatch.time_messages(self._relay_steps(steps, drafted))
+        return self.sizes.fit_tree(proposal, stopwatch.seconds)
 
     # --- the inner drafter's asks, which hang below what is drafted so far
 
-    def _hung(self, drafted: TokenTree, tree: TokenTree) -> TokenTree:
+    def _hang_below(self, drafted: TokenTree, tree: TokenTree) -> TokenTree:
         """`tree` below a drafted chain, whose last token is its root.
 
         A token that the draft model does not know is never accepted: its row is nobody's.
         """
-        count = len(drafted) - 1
+        drafted_count = len(drafted) - 1
         vocab = self.reader.model.vocab
         tokens = [token if token < vocab else 0 for token in tree.tokens[1:]]
-        parents = [*range(count), *(parent + count for parent in tree.parents[1:])]
+        parents = [*range(drafted_count), *(parent + drafted_count for parent in tree.parents[1:])]
         values = [1.0] * len(parents)
-        return plant(drafted.tokens[0], parents, [*drafted.tokens[1:], *tokens], values, "")
+        return plant_tree(drafted.tokens[0], parents, [*drafted.tokens[1:], *tokens], values, "")
 
-    def _translated(
+    def _relay_steps(
         self, steps: Generator[Message, Any, R], drafted: TokenTree
     ) -> Generator[Message, Any, R]:
         """The messages of an inner drafter as they are for the engine, and back."""
         answer: Any = None
-        error: Exception | None = None
+        pending_error: Exception | None = None
         try:
             while True:
                 try:
-                    message = steps.throw(error) if error else steps.send(answer)
+                    message = steps.throw(pending_error) if pending_error else steps.send(answer)
                 except StopIteration as end:
                     result: R = end.value
                     return result
-                answer = error = None
+                answer = pending_error = None
                 try:
-                    answer = yield from self._answered(message, drafted)
+                    answer = yield from self._relay_message(message, drafted)
                 except Exception as raised:  # of a call, say: the drafter may go on
-                    error = raised
+                    pending_error = raised
         finally:
             steps.close()
 
-    def _answered(self, message: Message, drafted: TokenTree) -> Generator[Message, Any, Any]:
+    def _relay_message(self, message: Message, drafted: TokenTree) -> Generator[Message, Any, Any]:
         if isinstance(message, Ask):
-            reply = yield self._asked(message, drafted)
-            return self._seen(message, reply, len(drafted) - 1)
+            reply = yield self._hang_ask(message, drafted)
+            return self._shift_reply(message, reply, len(drafted) - 1)
         if isinstance(message, list):
-            replies = yield [self._asked(ask, drafted) for ask in message]
+            replies = yield [self._hang_ask(ask, drafted) for ask in message]
             pairs = zip(message, replies, strict=True)
-            return [self._seen(ask, reply, len(drafted) - 1) for ask, reply in pairs]
+            return [self._shift_reply(ask, reply, len(drafted) - 1) for ask, reply in pairs]
         if isinstance(message, Together):
-            steps = [self._translated(child, drafted) for child in message.steps]
+            steps = [self._relay_steps(child, drafted) for child in message.steps]
             return (yield Together(steps, message.first))
         if isinstance(message, Call):
             return (yield message)
@@ -273,17 +275,17 @@ class Nested:
             "cannot be taken back when the target refuses a draft; choose another inner drafter"
         )
 
-    def _asked(self, ask: Ask, drafted: TokenTree) -> Ask:
+    def _hang_ask(self, ask: Ask, drafted: TokenTree) -> Ask:
         model = self.model if ask.model == "target" else ask.model
-        wanted = range(len(ask.tree)) if ask.rows is None else ask.rows
-        rows = [row + len(drafted) - 1 for row in wanted]
-        return replace(ask, tree=self._hung(drafted, ask.tree), model=model, rows=rows)
+        requested_rows = range(len(ask.tree)) if ask.rows is None else ask.rows
+        rows = [row + len(drafted) - 1 for row in requested_rows]
+        return replace(ask, tree=self._hang_below(drafted, ask.tree), model=model, rows=rows)
 
-    def _seen(self, ask: Ask, reply: Reply, count: int) -> Reply:
+    def _shift_reply(self, ask: Ask, reply: Reply, count: int) -> Reply:
         logits = reply.logits
         if ask.model == "target":
-            rows = self.reader.rows(reply)
+            rows = self.reader.resized_rows(reply)
             logits = torch.stack(rows) if rows else logits
         nodes = [node - count for node in reply.nodes]
-        new = [node - count for node in reply.new]
-        return replace(reply, logits=logits, nodes=nodes, new=new)
+        new_nodes = [node - count for node in reply.new]
+        return replace(reply, logits=logits, nodes=nodes, new=new_nodes)

@@ -36,7 +36,7 @@ EACH = 32  # sequences with one first token, at most
 
 @dataclass
 class State:
-    """Of one request: its text in the draft model's tokens, and the tokens of both."""
+    """State of one request: its text in the draft model's tokens, and the tokens of both."""
 
     translated: Translated
     shared: Shared
@@ -49,77 +49,90 @@ class State:
         translated = Translated(ctx)
         vocab = ctx.models["target"].vocab
 
-        def pairs() -> Shared:
-            return Shared(translated.ours, translated.theirs, vocab, translated.model.vocab)
+        def pair_vocabularies() -> Shared:
+            return Shared(
+                translated.target_words, translated.model_words, vocab, translated.model.vocab
+            )
 
         cache: Pairs = ctx.shared(lambda: Pairs(capacity), "sequences")
-        return cls(translated, ctx.shared(pairs, "pairs"), cache.snapshot())
+        return cls(translated, ctx.shared(pair_vocabularies, "pairs"), cache.snapshot())
 
     def observe(self, tokens: Iterable[int]) -> None:
         """Learns from what was committed."""
-        learn_from(self.seen, tokens, self.translated, self.shared)
+        note_sequences(self.seen, tokens, self.translated, self.shared)
 
 
-def learn(seen: Seen, sequence: Sequence, token: int) -> None:
+def note_sequence(snapshot: Seen, sequence: Sequence, token: int) -> None:
     """Notes that these tokens of theirs are one of ours; what was noted longest ago gives way."""
 
-    def change(group: Group | None) -> Group:
-        others = [pair for pair in group or () if pair[0] != sequence]
-        return (*others[1 - EACH :], (sequence, token))
+    def add_pair(group: Group | None) -> Group:
+        other_pairs = [pair for pair in group or () if pair[0] != sequence]
+        return (*other_pairs[1 - EACH :], (sequence, token))
 
-    seen.update(sequence[0], change)
+    snapshot.update(sequence[0], add_pair)
 
 
-def learn_from(seen: Seen, tokens: Iterable[int], translated: Translated, shared: Shared) -> None:
+def note_sequences(
+    snapshot: Seen, tokens: Iterable[int], translated: Translated, shared_pairs: Shared
+) -> None:
     """Notes those of our tokens that the other model writes with several of its own."""
     for token in tokens:
-        piece = translated.ours.piece(token)
-        if piece and token not in shared.partner:
-            sequence = tuple(translated.theirs.encode(piece))
-            if len(sequence) > 1 and translated.theirs.text(sequence) == piece:
-                learn(seen, sequence, token)
+        piece = translated.target_words.piece(token)
+        if piece and token not in shared_pairs.partner:
+            sequence = tuple(translated.model_words.encode(piece))
+            if len(sequence) > 1 and translated.model_words.text(sequence) == piece:
+                note_sequence(snapshot, sequence, token)
 
 
 class Stream:
     """The other model's laws behind the text, as far as they are known, in one draft.
 
-    `own`, `last`: the tree of its tokens, and the node of the text's last one; `left`: forwards
-    that may still be made. Laws have temperature and filters of the request; penalties and bans
-    are about our ids.
+    `draft_tree`, `last_node`: the tree of its tokens, and the node of the text's last one;
+    `max_forwards`: those that may still be made. Laws have temperature and filters of the request;
+    penalties and bans are about our ids.
     """
 
     def __init__(
-        self, translated: Translated, sampler: Sampler, own: TokenTree, last: int, left: int
+        self,
+        translated: Translated,
+        sampler: Sampler,
+        draft_tree: TokenTree,
+        last_node: int,
+        max_forwards: int,
     ):
         self.translated = translated
         self.sampler = sampler
-        self.own = own
-        self.left = left
-        self.nodes: dict[Sequence, int] = {(): last}  # of each path below the text
+        self.own = draft_tree
+        self.left = max_forwards
+        self.nodes: dict[Sequence, int] = {(): last_node}  # of each path below the text
         self.laws: dict[Sequence, torch.Tensor] = {}
 
-    def know(self, paths: Iterable[Sequence]) -> Generator[Message, Any, bool]:
+    def request_laws(self, paths: Iterable[Sequence]) -> Generator[Message, Any, bool]:
         """Makes the laws (V',) behind these paths known, by one forward; False: none is left."""
-        new = [path for path in paths if path not in self.laws]
-        if not new:
+        new_paths = [path for path in paths if path not in self.laws]
+        if not new_paths:
             return True
         if not self.left:
             return False
         self.left -= 1
-        for path in new:
-            for size in range(1, len(path) + 1):
-                part = path[:size]
-                if part not in self.nodes:
-                    self.nodes[part] = self.own.add(self.nodes[part[:-1]], part[-1])
-        rows = [self.nodes[path] for path in new]
+        for path in new_paths:
+            for part_length in range(1, len(path) + 1):
+                path_part = path[:part_length]
+                if path_part not in self.nodes:
+                    self.nodes[path_part] = self.own.add(self.nodes[path_part[:-1]], path_part[-1])
+        rows = [self.nodes[path] for path in new_paths]
         reply = yield Ask(self.own, self.translated.name, self.translated.branch, rows=rows)
-        self.laws |= dict(zip(new, self.sampler.laws(reply.logits), strict=True))
+        self.laws |= dict(zip(new_paths, self.sampler.laws(reply.logits), strict=True))
         return True
 
-    def behind(self, path: Sequence) -> dict[Sequence, torch.Tensor]:
+    def laws_behind(self, path: Sequence) -> dict[Sequence, torch.Tensor]:
         """The known laws behind a path, by what follows it."""
-        size = len(path)
-        return {other[size:]: law for other, law in self.laws.items() if other[:size] == path}
+        path_length = len(path)
+        return {
+            known_path[path_length:]: law
+            for known_path, law in self.laws.items()
+            if known_path[:path_length] == path
+        }
 
 
 class Reading:
@@ -141,45 +154,49 @@ class Reading:
         self.barred = frozenset(barred)
         self.longer = sorted({*sequences, *self.barred}, key=len)
 
-    def chance(self, path: Sequence) -> float:
-        """That the stream goes on by these tokens."""
-        chance = 1.0
-        for place, token in enumerate(path):
-            chance *= float(self.laws[path[:place]][token])
-        return chance
+    def path_chance(self, path: Sequence) -> float:
+        """The chance that the stream goes on by these tokens."""
+        probability = 1.0
+        for index, token in enumerate(path):
+            probability *= float(self.laws[path[:index]][token])
+        return probability
 
-    def rests(self, word: Sequence) -> frozenset[Sequence]:
-        """What cannot follow this code word, since it would have been read as a longer one."""
-        size = len(word)
+    def impossible_rests(self, word: Sequence) -> frozenset[Sequence]:
+        """Continuations that cannot follow this code word, since it would have been read as a
+        longer one.
+        """
+        word_length = len(word)
         return frozenset(
-            other[size:] for other in self.longer if len(other) > size and other[:size] == word
+            longer_word[word_length:]
+            for longer_word in self.longer
+            if len(longer_word) > word_length and longer_word[:word_length] == word
         )
 
-    def mass(self, word: Sequence) -> float:
+    def word_mass(self, word: Sequence) -> float:
         """The chance that the stream begins with this word, and not with a longer or a barred one.
 
         Not renormalised for what is barred.
         """
         if any(word[: len(path)] == path for path in self.barred):
             return 0.0
-        chance = self.chance(word)
-        taken: list[Sequence] = []  # continuations none of which begins another
-        for rest in sorted(self.rests(word), key=len):
-            if not any(rest[: len(other)] == other for other in taken):
-                taken.append(rest)
-                chance -= self.chance(word + rest)
-        return max(chance, 0.0)
+        probability = self.path_chance(word)
+        counted_rests: list[Sequence] = []  # continuations none of which begins another
+        for rest in sorted(self.impossible_rests(word), key=len):
+            if not any(rest[: len(counted_rest)] == counted_rest for counted_rest in counted_rests):
+                counted_rests.append(rest)
+                probability -= self.path_chance(word + rest)
+        return max(probability, 0.0)
 
-    def law(self, ours: torch.Tensor, theirs: torch.Tensor, vocab: int) -> torch.Tensor:
+    def token_masses(self, ours: torch.Tensor, theirs: torch.Tensor, vocab: int) -> torch.Tensor:
         """Masses (vocab,) of our tokens; `ours`, `theirs` (n,): ids of the single ones of both.
 
         They sum to less than 1 where some of their tokens are none of ours.
         """
-        first = self.laws[()]
-        found = first.new_zeros(vocab)
-        found[ours] = first[theirs]
+        first_probs = self.laws[()]
+        masses = first_probs.new_zeros(vocab)
+        masses[ours] = first_probs[theirs]
         for token in {path[0] for path in self.longer}:
-            found[ours[theirs == token]] = self.mass((token,))
+            masses[ours[theirs == token]] = self.word_mass((token,))
         for sequence, token in self.sequences.items():
-            found[token] += self.mass(sequence)
-        return found
+            masses[token] += self.word_mass(sequence)
+        return masses

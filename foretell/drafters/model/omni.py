@@ -47,10 +47,10 @@ class Omni(Drafter):
     draws = True
 
     def __post_init__(self) -> None:
-        for name, high in (("length", 256), ("capacity", 1 << 24)):
-            value = getattr(self, name)
-            if not 1 <= value <= high:
-                raise BadConfig.field(f"omni:{name}", value, f"between 1 and {high}")
+        for name, upper_bound in (("length", 256), ("capacity", 1 << 24)):
+            option_value = getattr(self, name)
+            if not 1 <= option_value <= upper_bound:
+                raise BadConfig.field(f"omni:{name}", option_value, f"between 1 and {upper_bound}")
 
     def start(self, ctx: Context) -> State:
         return State.of(ctx, self.capacity)
@@ -61,27 +61,27 @@ class Omni(Drafter):
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
         translated = state.translated
-        translated.update(ctx.tokens)
-        length = min(self.length, translated.room(ctx))
-        if budget < 2 or not length or translated.pending:
+        translated.read_text(ctx.tokens)
+        length = min(self.length, translated.max_drafts(ctx))
+        if budget < 2 or not length or translated.pending_bytes:
             return tree
-        own, last = yield from translated.tree()
-        stream = Stream(translated, ctx.sampler, own, last, length)
+        draft_tree, last_node = yield from translated.open_tree()
+        stream = Stream(translated, ctx.sampler, draft_tree, last_node, length)
         path: Sequence = ()
-        for draw in range(1, length + 1):
-            yield from stream.know([path])
+        for draw_number in range(1, length + 1):
+            yield from stream.request_laws([path])
             law = stream.laws[path]
             if ctx.sampler.greedy:
                 token = int(law.argmax())
             else:
-                token = ctx.rng.sample(law, "draft", len(ctx.output), draw)
+                token = ctx.rng.sample(law, "draft", len(ctx.output), draw_number)
             path += (token,)
-            if translated.theirs.piece(token) is None:
+            if translated.model_words.piece(token) is None:
                 break
-        self._merge(ctx, state, stream, path, tree, budget)
+        self._merge_drawn(ctx, state, stream, path, tree, budget)
         return tree
 
-    def _merge(
+    def _merge_drawn(
         self,
         ctx: Context,
         state: State,
@@ -91,44 +91,51 @@ class Omni(Drafter):
         budget: int,
     ) -> None:
         """Hangs what the drawn tokens are in the target's into the tree, as a chain."""
-        node = place = 0
-        while place < len(path) and len(tree) < budget and tree.depths[node] < ctx.depth:
-            laws = [stream.laws[path[:end]] for end in range(place, len(path))]
-            size, token = self._word(state, path[place:])
+        node = path_index = 0
+        while path_index < len(path) and len(tree) < budget and tree.depths[node] < ctx.depth:
+            laws = [stream.laws[path[:end]] for end in range(path_index, len(path))]
+            word_length, token = self._find_word(state, path[path_index:])
             if token < 0:
                 return
-            chances = [float(law[d]) for law, d in zip(laws, path[place:], strict=True)][:size]
-            q = self._law(state.shared, laws[0], path[place], chances, token)
+            token_chances = [
+                float(law[draft_token])
+                for law, draft_token in zip(laws, path[path_index:], strict=True)
+            ][:word_length]
+            q = self._law_below(state.shared, laws[0], path[path_index], token_chances, token)
             value = tree.values[node] * float(q[token])
             law = None if ctx.sampler.greedy else Law(q)
             node = tree.add(node, token, law=law, value=value, source="omni")
             if ctx.ends(tree, node):
                 return
-            place += size
+            path_index += word_length
 
     @staticmethod
-    def _word(state: State, rest: Sequence) -> tuple[int, int]:
+    def _find_word(state: State, rest: Sequence) -> tuple[int, int]:
         """(tokens, our token) of the longest known sequence that begins these, else of the single
         one; token -1: it is none of ours.
         """
-        known = dict(state.seen.get(rest[0]) or ())
-        for size in range(len(rest), 1, -1):
-            if rest[:size] in known:
-                return size, known[rest[:size]]
-        mine = state.shared.ours[state.shared.theirs == rest[0]].tolist()
-        return 1, mine[0] if mine else -1
+        known_sequences = dict(state.seen.get(rest[0]) or ())
+        for word_length in range(len(rest), 1, -1):
+            if rest[:word_length] in known_sequences:
+                return word_length, known_sequences[rest[:word_length]]
+        our_tokens = state.shared.ours[state.shared.theirs == rest[0]].tolist()
+        return 1, our_tokens[0] if our_tokens else -1
 
     @staticmethod
-    def _law(
-        shared: Shared, law: torch.Tensor, first: int, chances: List[float], token: int
+    def _law_below(
+        shared_pairs: Shared,
+        law: torch.Tensor,
+        first_token: int,
+        token_chances: List[float],
+        token: int,
     ) -> torch.Tensor:
-        """What is declared, (V,): the paper's equation 2, at the token itself its equation 1."""
-        q = law.new_zeros(shared.vocab)
-        q[shared.ours] = law[shared.theirs]
-        if len(chances) > 1:
+        """The declared law (V,): the paper's equation 2, at the token itself its equation 1."""
+        q = law.new_zeros(shared_pairs.vocab)
+        q[shared_pairs.ours] = law[shared_pairs.theirs]
+        if len(token_chances) > 1:
             product = 1.0
-            for chance in chances:
-                product *= chance
+            for token_chance in token_chances:
+                product *= token_chance
             q[token] += product
-            q[shared.ours[shared.theirs == first]] -= product
+            q[shared_pairs.ours[shared_pairs.theirs == first_token]] -= product
         return q.clamp_min_(0)

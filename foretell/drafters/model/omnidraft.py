@@ -47,7 +47,7 @@ from foretell.core.tree_building import add_drawn
 from foretell.core.types import Message
 from foretell.drafters.model.ngram_pairs import Reading, Seen, Sequence, State, Stream
 from foretell.errors import BadConfig
-from foretell.models.online import Learner, Study, learning
+from foretell.models.online import Learner, Study, learning_models
 
 MODES = ("exact", "det")
 RANGES = {
@@ -82,21 +82,23 @@ class Omnidraft(Drafter):
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise BadConfig.field("omnidraft:mode", self.mode, f"one of {', '.join(MODES)}")
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"omnidraft:{name}", value, f"between {low} and {high}")
+        for name, (lower_bound, upper_bound) in RANGES.items():
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"omnidraft:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The draft model as one that learns. Raises Unsupported where it cannot."""
-        return learning("omnidraft", models) if self.online else {}
+        return learning_models("omnidraft", models) if self.online else {}
 
     def start(self, ctx: Context) -> State:
         state = State.of(ctx, self.capacity)
         if self.online:
             model: Any = ctx.models["draft"]
             learner: Learner = ctx.shared(lambda: model.learner(self.online), "learner")
-            state.study = Study(learner, learner.last)
+            state.study = Study(learner, learner.last_update)
         return state
 
     def observe(self, ctx: Context, state: State, step: Feedback) -> None:
@@ -109,57 +111,71 @@ class Omnidraft(Drafter):
             yield from state.study.begin(ctx)
         tree = TokenTree(ctx.tokens[-1])
         translated = state.translated
-        translated.update(ctx.tokens)
+        translated.read_text(ctx.tokens)
         length = min(self.length, budget - 1, ctx.depth)
-        forwards = min(self.forwards, translated.room(ctx))
-        if length < 1 or not forwards or translated.pending:
+        forwards = min(self.forwards, translated.max_drafts(ctx))
+        if length < 1 or not forwards or translated.pending_bytes:
             return tree
-        own, last = yield from translated.tree()
-        stream = Stream(translated, ctx.sampler, own, last, forwards)
+        draft_tree, last_node = yield from translated.open_tree()
+        stream = Stream(translated, ctx.sampler, draft_tree, last_node, forwards)
         path: Sequence = ()
         barred: frozenset[Sequence] = frozenset()
         node = 0
-        for draw in range(1, length + 1):
-            reading = yield from self._read(state.seen, stream, path, barred)
+        for draw_number in range(1, length + 1):
+            reading = yield from self._read_words(state.seen, stream, path, barred)
             if reading is None:
                 break
-            child = self._child(ctx, state.shared, tree, node, reading, draw)
+            child = self._add_child(ctx, state.shared, tree, node, reading, draw_number)
             if child < 0 or ctx.ends(tree, child):
                 break
             node = child
-            word = self._word(state.shared, reading, tree.tokens[node])
-            barred = reading.rests(word)
+            word = self._find_word(state.shared, reading, tree.tokens[node])
+            barred = reading.impossible_rests(word)
             path += word
         return tree
 
-    def _read(
-        self, seen: Seen, stream: Stream, path: Sequence, barred: frozenset[Sequence]
+    def _read_words(
+        self, snapshot: Seen, stream: Stream, path: Sequence, barred: frozenset[Sequence]
     ) -> Generator[Message, Any, Reading | None]:
         """The code words behind `path`; None: no forward is left to know their laws.
 
         What is merged here is decided by laws and the cache, before anything is drawn here.
         """
-        if not (yield from stream.know([path])):
+        if not (yield from stream.request_laws([path])):
             return None
-        first = stream.laws[path]
-        likely = first.topk(min(self.width, len(first)))
+        first_probs = stream.laws[path]
+        likely_tokens = first_probs.topk(min(self.width, len(first_probs)))
         sequences: dict[Sequence, int] = {}
-        for token, chance in zip(likely.indices.tolist(), likely.values.tolist(), strict=True):
-            if chance > 0:
-                sequences |= (seen.get(token) or ())[::-1]
-        chosen = dict(list(sequences.items())[: self.merged])
-        size = 1
-        while inner := {path + word[:size] for word in chosen if len(word) > size}:
-            if not (yield from stream.know(sorted(inner))):
-                chosen = {word: token for word, token in chosen.items() if len(word) <= size}
-            size += 1
-        return Reading(stream.behind(path), chosen, barred)
+        for token, probability in zip(
+            likely_tokens.indices.tolist(), likely_tokens.values.tolist(), strict=True
+        ):
+            if probability > 0:
+                sequences |= (snapshot.get(token) or ())[::-1]
+        chosen_sequences = dict(list(sequences.items())[: self.merged])
+        known_length = 1
+        while inner_paths := {
+            path + word[:known_length] for word in chosen_sequences if len(word) > known_length
+        }:
+            if not (yield from stream.request_laws(sorted(inner_paths))):
+                chosen_sequences = {
+                    word: token
+                    for word, token in chosen_sequences.items()
+                    if len(word) <= known_length
+                }
+            known_length += 1
+        return Reading(stream.laws_behind(path), chosen_sequences, barred)
 
-    def _child(
-        self, ctx: Context, shared: Shared, tree: TokenTree, node: int, reading: Reading, draw: int
+    def _add_child(
+        self,
+        ctx: Context,
+        shared_pairs: Shared,
+        tree: TokenTree,
+        node: int,
+        reading: Reading,
+        draw_number: int,
     ) -> int:
         """Continues the chain by the law of this reading; -1: no token may follow."""
-        masses = reading.law(shared.ours, shared.theirs, shared.vocab)
+        masses = reading.token_masses(shared_pairs.ours, shared_pairs.theirs, shared_pairs.vocab)
         scores = ctx.sampler.scores(masses.log(), [*ctx.output, *tree.tokens_to(node)])
         if not bool((scores > -torch.inf).any()):
             return -1
@@ -168,13 +184,13 @@ class Omnidraft(Drafter):
             token = int(q.argmax())
             value = tree.values[node] * float(q[token])
             return tree.add(node, token, value=value, source="omnidraft")
-        token = ctx.rng.sample(q, "draft", len(ctx.output), draw)
+        token = ctx.rng.sample(q, "draft", len(ctx.output), draw_number)
         return add_drawn(tree, node, Law(q), [token], "omnidraft")[0]
 
     @staticmethod
-    def _word(shared: Shared, reading: Reading, token: int) -> Sequence:
-        """What the draft model writes this token of ours with."""
-        for sequence, merged in reading.sequences.items():
-            if merged == token:
+    def _find_word(shared_pairs: Shared, reading: Reading, token: int) -> Sequence:
+        """The draft model's tokens for this token of ours."""
+        for sequence, our_token in reading.sequences.items():
+            if our_token == token:
                 return sequence
-        return (shared.partner[token],)
+        return (shared_pairs.partner[token],)

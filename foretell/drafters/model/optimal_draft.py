@@ -33,7 +33,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.levels import grow_levels
 from foretell.drafters.model.reader import DraftReader
-from foretell.drafters.model.without_replacement import Urn, best_tokens, likeliest
+from foretell.drafters.model.without_replacement import Urn, best_tokens, likeliest_tokens
 from foretell.errors import BadConfig
 
 NAME = "optimal-draft"
@@ -58,19 +58,21 @@ class OptimalDraft(Drafter):
         if not 1 <= self.length <= 64:
             raise BadConfig.field(f"{NAME}:length", self.length, "between 1 and 64")
         if not self.branches or not all(1 <= count <= 64 for count in self.branches):
-            allowed = "numbers between 1 and 64, with spaces between"
-            raise BadConfig.field(f"{NAME}:branches", self.branches, allowed)
+            allowed_counts = "numbers between 1 and 64, with spaces between"
+            raise BadConfig.field(f"{NAME}:branches", self.branches, allowed_counts)
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx)
 
     def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
-        def add(tree: TokenTree, node: int, row: torch.Tensor, count: int) -> list[int]:
-            return self._children(ctx, tree, node, row, count)
+        def add_children(tree: TokenTree, node: int, row: torch.Tensor, count: int) -> list[int]:
+            return self._add_children(ctx, tree, node, row, count)
 
-        return (yield from grow_levels(ctx, reader, budget, self.length, self.branches, add))
+        return (
+            yield from grow_levels(ctx, reader, budget, self.length, self.branches, add_children)
+        )
 
-    def _children(
+    def _add_children(
         self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, count: int
     ) -> list[int]:
         """Adds `count` children below `node` by row (V,), fewer where fewer tokens are possible;
@@ -78,17 +80,22 @@ class OptimalDraft(Drafter):
         """
         output = [*ctx.output, *tree.tokens_to(node)]
         if ctx.sampler.greedy:
-            best = best_tokens(ctx.sampler.scores(row, output), count)
-            return [self._choose(tree, node, token, chance) for token, chance in best]
+            best_pairs = best_tokens(ctx.sampler.scores(row, output), count)
+            return [
+                self._add_chosen(tree, node, token, probability)
+                for token, probability in best_pairs
+            ]
         q = ctx.sampler.law(row, output)
-        best = likeliest(q, count - 1)
-        urn = Urn(q, [token for token, _ in best])
-        drawn: list[int] = []
+        best_pairs = likeliest_tokens(q, count - 1)
+        urn = Urn(q, [token for token, _ in best_pairs])
+        drawn_nodes: list[int] = []
         if urn.left > 0:
             # As many nodes as there are, no draw of this step had that key. Drawn children are
             # tried, hence added, before chosen ones.
-            drawn.append(urn.add(ctx, tree, node, len(tree), NAME))
-        return [self._choose(tree, node, token, chance) for token, chance in best] + drawn
+            drawn_nodes.append(urn.add_draw(ctx, tree, node, len(tree), NAME))
+        return [
+            self._add_chosen(tree, node, token, probability) for token, probability in best_pairs
+        ] + drawn_nodes
 
-    def _choose(self, tree: TokenTree, node: int, token: int, chance: float) -> int:
-        return tree.add(node, token, value=tree.values[node] * chance, source=NAME)
+    def _add_chosen(self, tree: TokenTree, node: int, token: int, probability: float) -> int:
+        return tree.add(node, token, value=tree.values[node] * probability, source=NAME)

@@ -33,13 +33,13 @@ from dataclasses import dataclass
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
-from foretell.core.source import follow
+from foretell.core.source import follow_text
 from foretell.core.tree import Law, TokenTree
 from foretell.core.tree_building import add_drawn
 from foretell.core.types import Ask, Open
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig
-from foretell.ops.logits import likeliest
+from foretell.ops.logits import likeliest_token
 
 SHARE = 32  # the short context may have one of so many tokens of the prompt, if that is more
 K1, B = 1.5, 0.75  # of BM25: what repetitions count, and the length of a chunk
@@ -47,7 +47,9 @@ K1, B = 1.5, 0.75  # of BM25: what repetitions count, and the length of a chunk
 
 @dataclass
 class State:
-    """Of a request. The quiet branch begins with `context` in place of the first `start` tokens."""
+    """State of a request. The quiet branch begins with `context` in place of the first `start`
+    tokens.
+    """
 
     reader: DraftReader
     context: list[int]
@@ -69,14 +71,14 @@ class Rapid(Drafter):
 
     def __post_init__(self) -> None:
         ranges = {"length": 256, "context": 1 << 24, "chunk": 1 << 16, "query": 1 << 16}
-        for name, high in ranges.items():
-            value = getattr(self, name)
-            if not 1 <= value <= high:
-                raise BadConfig.field(f"rapid:{name}", value, f"between 1 and {high}")
-        least = self.chunk + self.query
-        if self.context < least:
-            allowed = f"at least {least}, a chunk and the query"
-            raise BadConfig.field("rapid:context", self.context, allowed)
+        for name, upper_bound in ranges.items():
+            option_value = getattr(self, name)
+            if not 1 <= option_value <= upper_bound:
+                raise BadConfig.field(f"rapid:{name}", option_value, f"between 1 and {upper_bound}")
+        min_context = self.chunk + self.query
+        if self.context < min_context:
+            allowed_range = f"at least {min_context}, a chunk and the query"
+            raise BadConfig.field("rapid:context", self.context, allowed_range)
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -85,33 +87,39 @@ class Rapid(Drafter):
     def start(self, ctx: Context) -> State:
         reader = DraftReader(ctx, self.model)
         tokens = ctx.tokens
-        holds = reader.model.context
+        context_length = reader.model.context
         to_write = ctx.limit - len(tokens)
-        room = max(self.context, len(tokens) // SHARE)
-        room = min(room, max(holds - to_write, holds // 2), holds - 1)
-        return State(reader, retrieved(tokens, room, self.chunk, self.query), len(tokens))
+        max_tokens = max(self.context, len(tokens) // SHARE)
+        max_tokens = min(
+            max_tokens, max(context_length - to_write, context_length // 2), context_length - 1
+        )
+        return State(
+            reader, retrieve_context(tokens, max_tokens, self.chunk, self.query), len(tokens)
+        )
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        useless = self.model == "target" and len(state.context) == state.start
-        if useless or budget < 2 or not state.reader.can_read(ctx.tokens):
+        saves_nothing = self.model == "target" and len(state.context) == state.start
+        if saves_nothing or budget < 2 or not state.reader.can_read(ctx.tokens):
             return tree
         if state.branch < 0:
             state.branch = yield Open(state.context, self.model)
-        yield from follow(ctx, state.branch, state.start)
-        read = len(ctx.branches[state.branch].tokens)
-        depth = min(self.length, budget - 1, ctx.depth, state.reader.model.context - read)
+        yield from follow_text(ctx, state.branch, state.start)
+        read_tokens = len(ctx.branches[state.branch].tokens)
+        draft_depth = min(
+            self.length, budget - 1, ctx.depth, state.reader.model.context - read_tokens
+        )
         sampler = ctx.sampler
-        for node in range(depth):
+        for node in range(draft_depth):
             if ctx.ends(tree, node):
                 break
             reply = yield Ask(tree, self.model, state.branch, rows=[node])
-            row = state.reader.rows(reply)[0]
+            row = state.reader.resized_rows(reply)[0]
             output = [*ctx.output, *tree.tokens_to(node)]
             if sampler.greedy:
                 scores = sampler.scores(row, output)
-                token, chance = likeliest(scores)
-                tree.add(node, token, value=tree.values[node] * chance, source="rapid")
+                token, probability = likeliest_token(scores)
+                tree.add(node, token, value=tree.values[node] * probability, source="rapid")
             else:
                 q = sampler.law(row, output)
                 token = ctx.rng.sample(q, "draft", len(ctx.output), node + 1)
@@ -119,39 +127,43 @@ class Rapid(Drafter):
         return tree
 
 
-def retrieved(tokens: Sequence[int], room: int, chunk: int, query: int) -> list[int]:
-    """At most `room` of the tokens, in their order: the first chunk, the query at the end, and
-    between them the chunks that have most in common with it. All tokens, if they fit.
+def retrieve_context(tokens: Sequence[int], max_tokens: int, chunk: int, query: int) -> list[int]:
+    """At most `max_tokens` of the tokens, in their order: the first chunk, the query at the end,
+    and between them the chunks that have most in common with it. All tokens, if they fit.
     """
-    if len(tokens) <= room:
+    if len(tokens) <= max_tokens:
         return list(tokens)
-    body, question = tokens[:-query], tokens[-query:]
-    chunks = [list(body[start : start + chunk]) for start in range(0, len(body), chunk)]
-    if not chunks or len(chunks[0]) + query > room:
-        return list(tokens[-room:])
-    scores = bm25(chunks, question)
-    left = room - query - len(chunks[0])
-    kept = {0}
-    for place in sorted(range(1, len(chunks)), key=lambda place: -scores[place]):
-        if scores[place] > 0 and len(chunks[place]) <= left:
-            kept.add(place)
-            left -= len(chunks[place])
-    parts = [chunks[place] for place in sorted(kept)]
-    return [token for part in (*parts, question) for token in part]
+    prompt_body, question = tokens[:-query], tokens[-query:]
+    chunks = [
+        list(prompt_body[start : start + chunk]) for start in range(0, len(prompt_body), chunk)
+    ]
+    if not chunks or len(chunks[0]) + query > max_tokens:
+        return list(tokens[-max_tokens:])
+    scores = bm25_scores(chunks, question)
+    free_tokens = max_tokens - query - len(chunks[0])
+    kept_chunks = {0}
+    for chunk_index in sorted(range(1, len(chunks)), key=lambda chunk_index: -scores[chunk_index]):
+        if scores[chunk_index] > 0 and len(chunks[chunk_index]) <= free_tokens:
+            kept_chunks.add(chunk_index)
+            free_tokens -= len(chunks[chunk_index])
+    context_parts = [chunks[chunk_index] for chunk_index in sorted(kept_chunks)]
+    return [token for context_part in (*context_parts, question) for token in context_part]
 
 
-def bm25(chunks: Sequence[Sequence[int]], query: Sequence[int]) -> list[float]:
+def bm25_scores(chunks: Sequence[Sequence[int]], query: Sequence[int]) -> list[float]:
     """How much each chunk has in common with the query, by Robertson and Zaragoza's BM25."""
-    wanted = set(query)
-    counts = [Counter(token for token in chunk if token in wanted) for chunk in chunks]
-    chunks_with = Counter(token for count in counts for token in count)
+    query_tokens = set(query)
+    chunk_counts = [Counter(token for token in chunk if token in query_tokens) for chunk in chunks]
+    chunks_with = Counter(token for token_counts in chunk_counts for token in token_counts)
     weights = {}
-    for token, found in chunks_with.items():
-        weights[token] = math.log(1 + (len(chunks) - found + 0.5) / (found + 0.5))
-    mean = sum(map(len, chunks)) / len(chunks)
+    for token, chunk_count in chunks_with.items():
+        weights[token] = math.log(1 + (len(chunks) - chunk_count + 0.5) / (chunk_count + 0.5))
+    mean_length = sum(map(len, chunks)) / len(chunks)
     scores = []
-    for chunk, count in zip(chunks, counts, strict=True):
-        norm = K1 * (1 - B + B * len(chunk) / mean)
-        terms = (weights[token] * n * (K1 + 1) / (n + norm) for token, n in count.items())
-        scores.append(sum(terms))
+    for chunk, token_counts in zip(chunks, chunk_counts, strict=True):
+        length_norm = K1 * (1 - B + B * len(chunk) / mean_length)
+        score_terms = (
+            weights[token] * n * (K1 + 1) / (n + length_norm) for token, n in token_counts.items()
+        )
+        scores.append(sum(score_terms))
     return scores

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from foretell.core.tokenizer_bytes import related
+from foretell.core.tokenizer_bytes import are_related
 from foretell.errors import Unsupported
-from foretell.ops.logits import resized
+from foretell.ops.logits import resize_row
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -26,8 +26,8 @@ class DraftReader:
     def __init__(self, ctx: Context, name: str = "draft"):
         self.name = name
         self.model = ctx.models[name]
-        if not related(self.model.tokenizer, ctx.models["target"].tokenizer):
-            raise Unsupported.missing(
+        if not are_related(self.model.tokenizer, ctx.models["target"].tokenizer):
+            raise Unsupported.missing_capability(
                 ctx.request.name,
                 self.model.name,
                 "the target's tokenizer, and it has another",
@@ -43,12 +43,12 @@ class DraftReader:
         self.known = len(tokens)
         return True
 
-    def depth(self, ctx: Context) -> int:
+    def max_depth(self, ctx: Context) -> int:
         """How deep a tree may be that the draft model has room for."""
         return min(ctx.depth, self.model.context - len(ctx.tokens))
 
-    def rows(self, reply: Reply) -> list[torch.Tensor]:
+    def resized_rows(self, reply: Reply) -> list[torch.Tensor]:
         """The rows of its reply, each (V,) of the target's vocabulary: what is not in its own is
         impossible.
         """
-        return [resized(row, self.vocab) for row in reply.logits]
+        return [resize_row(row, self.vocab) for row in reply.logits]

@@ -34,7 +34,7 @@ import torch
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import Law, TokenTree
-from foretell.core.tree_building import add_drawn, grow, merge
+from foretell.core.tree_building import add_drawn, grow_tree, merge_trees
 from foretell.core.types import Ask
 from foretell.drafters.lookup.lookup import Index
 from foretell.drafters.model.reader import DraftReader
@@ -49,7 +49,7 @@ Laws = dict[int, torch.Tensor]  # node of the drafted tree -> the draft model's 
 
 @dataclass
 class State:
-    """Of a request."""
+    """State of a request."""
 
     index: Index  # of its text
     reader: DraftReader
@@ -72,7 +72,7 @@ class RetrievalFused(Drafter):
     draws = True
 
     def __post_init__(self) -> None:
-        for name, low, high in (
+        for name, lower_bound, upper_bound in (
             ("length", 1, 256),
             ("drafts", 1, 64),
             ("longest", 1, 64),
@@ -80,68 +80,72 @@ class RetrievalFused(Drafter):
             ("shortest", 1, self.longest),
             ("places", 1, 1024),
         ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"{NAME}:{name}", value, f"between {low} and {high}")
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"{NAME}:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
         if not 0 <= self.threshold < 1:
             raise BadConfig.field(f"{NAME}:threshold", self.threshold, "at least 0 and below 1")
 
     def start(self, ctx: Context) -> State:
-        return State(Index(self.longest, least=self.shortest, every=True), DraftReader(ctx))
+        return State(Index(self.longest, min_length=self.shortest, keep_all=True), DraftReader(ctx))
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
         laws: Laws = {}
         if state.reader.can_read(ctx.tokens):
-            laws = yield from self._draft(ctx, state.reader, tree, budget)
+            laws = yield from self._draft_levels(ctx, state.reader, tree, budget)
         state.index.extend(ctx.tokens)
-        copies, twins = self._copies(ctx, state.index, tree, laws, budget)
-        room = budget - len(tree)
-        kept: list[int] = []
-        for node in range(1, len(copies)):
+        copied_tree, twins = self._copy_tree(ctx, state.index, tree, laws, budget)
+        free_nodes = budget - len(tree)
+        kept_nodes: list[int] = []
+        for node in range(1, len(copied_tree)):
             if node not in twins:
-                room -= 1
-            if room < 0:
+                free_nodes -= 1
+            if free_nodes < 0:
                 break
-            kept.append(node)
-        return merge(tree, copies.keep(kept))
+            kept_nodes.append(node)
+        return merge_trees(tree, copied_tree.keep(kept_nodes))
 
-    def _draft(
+    def _draft_levels(
         self, ctx: Context, reader: DraftReader, tree: TokenTree, budget: int
     ) -> Generator[Ask, Any, Laws]:
         """Drafts into `tree`; returns the law below every node the draft model was asked about."""
-        chains = min(self.drafts, budget - 1)
+        chain_count = min(self.drafts, budget - 1)
         laws: Laws = {}
-        level = {0: chains}  # node -> chains that go on from it
-        draws = 0
-        for _ in range(min(self.length, reader.depth(ctx))):
+        level = {0: chain_count}  # node -> chains that go on from it
+        draw_count = 0
+        for _ in range(min(self.length, reader.max_depth(ctx))):
             # Decided before anything of the level is drawn, so that no draw can sway it.
-            if not any(level.values()) or len(tree) + chains > budget:
+            if not any(level.values()) or len(tree) + chain_count > budget:
                 break
             reply = yield Ask(tree, "draft", ctx.branch, rows=list(level))
-            for node, row in zip(level, reader.rows(reply), strict=True):
+            for node, row in zip(level, reader.resized_rows(reply), strict=True):
                 output = [*ctx.output, *tree.tokens_to(node)]
                 if ctx.sampler.greedy:
                     laws[node] = ctx.sampler.scores(row, output).softmax(-1)
                 else:
                     laws[node] = ctx.sampler.law(row, output)
             if ctx.sampler.greedy:
-                children = best_children(tree, {node: laws[node] for node in level}, chains)
+                child_nodes = add_best_continuations(
+                    tree, {node: laws[node] for node in level}, chain_count
+                )
             else:
-                children = []
+                child_nodes = []
                 for node, count in level.items():
                     q = laws[node]
-                    keys = range(draws + 1, draws + 1 + count)
+                    keys = range(draw_count + 1, draw_count + 1 + count)
                     tokens = [ctx.rng.sample(q, "draft", len(ctx.output), key) for key in keys]
-                    children += add_drawn(tree, node, Law(q), tokens, NAME)
-                    draws += count
+                    child_nodes += add_drawn(tree, node, Law(q), tokens, NAME)
+                    draw_count += count
             level = {}
-            for child in children:
+            for child in child_nodes:
                 if not ctx.ends(tree, child):
                     level[child] = level.get(child, 0) + 1
         return laws
 
-    def _copies(
+    def _copy_tree(
         self, ctx: Context, index: Index, tree: TokenTree, laws: Laws, budget: int
     ) -> tuple[TokenTree, dict[int, int]]:
         """A tree of what followed the newest tokens before, best first; and of those of its nodes
@@ -149,49 +153,53 @@ class RetrievalFused(Drafter):
         """
         tokens = ctx.tokens
         n = self.longest
-        starts = index.all(tokens, n, self.places)
-        while not starts and n > self.shortest:
+        first_places = index.all_positions(tokens, n, self.places)
+        while not first_places and n > self.shortest:
             n -= 1
-            starts = index.all(tokens, n, self.places)
-        places = {0: starts}  # node -> the places where the text went on by its path
+            first_places = index.all_positions(tokens, n, self.places)
+        node_places = {0: first_places}  # node -> the places where the text went on by its path
         twins = {0: 0}
 
-        def copied(place: int, depth: int) -> int:
+        def copied_token(position: int, depth: int) -> int:
             # A copy that reaches the end of the text goes on into itself.
-            return tokens[place + depth % (len(tokens) - place)]
+            return tokens[position + depth % (len(tokens) - position)]
 
         def successors(copies: TokenTree, node: int) -> list[tuple[int, float]]:
             depth = copies.depths[node]
             if node:
                 parent, token = copies.parents[node], copies.tokens[node]
-                if parent in twins and (twin := tree.child(twins[parent], token)) >= 0:
+                if parent in twins and (twin := tree.find_child(twins[parent], token)) >= 0:
                     twins[node] = twin
                 if ctx.ends(copies, node):
                     return []
-                places[node] = [p for p in places[parent] if copied(p, depth - 1) == token]
-            counts = Counter(copied(place, depth) for place in places[node])
+                node_places[node] = [
+                    p for p in node_places[parent] if copied_token(p, depth - 1) == token
+                ]
+            counts = Counter(copied_token(place, depth) for place in node_places[node])
             q = laws.get(twins[node]) if node in twins else None
-            options = []
+            continuations = []
             for token, count in counts.items():
-                chance = HELD if q is None else float(q[token])
-                if node or q is None or chance >= self.threshold:
-                    options.append((token, chance * count / len(places[node])))
-            return sorted(options, key=lambda option: -option[1])
+                probability = HELD if q is None else float(q[token])
+                if node or q is None or probability >= self.threshold:
+                    continuations.append((token, probability * count / len(node_places[node])))
+            return sorted(continuations, key=lambda continuation: -continuation[1])
 
-        copies = grow(tokens[-1], successors, budget, min(self.copy, ctx.depth), NAME)
+        copies = grow_tree(tokens[-1], successors, budget, min(self.copy, ctx.depth), NAME)
         copies.matches[1:] = [n] * (len(copies) - 1)
         return copies, twins
 
 
-def best_children(tree: TokenTree, laws: Laws, count: int) -> list[int]:
+def add_best_continuations(tree: TokenTree, laws: Laws, count: int) -> list[int]:
     """Adds the `count` most probable continuations of these nodes; returns their nodes."""
-    options = []
+    continuations = []
     for node, q in laws.items():
-        top = q.topk(min(count, len(q)))
-        for chance, token in zip(top.values.tolist(), top.indices.tolist(), strict=True):
-            if chance > 0:  # what the options forbid is no continuation
-                options.append((-tree.values[node] * chance, node, token))
+        best_pairs = q.topk(min(count, len(q)))
+        for probability, token in zip(
+            best_pairs.values.tolist(), best_pairs.indices.tolist(), strict=True
+        ):
+            if probability > 0:  # what the options forbid is no continuation
+                continuations.append((-tree.values[node] * probability, node, token))
     return [
         tree.add(node, token, value=-value, source=NAME)
-        for value, node, token in sorted(options)[:count]
+        for value, node, token in sorted(continuations)[:count]
     ]

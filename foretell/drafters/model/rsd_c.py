@@ -55,33 +55,35 @@ class RsdC(Drafter):
         if not 1 <= self.length <= 64:
             raise BadConfig.field("rsd-c:length", self.length, "between 1 and 64")
         if not self.branches or not all(1 <= count <= 64 for count in self.branches):
-            allowed = "numbers between 1 and 64, with spaces between"
-            raise BadConfig.field("rsd-c:branches", self.branches, allowed)
+            allowed_counts = "numbers between 1 and 64, with spaces between"
+            raise BadConfig.field("rsd-c:branches", self.branches, allowed_counts)
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx)
 
     def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
-        def add(tree: TokenTree, node: int, row: torch.Tensor, count: int) -> list[int]:
-            return self._children(ctx, tree, node, row, count)
+        def add_children(tree: TokenTree, node: int, row: torch.Tensor, count: int) -> list[int]:
+            return self._add_children(ctx, tree, node, row, count)
 
-        return (yield from grow_levels(ctx, reader, budget, self.length, self.branches, add))
+        return (
+            yield from grow_levels(ctx, reader, budget, self.length, self.branches, add_children)
+        )
 
-    def _children(
+    def _add_children(
         self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, count: int
     ) -> list[int]:
         """Adds `count` children below `node` by row (V,), fewer where fewer tokens are possible;
         returns their nodes.
         """
         output = [*ctx.output, *tree.tokens_to(node)]
-        children: list[int] = []
+        child_nodes: list[int] = []
         if ctx.sampler.greedy:
-            for token, chance in best_tokens(ctx.sampler.scores(row, output), count):
-                value = tree.values[node] * chance
-                children.append(tree.add(node, token, value=value, source="rsd-c"))
-            return children
+            for token, probability in best_tokens(ctx.sampler.scores(row, output), count):
+                value = tree.values[node] * probability
+                child_nodes.append(tree.add(node, token, value=value, source="rsd-c"))
+            return child_nodes
         urn = Urn(ctx.sampler.law(row, output))
-        while len(children) < count and urn.left > 0:
+        while len(child_nodes) < count and urn.left > 0:
             # As many draws were made in this step as there are nodes.
-            children.append(urn.add(ctx, tree, node, len(tree), "rsd-c"))
-        return children
+            child_nodes.append(urn.add_draw(ctx, tree, node, len(tree), "rsd-c"))
+        return child_nodes

@@ -67,37 +67,41 @@ class RsdS(Drafter):
         # keeps its place without having children.
         beam = [0]
         race = Race(ctx, tree)
-        for _ in range(min(self.length, reader.depth(ctx))):
+        for _ in range(min(self.length, reader.max_depth(ctx))):
             count = min(width, budget - len(tree))
-            alive = [node for node in beam if not ctx.ends(tree, node)]
-            if not alive or count < 1:
+            open_ends = [node for node in beam if not ctx.ends(tree, node)]
+            if not open_ends or count < 1:
                 break
-            reply = yield Ask(tree, "draft", ctx.branch, rows=alive)
-            rows = dict(zip(alive, reader.rows(reply), strict=True))
+            reply = yield Ask(tree, "draft", ctx.branch, rows=open_ends)
+            rows = dict(zip(open_ends, reader.resized_rows(reply), strict=True))
             if ctx.sampler.greedy:
-                beam = best(ctx, tree, beam, rows, count)
+                beam = extend_beam(ctx, tree, beam, rows, count)
             else:
                 beam = race.run(beam, rows, count)
         return tree
 
 
-def best(
+def extend_beam(
     ctx: Context, tree: TokenTree, beam: list[int], rows: dict[int, torch.Tensor], count: int
 ) -> list[int]:
     """Adds the `count` best continuations by rows (V,) of their ends; returns the new beam."""
-    options: list[tuple[float, int, int | None]] = []  # chance, node, token below it
+    continuations: list[tuple[float, int, int | None]] = []  # chance, node, token below it
     for node in beam:
         if node not in rows:
-            options.append((tree.values[node], node, None))
+            continuations.append((tree.values[node], node, None))
             continue
         scores = ctx.sampler.scores(rows[node], [*ctx.output, *tree.tokens_to(node)])
-        for token, chance in best_tokens(scores, count):
-            options.append((tree.values[node] * chance, node, token))
-    options.sort(key=lambda option: -option[0])
-    ends: list[int] = []
-    for value, end, below in options[:count]:
-        ends.append(end if below is None else tree.add(end, below, value=value, source="rsd-s"))
-    return ends
+        for token, probability in best_tokens(scores, count):
+            continuations.append((tree.values[node] * probability, node, token))
+    continuations.sort(key=lambda continuation: -continuation[0])
+    beam_ends: list[int] = []
+    for value, end_node, next_token in continuations[:count]:
+        beam_ends.append(
+            end_node
+            if next_token is None
+            else tree.add(end_node, next_token, value=value, source="rsd-s")
+        )
+    return beam_ends
 
 
 class Race:
@@ -121,29 +125,31 @@ class Race:
         """
         tree = self.tree
         urns: dict[int, Urn] = {}  # of the beam's ends that have rung and go on
-        waiting = list(beam)
-        unseen = 1.0  # chance of all that has not rung yet on the level of the beam
-        ends: list[int] = []
-        while len(ends) < count:
+        waiting_ends = list(beam)
+        unseen_chance = 1.0  # chance of all that has not rung yet on the level of the beam
+        beam_ends: list[int] = []
+        while len(beam_ends) < count:
             rates = [tree.values[node] * urn.left for node, urn in urns.items()]
-            turn = self._turn([unseen if waiting else 0.0, *rates], bool(waiting))
-            if turn < 0:
+            ringing_index = self._next_turn(
+                [unseen_chance if waiting_ends else 0.0, *rates], bool(waiting_ends)
+            )
+            if ringing_index < 0:
                 break
-            if turn:
-                node = list(urns)[turn - 1]
+            if ringing_index:
+                node = list(urns)[ringing_index - 1]
             else:
-                node = waiting.pop(0)
-                unseen = max(0.0, unseen - tree.values[node])
+                node = waiting_ends.pop(0)
+                unseen_chance = max(0.0, unseen_chance - tree.values[node])
                 if node not in rows:
-                    ends.append(node)
+                    beam_ends.append(node)
                     continue
                 law = self.ctx.sampler.law(rows[node], [*self.ctx.output, *tree.tokens_to(node)])
                 urns[node] = Urn(law)
             self.draws += 1
-            ends.append(urns[node].add(self.ctx, tree, node, self.draws, "rsd-s"))
-        return ends
+            beam_ends.append(urns[node].add_draw(self.ctx, tree, node, self.draws, "rsd-s"))
+        return beam_ends
 
-    def _turn(self, rates: list[float], waiting: bool) -> int:
+    def _next_turn(self, rates: list[float], waiting: bool) -> int:
         """Whose clock rings next: a place of `rates`, or -1 if none is left.
 
         0 stands for the next of the beam; where no other can ring, that needs no draw.
@@ -151,7 +157,7 @@ class Race:
         if not any(rates[1:]):
             return 0 if waiting else -1
         self.draws += 1
-        chances = torch.tensor(rates, dtype=torch.float64)
+        ring_chances = torch.tensor(rates, dtype=torch.float64)
         return self.ctx.rng.sample(
-            chances / chances.sum(), "draft", len(self.ctx.output), self.draws
+            ring_chances / ring_chances.sum(), "draft", len(self.ctx.output), self.draws
         )

@@ -41,8 +41,8 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
-from foretell.drafters.model.chains import children
-from foretell.drafters.model.exit_table import checked, thirds, trained
+from foretell.drafters.model.chains import continue_chains
+from foretell.drafters.model.exit_table import check_exits, exits_by_thirds, trained_exits
 from foretell.drafters.model.lazy_layers import LazyLayers
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig, ForetellWarning
@@ -55,9 +55,9 @@ class Sorted(LazyLayers):
     """The draft model with the exits in use, and the threshold of each; the last one's is 0."""
 
     def __init__(self, base: Model, exits: tuple[int, ...], thresholds: tuple[float, ...]):
-        used = [pair for pair in zip(exits, thresholds, strict=True) if pair[1] <= 1]
-        super().__init__(base, [exit_layer for exit_layer, _ in used], NAME)
-        self.thresholds = [threshold for _, threshold in used]
+        used_exits = [pair for pair in zip(exits, thresholds, strict=True) if pair[1] <= 1]
+        super().__init__(base, [exit_layer for exit_layer, _ in used_exits], NAME)
+        self.thresholds = [threshold for _, threshold in used_exits]
 
 
 @dataclass(frozen=True)
@@ -83,11 +83,13 @@ class S2D(Drafter):
         if not 1 <= self.length <= 256:
             raise BadConfig.field("s2d:length", self.length, "between 1 and 256")
         if not all(1 <= exit_layer <= 4096 for exit_layer in self.exits):
-            told = " ".join(map(str, self.exits))
-            raise BadConfig.field("s2d:exits", told, "numbers of layers, at least 1")
+            given_values = " ".join(map(str, self.exits))
+            raise BadConfig.field("s2d:exits", given_values, "numbers of layers, at least 1")
         if not all(threshold >= 0 for threshold in self.thresholds):
-            told = " ".join(map(str, self.thresholds))
-            raise BadConfig.field("s2d:thresholds", told, "at least 0; above 1 leaves an exit out")
+            given_values = " ".join(map(str, self.thresholds))
+            raise BadConfig.field(
+                "s2d:thresholds", given_values, "at least 0; above 1 leaves an exit out"
+            )
         if not 0 <= self.confidence < 1:
             raise BadConfig.field("s2d:confidence", self.confidence, "at least 0 and below 1")
 
@@ -98,31 +100,33 @@ class S2D(Drafter):
         exits; Unsupported where its layers cannot be run one by one; BadModel where its folder says
         nonsense of its exits. Warns where it was not trained with the exits.
         """
-        draft = models.get("draft")
-        if draft is None:  # which is told of where models are looked for
+        draft_model = models.get("draft")
+        if draft_model is None:  # which is told of where models are looked for
             return {}
-        layers = len(draft.layout)
-        told = trained(draft)
-        exits = thirds(layers) if told is None else told.layers
+        layer_count = len(draft_model.layout)
+        known_exits = trained_exits(draft_model)
+        exits = exits_by_thirds(layer_count) if known_exits is None else known_exits.layers
         if self.exits:
-            exits = checked("s2d:exits", self.exits, layers)
-        if hasattr(draft, "hf") and (told is None or not {*exits} <= {*told.layers}):
+            exits = check_exits("s2d:exits", self.exits, layer_count)
+        if hasattr(draft_model, "hf") and (
+            known_exits is None or not {*exits} <= {*known_exits.layers}
+        ):
             warnings.warn(
-                f"{draft.name} was not trained with exits behind {' '.join(map(str, exits))} "
+                f"{draft_model.name} was not trained with exits behind {' '.join(map(str, exits))} "
                 "layers and drafts badly there; `foretell train draft --exits` trains it",
                 ForetellWarning,
                 stacklevel=2,
             )
         thresholds = self.thresholds
-        if not thresholds and told is not None and exits == told.layers:
-            thresholds = told.thresholds(models["target"]) or ()
+        if not thresholds and known_exits is not None and exits == known_exits.layers:
+            thresholds = known_exits.thresholds_for(models["target"]) or ()
         if len(thresholds) <= 1:
             thresholds = (thresholds or (USUAL,)) * (len(exits) - 1)
         if len(thresholds) != len(exits) - 1:
-            told_ones = " ".join(map(str, self.thresholds))
-            allowed = f"one, or one for each of the {len(exits) - 1} exits before the last"
-            raise BadConfig.field("s2d:thresholds", told_ones, allowed)
-        return {NAME: Sorted(draft, exits, (*thresholds, 0.0))}
+            given_values = " ".join(map(str, self.thresholds))
+            allowed_counts = f"one, or one for each of the {len(exits) - 1} exits before the last"
+            raise BadConfig.field("s2d:thresholds", given_values, allowed_counts)
+        return {NAME: Sorted(draft_model, exits, (*thresholds, 0.0))}
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx, NAME)
@@ -132,30 +136,32 @@ class S2D(Drafter):
         if not reader.can_read(ctx.tokens):
             return tree
         node = 0
-        for place in range(min(self.length, budget - 1, reader.depth(ctx))):
-            exit_layer, row = yield from self._climb(ctx, reader, tree, node)
+        for draw_index in range(min(self.length, budget - 1, reader.max_depth(ctx))):
+            exit_layer, row = yield from self._climb_exits(ctx, reader, tree, node)
             if row is None:
                 break
             source = f"{NAME}-{exit_layer}"
-            (node,) = children(ctx, tree, node, row, draws=place, source=source, best=self.best)
+            (node,) = continue_chains(
+                ctx, tree, node, row, draw_count=draw_index, source=source, take_best=self.best
+            )
             if ctx.ends(tree, node):
                 break
         return tree
 
-    def _climb(
+    def _climb_exits(
         self, ctx: Context, reader: DraftReader, tree: TokenTree, node: int
     ) -> Generator[Message, Any, tuple[int, torch.Tensor | None]]:
         """The exit that drafts the token behind `node`, and its row (V,); None: nobody is sure
         enough of any.
         """
         model: Any = reader.model
-        below = 0
+        lower_layer = 0
         for exit_layer, threshold in zip(model.exits, model.thresholds, strict=True):
-            layers = tuple(range(below, exit_layer))
+            layers = tuple(range(lower_layer, exit_layer))
             reply: Reply = yield Ask(tree, NAME, ctx.branch, rows=[node], layers=layers)
-            (row,) = reader.rows(reply)
-            below = exit_layer
-            chance = float(row.softmax(-1).max())
-            if exit_layer < model.exits[-1] and chance >= threshold:
+            (row,) = reader.resized_rows(reply)
+            lower_layer = exit_layer
+            probability = float(row.softmax(-1).max())
+            if exit_layer < model.exits[-1] and probability >= threshold:
                 return exit_layer, row
-        return below, row if chance >= self.confidence else None
+        return lower_layer, row if probability >= self.confidence else None

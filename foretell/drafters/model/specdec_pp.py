@@ -35,7 +35,7 @@ from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Reply
-from foretell.drafters.model.acceptance_head import MAKE, AcceptanceHead, load
+from foretell.drafters.model.acceptance_head import MAKE, AcceptanceHead, load_acceptance_head
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig, Unsupported
 
@@ -44,7 +44,7 @@ ESTIMATES = ("head", "confidence", "entropy")
 
 @dataclass
 class State:
-    """Of one request."""
+    """State of one request."""
 
     reader: DraftReader
     head: AcceptanceHead | None
@@ -70,22 +70,26 @@ class SpecdecPp(Drafter):
                 "specdec-pp:estimate", self.estimate, "one of " + ", ".join(ESTIMATES)
             )
         if (self.estimate == "head") != bool(self.head):
-            told = f"specdec-pp:estimate={self.estimate},head={self.head}"
+            given_options = f"specdec-pp:estimate={self.estimate},head={self.head}"
             cure = "or take estimate=confidence or entropy alone"
-            raise BadConfig(f"{told}: estimate=head needs the file of a head; {MAKE}, {cure}")
+            raise BadConfig(
+                f"{given_options}: estimate=head needs the file of a head; {MAKE}, {cure}"
+            )
         if not 0 <= self.threshold <= 1:
             raise BadConfig.field("specdec-pp:threshold", self.threshold, "between 0 and 1")
         if not 1 <= self.longest <= 256:
             raise BadConfig.field("specdec-pp:longest", self.longest, "between 1 and 256")
         if not 1 <= self.shortest <= self.longest:
-            allowed = f"between 1 and longest={self.longest}"
-            raise BadConfig.field("specdec-pp:shortest", self.shortest, allowed)
+            allowed_range = f"between 1 and longest={self.longest}"
+            raise BadConfig.field("specdec-pp:shortest", self.shortest, allowed_range)
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        draft = models.get("draft")
-        if self.head and draft is not None and "taps" not in draft.caps:
+        draft_model = models.get("draft")
+        if self.head and draft_model is not None and "taps" not in draft_model.caps:
             cure = "use estimate=confidence or estimate=entropy, which read none"
-            raise Unsupported.missing("specdec-pp", draft.name, "hidden states", cure)
+            raise Unsupported.missing_capability(
+                "specdec-pp", draft_model.name, "hidden states", cure
+            )
         return {}
 
     def start(self, ctx: Context) -> State:
@@ -93,7 +97,7 @@ class SpecdecPp(Drafter):
         if not self.head:
             return State(reader, None, ())
         device = reader.model.device
-        head = ctx.shared(lambda: load(self.head).to(device), "head")
+        head = ctx.shared(lambda: load_acceptance_head(self.head).to(device), "head")
         return State(reader, head, (len(reader.model.layout),))
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
@@ -102,20 +106,22 @@ class SpecdecPp(Drafter):
         if not reader.can_read(ctx.tokens):
             return tree
         node = 0
-        accepted = 1.0  # chance that all drafted tokens are, as far as it is known
-        for size in range(1, min(self.longest, budget - 1, reader.depth(ctx)) + 1):
+        all_accepted = 1.0  # chance that all drafted tokens are, as far as it is known
+        for chain_length in range(1, min(self.longest, budget - 1, reader.max_depth(ctx)) + 1):
             reply = yield Ask(tree, "draft", ctx.branch, rows=[node], taps=state.taps)
             if node and state.head is not None:
-                accepted *= self._judged(state, reply, node)
-            (row,) = reader.rows(reply)
-            node, q = self._draw(ctx, tree, node, row, size)
-            accepted *= self._expected(q)
+                all_accepted *= self._judge_node(state, reply, node)
+            (row,) = reader.resized_rows(reply)
+            node, q = self._draw(ctx, tree, node, row, chain_length)
+            all_accepted *= self._expect_acceptance(q)
             # Of the next token the decision sees nothing, so that its law stays what it is.
-            if ctx.ends(tree, node) or (size >= self.shortest and 1 - accepted > self.threshold):
+            if ctx.ends(tree, node) or (
+                chain_length >= self.shortest and 1 - all_accepted > self.threshold
+            ):
                 break
         return tree
 
-    def _judged(self, state: State, reply: Reply, node: int) -> float:
+    def _judge_node(self, state: State, reply: Reply, node: int) -> float:
         """The chance that `node` is accepted, by the head. Raises BadConfig where it is another
         model's.
         """
@@ -125,10 +131,10 @@ class SpecdecPp(Drafter):
             model = state.reader.model.name
             widths = f"{state.head.width} numbers and those of {model} have {states.shape[-1]}"
             raise BadConfig(f"specdec-pp:head={self.head}: reads states of {widths}; {MAKE}")
-        place = reply.new.index(node)
-        return float(state.head.chance(states[place : place + 1]))
+        row_index = reply.new.index(node)
+        return float(state.head.accept_chance(states[row_index : row_index + 1]))
 
-    def _expected(self, q: torch.Tensor) -> float:
+    def _expect_acceptance(self, q: torch.Tensor) -> float:
         """The chance that a token of the law q (V,) is accepted, where there is no head."""
         if self.estimate == "confidence":
             return float(q.max())

@@ -58,7 +58,7 @@ class Spectr(Drafter):
     def steps(self, ctx: Context, reader: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
         if reader.can_read(ctx.tokens):
-            most = 1 if ctx.sampler.greedy else self.drafts
-            chains = min(most, max(1, (budget - 1) // self.length))
-            yield from draw_chains(ctx, reader, tree, chains, self.length, budget, "spectr")
+            max_chains = 1 if ctx.sampler.greedy else self.drafts
+            chain_count = min(max_chains, max(1, (budget - 1) // self.length))
+            yield from draw_chains(ctx, reader, tree, chain_count, self.length, budget, "spectr")
         return tree

@@ -1,7 +1,7 @@
 """A decoder whose head computes the rows of some tokens only: a cheaper draft model.
 
 A draft model's head is a large part of its forward, and most of its tokens are hardly ever drafted.
-`trim` cuts the head down to the tokens that are kept (drafters/model/vocabulary.py says which);
+`trim_head` cuts the head down to the tokens that are kept (see drafters/model/vocabulary.py);
 what enters the model stays as it is, so it reads any text. Its rows have the whole vocabulary
 again: a token that was left out has the logit NEVER, which is chance 0 at any temperature. It is a
 finite number, so that a law exists even where a grammar allows no other token.
@@ -23,7 +23,7 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import Computed, Model
 from foretell.core.types import Reply
-from foretell.drafters.heads.networks.output import cut
+from foretell.drafters.heads.networks.output import cut_head
 from foretell.errors import BadConfig, Unsupported
 from foretell.models import executors as registry
 from foretell.models.decoder.decoder import Decoder
@@ -45,18 +45,22 @@ class Trimmed(Model):
     Raises BadConfig for ids that are no tokens of the model, or not in ascending order.
     """
 
-    def __init__(self, base: Any, kept: Sequence[int], vocab: int):
-        ordered = list(kept)
-        if not ordered or ordered != sorted({*ordered}) or not 0 <= ordered[0] <= ordered[-1]:
+    def __init__(self, base: Any, kept_tokens: Sequence[int], vocab: int):
+        ordered_tokens = list(kept_tokens)
+        if (
+            not ordered_tokens
+            or ordered_tokens != sorted({*ordered_tokens})
+            or not 0 <= ordered_tokens[0] <= ordered_tokens[-1]
+        ):
             raise BadConfig("kept tokens: must be ids, at least one, each once and in order")
-        if ordered[-1] >= vocab:
+        if ordered_tokens[-1] >= vocab:
             raise BadConfig(
-                f"kept tokens: {ordered[-1]} is beyond the vocabulary (0 to {vocab - 1})"
+                f"kept tokens: {ordered_tokens[-1]} is beyond the vocabulary (0 to {vocab - 1})"
             )
         self.base = base
-        self.name = f"{base.name}[{len(ordered)} of {vocab} tokens]"
+        self.name = f"{base.name}[{len(ordered_tokens)} of {vocab} tokens]"
         self.vocab = vocab
-        self.kept = torch.tensor(ordered, device=base.device)
+        self.kept = torch.tensor(ordered_tokens, device=base.device)
         self.context = base.context
         self.layout = base.layout
         self.dtype = base.dtype
@@ -108,29 +112,31 @@ class Trimmed(Model):
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         computed: Computed = self.base.compute(jobs, taps)
-        rows = computed.logits
-        if rows.dtype != torch.float64:
-            rows = rows.float()
-        full = rows.new_full((len(rows), self.vocab), NEVER)
-        computed.logits = full.index_copy_(1, self.kept, rows)
+        kept_rows = computed.logits
+        if kept_rows.dtype != torch.float64:
+            kept_rows = kept_rows.float()
+        full_rows = kept_rows.new_full((len(kept_rows), self.vocab), NEVER)
+        computed.logits = full_rows.index_copy_(1, self.kept, kept_rows)
         return computed
 
     def layer_parallel(self, size: int) -> TrimmedParallel:
-        """As Decoder.layer_parallel, of the base. Raises Unsupported."""
-        make = getattr(self.base, "layer_parallel", None)
-        if make is None:
+        """Returns Decoder.layer_parallel of the base, trimmed. Raises Unsupported."""
+        make_rough = getattr(self.base, "layer_parallel", None)
+        if make_rough is None:
             need = "layers whose attention can be computed by itself"
-            raise Unsupported.missing("easyspec", self.name, need, "use the method draft")
-        rough = TrimmedParallel(make(size), self.kept.tolist(), self.vocab)
-        rough.tokenizer = self.tokenizer
-        return rough
+            raise Unsupported.missing_capability(
+                "easyspec", self.name, need, "use the method draft"
+            )
+        rough_model = TrimmedParallel(make_rough(size), self.kept.tolist(), self.vocab)
+        rough_model.tokenizer = self.tokenizer
+        return rough_model
 
     def learning(self) -> TrimmedLearning:
-        """As Decoder.learning, of the base. Raises Unsupported."""
-        make = getattr(self.base, "learning", None)
-        if make is None:
+        """Returns Decoder.learning of the base, trimmed. Raises Unsupported."""
+        make_learning = getattr(self.base, "learning", None)
+        if make_learning is None:
             raise cannot_learn(self.name)
-        learning = TrimmedLearning(make(self.kept), self.kept.tolist(), self.vocab)
+        learning = TrimmedLearning(make_learning(self.kept), self.kept.tolist(), self.vocab)
         learning.tokenizer = self.tokenizer
         return learning
 
@@ -141,7 +147,7 @@ class TrimmedLearning(Trimmed):
     learns = True
 
     def learning(self) -> TrimmedLearning:
-        """It learns already."""
+        """Returns itself: it learns already."""
         return self
 
     def begin(self, request: Request, weights: Model | None) -> None:
@@ -163,45 +169,47 @@ class TrimmedParallel(Trimmed):
         return replies
 
 
-def trim(decoder: Decoder, kept: Sequence[int]) -> Trimmed:
+def trim_head(decoder: Decoder, kept_tokens: Sequence[int]) -> Trimmed:
     """Cuts the decoder's head, in place, down to these tokens, and has its executors compute it so.
 
     Raises BadConfig for wrong ids, Unsupported where the head is no plain matrix.
     """
-    trimmed = Trimmed(decoder, kept, decoder.vocab)
-    head = cut(decoder, trimmed.kept)
+    trimmed = Trimmed(decoder, kept_tokens, decoder.vocab)
+    head = cut_head(decoder, trimmed.kept)
     decoder.hf.set_output_embeddings(head)
     decoder.head = head
-    decoder.vocab = decoder.row_size = len(kept)
+    decoder.vocab = decoder.row_size = len(kept_tokens)
     if decoder.loop is not None:
         decoder.loop.head = head
         decoder.loop.kept = trimmed.kept
-    executors = registry.lineage(decoder.executor)
+    executors = registry.fallback_order(decoder.executor)
     decoder.executor = None
     try:
         for name in executors:
-            decoder.use(partial(registry.load(name).make, fallback=decoder.executor))
+            decoder.use(
+                partial(registry.load_runtime(name).make_executor, fallback=decoder.executor)
+            )
     except LookupError as error:
         need = f"what it takes ({error})"
         cure = "leave the trimmed vocabulary out, or use executor='torch'"
-        raise Unsupported.missing(
+        raise Unsupported.missing_capability(
             f"a trimmed vocabulary on {executors[-1]}", decoder.name, need, cure
         ) from error
     return trimmed
 
 
 def head_share(decoder: Decoder) -> float:
-    """What the row of one token takes of a forward's products: by the numbers of weights."""
-    width = int(decoder.config.hidden_size)
+    """The share of a forward's products that one token's row takes, by the numbers of weights."""
+    state_width = int(decoder.config.hidden_size)
     embedding: Any = decoder.hf.get_input_embeddings()
     head = decoder.head
-    others = weight_count(decoder.hf)
-    tied = False
+    other_weights = weight_count(decoder.hf)
+    is_tied = False
     if isinstance(embedding, nn.Embedding):
-        others -= embedding.weight.numel()
-        tied = not isinstance(head, PackedLinear) and head.weight is embedding.weight
+        other_weights -= embedding.weight.numel()
+        is_tied = not isinstance(head, PackedLinear) and head.weight is embedding.weight
     if isinstance(head, PackedLinear):
-        others -= head.packed.outputs * head.packed.inputs
-    elif not tied:
-        others -= head.weight.numel()
-    return width / (others + width * decoder.vocab)
+        other_weights -= head.packed.outputs * head.packed.inputs
+    elif not is_tied:
+        other_weights -= head.weight.numel()
+    return state_width / (other_weights + state_width * decoder.vocab)

@@ -46,7 +46,7 @@ DEEPEST = 1024  # layers that a model may have
 
 
 class Records:
-    """What the exits of one request have come to, each step weighing less than the next.
+    """Counts of what the exits of one request have come to, each step weighing less than the next.
 
     `exits`: the layers, ascending; arrays have an entry for each.
     """
@@ -60,8 +60,8 @@ class Records:
         self.counts = np.zeros((2, len(exits)))  # of wrong and right shadow tokens
         self.confidences = np.zeros((2, len(exits)))  # sums of theirs
 
-    def note(
-        self, agreed: np.ndarray, right: np.ndarray, confidence: np.ndarray, decay: float
+    def note_step(
+        self, agreed: np.ndarray, was_right: np.ndarray, confidence: np.ndarray, decay: float
     ) -> None:
         """A step's tokens, all (exits, n): chances of acceptance, whether the shadow tokens were
         right, and their confidences.
@@ -69,28 +69,30 @@ class Records:
         self.seeded = True
         self.trials = decay * self.trials + agreed.shape[1]
         self.agreed = decay * self.agreed + agreed.sum(1)
-        for kind, which in enumerate((~right, right)):
-            self.counts[kind] = decay * self.counts[kind] + which.sum(1)
-            self.confidences[kind] = decay * self.confidences[kind] + (confidence * which).sum(1)
+        for right_index, is_kind in enumerate((~was_right, was_right)):
+            self.counts[right_index] = decay * self.counts[right_index] + is_kind.sum(1)
+            self.confidences[right_index] = decay * self.confidences[right_index] + (
+                confidence * is_kind
+            ).sum(1)
 
-    def best(self, longest: int) -> tuple[int, int]:
+    def best_draft(self, longest: int) -> tuple[int, int]:
         """(place of the exit, length) that promise the most tokens per layer read.
 
         Ties go to the lower exit, then to the shorter draft.
         """
         alpha = np.minimum(1.0, self.agreed / self.trials)
         lengths = np.arange(longest + 1)
-        expected = np.cumsum(alpha[:, None] ** lengths, 1)
-        promise = expected / (lengths * self.exits[:, None] + self.layers)
-        place, length = np.unravel_index(int(promise.argmax()), promise.shape)
-        return int(place), int(length)
+        expected_tokens = np.cumsum(alpha[:, None] ** lengths, 1)
+        token_rate = expected_tokens / (lengths * self.exits[:, None] + self.layers)
+        exit_index, length = np.unravel_index(int(token_rate.argmax()), token_rate.shape)
+        return int(exit_index), int(length)
 
-    def midpoint(self, place: int) -> float | None:
+    def mean_exit(self, exit_index: int) -> float | None:
         """Between the mean confidences of an exit's wrong and right shadow tokens."""
-        counts = self.counts[:, place]
-        if not counts.all():
+        token_counts = self.counts[:, exit_index]
+        if not token_counts.all():
             return None
-        return float((self.confidences[:, place] / counts).mean())
+        return float((self.confidences[:, exit_index] / token_counts).mean())
 
 
 @dataclass(frozen=True)
@@ -107,31 +109,39 @@ class DelExit(Drafter):
     taps = tuple(range(1, DEEPEST + 1))
 
     def __post_init__(self) -> None:
-        for name, low, high in (("longest", 1, 256), ("prompt", 0, 512), ("stride", 1, DEEPEST)):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"del-exit:{name}", value, f"between {low} and {high}")
+        for name, lower_bound, upper_bound in (
+            ("longest", 1, 256),
+            ("prompt", 0, 512),
+            ("stride", 1, DEEPEST),
+        ):
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"del-exit:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
         if not 0 < self.decay <= 1:
             raise BadConfig.field("del-exit:decay", self.decay, "above 0 and at most 1")
 
     def start(self, ctx: Context) -> Records:
         """Raises BadConfig where the target has no such exit."""
-        count = layer_count(ctx, "del-exit")
-        if self.stride >= count:
-            raise BadConfig.field("del-exit:stride", self.stride, f"below {count} for this model")
-        return Records(range(self.stride, count, self.stride), count)
+        target_layers = layer_count(ctx, "del-exit")
+        if self.stride >= target_layers:
+            raise BadConfig.field(
+                "del-exit:stride", self.stride, f"below {target_layers} for this model"
+            )
+        return Records(range(self.stride, target_layers, self.stride), target_layers)
 
     def steps(self, ctx: Context, records: Records, budget: int) -> Drafting:
-        place, length = records.best(self.longest) if records.seeded else (0, 1)
-        threshold = records.midpoint(place)
+        exit_index, length = records.best_draft(self.longest) if records.seeded else (0, 1)
+        threshold = records.mean_exit(exit_index)
         length = min(length, budget - 1, ctx.depth)
 
-        def unsure(chance: float) -> bool:
-            return threshold is not None and chance < threshold
+        def is_unsure(probability: float) -> bool:
+            return threshold is not None and probability < threshold
 
-        exit_layer = int(records.exits[place])
+        exit_layer = int(records.exits[exit_index])
         tree: TokenTree = yield from exit_chain(
-            ctx, exit_layer, length, "del-exit", self.taps, unsure
+            ctx, exit_layer, length, "del-exit", self.taps, is_unsure
         )
         return tree
 
@@ -139,65 +149,75 @@ class DelExit(Drafter):
         """Notes the tokens up to the first wrong draft, that one included: behind it the text is
         another.
         """
-        said = [step.tree.tokens[node] for node in step.outcome.path]
+        target_tokens = [step.tree.tokens[node] for node in step.outcome.path]
         if step.outcome.token is not None:
-            said.append(step.outcome.token)
-        nodes = [0, *step.outcome.path][: len(said)]
-        before = ctx.output[: len(ctx.output) - len(step.tokens)]
-        texts: list[list[int] | None] = [[*before, *said[:end]] for end in range(len(said))]
-        last = [step.reply.logits[node] for node in nodes]
-        new = step.reply.new
+            target_tokens.append(step.outcome.token)
+        nodes = [0, *step.outcome.path][: len(target_tokens)]
+        prefix = ctx.output[: len(ctx.output) - len(step.tokens)]
+        prefixes: list[list[int] | None] = [
+            [*prefix, *target_tokens[:text_end]] for text_end in range(len(target_tokens))
+        ]
+        target_rows = [step.reply.logits[node] for node in nodes]
+        new_nodes = step.reply.new
         if not records.seeded and self.prompt and ctx.sampler.greedy:
-            prompt = [node for node in new if node < 0][-self.prompt :]
+            prompt_nodes = [node for node in new_nodes if node < 0][-self.prompt :]
             # The root is the prompt's last token.
-            prompt = prompt[max(0, len(prompt) - self.prompt + 1) :]
-            states = step.reply.hidden[records.layers][[new.index(node) for node in prompt]]
-            rows = self._rows(ctx, states)
-            last = [*rows, *last]
-            said = [*rows.argmax(-1).tolist(), *said]
-            texts = [*[None] * len(prompt), *texts]
-            nodes = [*prompt, *nodes]
-        places = [new.index(node) for node in nodes]
-        hidden = torch.cat([step.reply.hidden[int(exit)][places] for exit in records.exits])
-        shadow = self._rows(ctx, hidden).view(len(records.exits), len(nodes), -1)
-        records.note(*self._compared(ctx, shadow, torch.stack(last), said, texts), self.decay)
+            prompt_nodes = prompt_nodes[max(0, len(prompt_nodes) - self.prompt + 1) :]
+            prompt_states = step.reply.hidden[records.layers][
+                [new_nodes.index(node) for node in prompt_nodes]
+            ]
+            prompt_rows = self._logit_rows(ctx, prompt_states)
+            target_rows = [*prompt_rows, *target_rows]
+            target_tokens = [*prompt_rows.argmax(-1).tolist(), *target_tokens]
+            prefixes = [*[None] * len(prompt_nodes), *prefixes]
+            nodes = [*prompt_nodes, *nodes]
+        row_positions = [new_nodes.index(node) for node in nodes]
+        exit_states = torch.cat(
+            [step.reply.hidden[int(exit)][row_positions] for exit in records.exits]
+        )
+        exit_rows = self._logit_rows(ctx, exit_states).view(len(records.exits), len(nodes), -1)
+        records.note_step(
+            *self._compare_rows(ctx, exit_rows, torch.stack(target_rows), target_tokens, prefixes),
+            self.decay,
+        )
 
     @staticmethod
-    def _rows(ctx: Context, states: torch.Tensor) -> torch.Tensor:
+    def _logit_rows(ctx: Context, states: torch.Tensor) -> torch.Tensor:
         """(n, V) of states (n, E), in float32 or wider."""
-        rows = ctx.models["target"].read(states)
+        rows = ctx.models["target"].head_rows(states)
         return rows if rows.dtype == torch.float64 else rows.float()
 
     @staticmethod
-    def _compared(
+    def _compare_rows(
         ctx: Context,
-        shadow: torch.Tensor,
-        last: torch.Tensor,
-        said: Sequence[int],
-        texts: Sequence[Sequence[int] | None],
+        exit_rows: torch.Tensor,
+        target_rows: torch.Tensor,
+        target_tokens: Sequence[int],
+        prefixes: Sequence[Sequence[int] | None],
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What Records.note takes, of the exits' rows (exits, n, V) and the target's `last` (n, V).
+        """Arguments for Records.note_step, of the exits' rows (exits, n, V) and the target's (n,
+        V).
 
-        `said`: the target's tokens; `texts`: the output before each, None inside the prompt, where
-        options that look at the output have no say.
+        `target_tokens`: the target's tokens; `prefixes`: the output before each, None inside the
+        prompt, where options that look at the output have no say.
         """
         sampler = ctx.sampler
         if not sampler.plain:
-            columns = []
-            for place, text in enumerate(texts):
-                rows = [*shadow[:, place], last[place]]
-                if text is not None:
-                    rows = [sampler.scores(row, text) for row in rows]
-                columns.append(torch.stack(rows))
-            joint = torch.stack(columns, 1)
-            shadow, last = joint[:-1], joint[-1]
-        tokens = shadow.argmax(-1)
-        right = tokens == torch.tensor(said, device=tokens.device)
+            row_columns = []
+            for position, prefix in enumerate(prefixes):
+                rows = [*exit_rows[:, position], target_rows[position]]
+                if prefix is not None:
+                    rows = [sampler.scores(row, prefix) for row in rows]
+                row_columns.append(torch.stack(rows))
+            joint_rows = torch.stack(row_columns, 1)
+            exit_rows, target_rows = joint_rows[:-1], joint_rows[-1]
+        tokens = exit_rows.argmax(-1)
+        is_right = tokens == torch.tensor(target_tokens, device=tokens.device)
         if sampler.greedy:
-            q = shadow.softmax(-1)
-            agreed = right.double()
+            q = exit_rows.softmax(-1)
+            acceptance = is_right.double()
         else:
-            q = sampler.laws(shadow.flatten(0, 1)).view_as(shadow)
-            agreed = torch.minimum(q, sampler.laws(last)).sum(-1)
+            q = sampler.laws(exit_rows.flatten(0, 1)).view_as(exit_rows)
+            acceptance = torch.minimum(q, sampler.laws(target_rows)).sum(-1)
         confidence = q.gather(-1, tokens[..., None])[..., 0]
-        return agreed.cpu().numpy(), right.cpu().numpy(), confidence.cpu().numpy()
+        return acceptance.cpu().numpy(), is_right.cpu().numpy(), confidence.cpu().numpy()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Message
 from foretell.errors import BadConfig
-from foretell.ops.logits import likeliest
+from foretell.ops.logits import likeliest_token
 
 if TYPE_CHECKING:
     import torch
@@ -24,13 +24,13 @@ Enough = Callable[[float], bool]
 
 def layer_count(ctx: Context, method: str) -> int:
     """How many layers the target has. Raises BadConfig where there is no exit before the last."""
-    count = len(ctx.models["target"].layout)
-    if count < 2:
+    target_layers = len(ctx.models["target"].layout)
+    if target_layers < 2:
         raise BadConfig(
-            f"{method}: {ctx.models['target'].name} has {count} layer, and an early exit needs "
-            "two; use another method"
+            f"{method}: {ctx.models['target'].name} has {target_layers} layer, and an early exit "
+            "needs two; use another method"
         )
-    return count
+    return target_layers
 
 
 def exit_chain(
@@ -40,50 +40,52 @@ def exit_chain(
     source: str,
     taps: Sequence[int] = (),
     enough: Enough | None = None,
-    best: bool = False,
+    take_best: bool = False,
 ) -> Generator[Message, Any, TokenTree]:
     """A chain of `length` tokens that the layers below `exit_layer` draft.
 
     Each is drawn from their law under the request's sampling options; at temperature 0, and with
-    `best` at any, it is their best.
+    `take_best` at any, it is their best.
     The chain ends early with a token that ends the text, or behind one of whose chance `enough`
     says so. `taps`: hidden states that verification will want; those below the exit are kept.
     """
     tree = TokenTree(ctx.tokens[-1])
     layers = tuple(range(exit_layer))
-    wanted = tuple(sorted({exit_layer, *(tap for tap in taps if tap < exit_layer)}))
+    requested_taps = tuple(sorted({exit_layer, *(tap for tap in taps if tap < exit_layer)}))
     node = 0
-    best = best or ctx.sampler.greedy
-    for place in range(length):
-        reply = yield Ask(tree, branch=ctx.branch, rows=[node], taps=wanted, layers=layers)
-        node, chance = _add(ctx, tree, node, reply.logits[0], source, place + 1, best)
-        if ctx.ends(tree, node) or (enough is not None and enough(chance)):
+    take_best = take_best or ctx.sampler.greedy
+    for draw_index in range(length):
+        reply = yield Ask(tree, branch=ctx.branch, rows=[node], taps=requested_taps, layers=layers)
+        node, probability = _add_token(
+            ctx, tree, node, reply.logits[0], source, draw_index + 1, take_best
+        )
+        if ctx.ends(tree, node) or (enough is not None and enough(probability)):
             break
     if node:  # the last token's rows, without which all layers would run anew
-        yield Ask(tree, branch=ctx.branch, rows=[], taps=wanted, layers=layers)
+        yield Ask(tree, branch=ctx.branch, rows=[], taps=requested_taps, layers=layers)
     return tree
 
 
-def _add(
+def _add_token(
     ctx: Context,
     tree: TokenTree,
     node: int,
     row: torch.Tensor,
     source: str,
     key: int,
-    best: bool,
+    take_best: bool,
 ) -> tuple[int, float]:
     """Adds what row (V,) says behind `node`; returns the new node and its chance."""
     sampler = ctx.sampler
     output = [*ctx.output, *tree.tokens_to(node)]
     law: Law | None = None
-    if best:
+    if take_best:
         scores = sampler.scores(row, output)
-        token, chance = likeliest(scores)
+        token, probability = likeliest_token(scores)
     else:
         q = sampler.law(row, output)
         token = ctx.rng.sample(q, "draft", len(ctx.output), key)
-        chance = float(q[token])
+        probability = float(q[token])
         law = Law(q)
-    value = tree.values[node] * chance
-    return tree.add(node, token, law=law, value=value, source=source), chance
+    value = tree.values[node] * probability
+    return tree.add(node, token, law=law, value=value, source=source), probability

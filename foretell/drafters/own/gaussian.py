@@ -8,7 +8,7 @@ LENGTHS = (0.25, 0.5, 1.0, 2.0, 4.0)  # tried, times the root of the number of c
 
 
 class Surrogate:
-    """What `values` (n,) at `points` (n, d) of [0, 1]^d say of other points.
+    """An estimate at other points by `values` (n,) at `points` (n, d) of [0, 1]^d.
 
     Kernel: Matern, 5/2, of the length in LENGTHS that makes the values likeliest. `noise`: the
     variance of a value that the function does not explain, to that of all values.
@@ -18,29 +18,39 @@ class Surrogate:
         self.points = points
         self.mean = float(values.mean())
         self.scale = float(values.std()) or 1.0
-        targets = (values - self.mean) / self.scale
-        best = -np.inf
+        scaled_values = (values - self.mean) / self.scale
+        best_evidence = -np.inf
         for factor in LENGTHS:
-            length = factor * points.shape[1] ** 0.5
-            matrix = matern(points, points, length) + noise * np.eye(len(points))
-            lower = np.linalg.cholesky(matrix)
-            weights = np.linalg.solve(lower.T, np.linalg.solve(lower, targets))
-            evidence = -0.5 * targets @ weights - np.log(np.diag(lower)).sum()
-            if evidence > best:
-                best = evidence
-                self.length, self.lower, self.weights = length, lower, weights
+            kernel_length = factor * points.shape[1] ** 0.5
+            kernel_matrix = matern_kernel(points, points, kernel_length) + noise * np.eye(
+                len(points)
+            )
+            lower_factor = np.linalg.cholesky(kernel_matrix)
+            kernel_weights = np.linalg.solve(
+                lower_factor.T, np.linalg.solve(lower_factor, scaled_values)
+            )
+            evidence = -0.5 * scaled_values @ kernel_weights - np.log(np.diag(lower_factor)).sum()
+            if evidence > best_evidence:
+                best_evidence = evidence
+                self.length, self.lower, self.weights = kernel_length, lower_factor, kernel_weights
 
-    def upper(self, points: np.ndarray, kappa: float) -> np.ndarray:
+    def upper_bounds(self, points: np.ndarray, kappa: float) -> np.ndarray:
         """At points (m, d), (m,): the mean and `kappa` standard deviations above it."""
-        cross = matern(points, self.points, self.length)
-        mean = cross @ self.weights
-        explained = np.square(np.linalg.solve(self.lower, cross.T)).sum(0)
-        spread = np.sqrt(np.clip(1 - explained, 0, None))
+        cross_kernel = matern_kernel(points, self.points, self.length)
+        mean = cross_kernel @ self.weights
+        explained_share = np.square(np.linalg.solve(self.lower, cross_kernel.T)).sum(0)
+        spread = np.sqrt(np.clip(1 - explained_share, 0, None))
         return np.asarray(self.mean + self.scale * (mean + kappa * spread))
 
 
-def matern(first: np.ndarray, second: np.ndarray, length: float) -> np.ndarray:
+def matern_kernel(
+    left_points: np.ndarray, right_points: np.ndarray, kernel_length: float
+) -> np.ndarray:
     """The Matern kernel, 5/2, of points (m, d) and (n, d): (m, n)."""
-    squares = np.square(first).sum(1)[:, None] + np.square(second).sum(1) - 2 * first @ second.T
-    z = np.sqrt(5 * np.clip(squares, 0, None)) / length
+    squared_distances = (
+        np.square(left_points).sum(1)[:, None]
+        + np.square(right_points).sum(1)
+        - 2 * left_points @ right_points.T
+    )
+    z = np.sqrt(5 * np.clip(squared_distances, 0, None)) / kernel_length
     return np.asarray((1 + z + z * z / 3) * np.exp(-z))

@@ -50,22 +50,22 @@ class Layerskip(Drafter):
 
     def __post_init__(self) -> None:
         if not 0 <= self.exit_layer <= 4096:
-            allowed = "from 0 (a quarter) to one less than the target has"
-            raise BadConfig.field("layerskip:exit_layer", self.exit_layer, allowed)
+            allowed_layers = "from 0 (a quarter) to one less than the target has"
+            raise BadConfig.field("layerskip:exit_layer", self.exit_layer, allowed_layers)
         if not 1 <= self.length <= 256:
             raise BadConfig.field("layerskip:length", self.length, "between 1 and 256")
 
     def start(self, ctx: Context) -> int:
         """The exit. Raises BadConfig for one that the target does not have."""
-        count = layer_count(ctx, "layerskip")
-        if self.exit_layer >= count:
-            allowed = f"from 0 (a quarter) to {count - 1} for this model"
-            raise BadConfig.field("layerskip:exit_layer", self.exit_layer, allowed)
-        return self.exit_layer or max(1, count // 4)
+        target_layers = layer_count(ctx, "layerskip")
+        if self.exit_layer >= target_layers:
+            allowed_layers = f"from 0 (a quarter) to {target_layers - 1} for this model"
+            raise BadConfig.field("layerskip:exit_layer", self.exit_layer, allowed_layers)
+        return self.exit_layer or max(1, target_layers // 4)
 
     def steps(self, ctx: Context, exit_layer: int, budget: int) -> Drafting:
         length = min(self.length, budget - 1, ctx.depth)
         tree: TokenTree = yield from exit_chain(
-            ctx, exit_layer, length, "layerskip", best=self.best
+            ctx, exit_layer, length, "layerskip", take_best=self.best
         )
         return tree

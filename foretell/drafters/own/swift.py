@@ -1,11 +1,12 @@
 """The target drafts without some attention and MLP halves of its layers, searched for meanwhile.
 
-A draft goes through the target's own layers but for a set of halves, never of the first or the last
-layer, whose input passes on unchanged. It is a chain that ends behind a token of which the draft
-was not sure, with siblings: the surer, the fewer. Its rows lie behind the target's own, and
-verification writes over them. From the time when `window` + 1 tokens are written, sets are tried
-beside it: one forward tells how many of these tokens a set would have guessed. Sets are random, but
-every 25th is the one of which a Gaussian process promises most; the best is drafted with.
+It is self-speculation. A draft goes through the target's own layers but for a set of halves, never
+of the first or the last layer, whose input passes on unchanged. It is a chain that ends behind a
+token of which the draft was not sure, with siblings: the surer, the fewer. Its rows lie behind the
+target's own, and verification writes over them. From the time when `window` + 1 tokens are written,
+sets are tried beside it: one forward tells how many of these tokens a set would have guessed. Sets
+are random, but every 25th is the one of which a Gaussian process promises most; the best is drafted
+with.
 
 Paper: Xia, Li, Zhang, Du, Li, SWIFT: On-the-Fly Self-Speculative Decoding for LLM Inference
 Acceleration, arXiv:2410.06916
@@ -40,7 +41,7 @@ from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Drop, Message, Open, Reply
-from foretell.drafters.model.without_replacement import widen
+from foretell.drafters.model.without_replacement import widen_node
 from foretell.drafters.own.gaussian import Surrogate
 from foretell.errors import BadConfig
 
@@ -55,7 +56,7 @@ Asking = Generator[Message, Any, Any]
 
 @dataclass
 class State:
-    """Of a request; `halves` are those that may be left out."""
+    """State of a request; `halves` are those that may be left out."""
 
     halves: list[tuple[int, str]]
     layers: int
@@ -69,12 +70,12 @@ class State:
     scores: list[float] = field(default_factory=list)
     over: bool = False  # the search
 
-    def parts(self, skip: Skip) -> tuple[Part, ...]:
-        """What runs without these halves."""
+    def parts_without(self, skip: Skip) -> tuple[Part, ...]:
+        """Parts of layers that run without these halves."""
         parts: list[Part] = []
         for layer in range(self.layers):
-            left = [(layer, half) for half in HALVES if (layer, half) not in skip]
-            parts += [layer] if len(left) == len(HALVES) else left
+            kept_halves = [(layer, half) for half in HALVES if (layer, half) not in skip]
+            parts += [layer] if len(kept_halves) == len(HALVES) else kept_halves
         return tuple(parts)
 
 
@@ -116,105 +117,124 @@ class Swift(Drafter):
                 f"swift: {self.skip} of the {len(halves)} halves between the first and the last "
                 f"layer of {ctx.models['target'].name} is none; give a larger skip or another model"
             )
-        odd = frozenset(half for half in halves if half[0] % 2)
-        return State(halves, layers, ctx.shared(dict[str, Skip], "found").get("skip", odd))
+        odd_halves = frozenset(half for half in halves if half[0] % 2)
+        return State(halves, layers, ctx.shared(dict[str, Skip], "found").get("skip", odd_halves))
 
     def steps(self, ctx: Context, state: State, budget: int) -> Drafting:
-        yield from self._search(ctx, state)
-        return (yield from self._draft(ctx, state, budget))
+        yield from self._search_step(ctx, state)
+        return (yield from self._draft_chain(ctx, state, budget))
 
     @staticmethod
-    def _read(
-        state: State, tree: TokenTree, branch: int, rows: Sequence[int], skip: Skip, first: bool
+    def _read_reply(
+        state: State,
+        tree: TokenTree,
+        branch: int,
+        rows: Sequence[int],
+        skip: Skip,
+        reads_pending: bool,
     ) -> Asking:
         """The reply of a forward without `skip`, below rows that all layers wrote."""
         while True:
-            if first:  # tokens are pending: all layers read them, or their rows would be lost
-                every = tuple(range(state.layers))
+            if reads_pending:  # all layers read pending tokens, or their rows would be lost
+                all_layers = tuple(range(state.layers))
                 root = TokenTree(tree.tokens[0])
-                yield Ask(root, branch=branch, rows=(), layers=every)
-            parts = state.parts(skip)
+                yield Ask(root, branch=branch, rows=(), layers=all_layers)
+            parts = state.parts_without(skip)
             reply: Reply = yield Ask(tree, branch=branch, rows=rows, layers=parts)
             if reply.new[0] >= 0:
                 return reply
-            first = True  # the cache had lost its rows
+            reads_pending = True  # the cache had lost its rows
 
-    def _draft(self, ctx: Context, state: State, budget: int) -> Drafting:
+    def _draft_chain(self, ctx: Context, state: State, budget: int) -> Drafting:
         tree, chain = TokenTree(ctx.tokens[-1]), TokenTree(ctx.tokens[-1])
         node = 0
-        for place in range(min(self.length, ctx.depth)):
+        for draw_index in range(min(self.length, ctx.depth)):
             if len(tree) >= budget:
                 break
-            first = not (ctx.output or place) and len(ctx.tokens) > 1
-            reply = yield from self._read(state, chain, ctx.branch, [place], state.skip, first)
-            room = budget - len(tree)
-            nodes, chance = widen(ctx, tree, node, reply.logits[0], width, room, "swift", self.best)
+            reads_pending = not (ctx.output or draw_index) and len(ctx.tokens) > 1
+            reply = yield from self._read_reply(
+                state, chain, ctx.branch, [draw_index], state.skip, reads_pending
+            )
+            free_nodes = budget - len(tree)
+            nodes, probability = widen_node(
+                ctx, tree, node, reply.logits[0], sibling_count, free_nodes, "swift", self.best
+            )
             if not nodes:
                 break
             node = nodes[0]
-            if ctx.ends(tree, node) or chance < self.sure:
+            if ctx.ends(tree, node) or probability < self.sure:
                 break
-            chain.add(place, tree.tokens[node])
+            chain.add(draw_index, tree.tokens[node])
         return tree
 
     # --- the search
 
-    def _search(self, ctx: Context, state: State) -> Asking:
+    def _search_step(self, ctx: Context, state: State) -> Asking:
         """Tries another set, where it is time to."""
         state.steps += 1
-        early = len(ctx.output) <= self.window + 1 or ctx.request.policy is not None
-        if early or state.over or state.steps % self.interval:
+        too_early = len(ctx.output) <= self.window + 1 or ctx.request.policy is not None
+        if too_early or state.over or state.steps % self.interval:
             return
         if state.best < 0:
-            state.best = yield from self._score(ctx, state, state.skip)
-        skip, point = self._candidate(ctx, state)
-        score = yield from self._score(ctx, state, skip)
+            state.best = yield from self._score_candidate(ctx, state, state.skip)
+        tried_halves, point = self._next_candidate(ctx, state)
+        halves_score = yield from self._score_candidate(ctx, state, tried_halves)
         state.points.append(point)
-        state.scores.append(score)
+        state.scores.append(halves_score)
         state.tried += 1
         state.failed += 1
-        if score > state.best:
-            state.best, state.skip, state.failed = score, skip, 0
-            ctx.shared(dict[str, Skip], "found")["skip"] = skip
-        enough = state.best > self.enough or state.failed > self.patience
-        state.over = enough or state.tried >= self.tries
+        if halves_score > state.best:
+            state.best, state.skip, state.failed = halves_score, tried_halves, 0
+            ctx.shared(dict[str, Skip], "found")["skip"] = tried_halves
+        is_done = state.best > self.enough or state.failed > self.patience
+        state.over = is_done or state.tried >= self.tries
         if state.over and state.branch is not None:
             yield Drop(state.branch)
 
-    def _candidate(self, ctx: Context, state: State) -> tuple[Skip, np.ndarray]:
+    def _next_candidate(self, ctx: Context, state: State) -> tuple[Skip, np.ndarray]:
         """The next set to try, and its point: the coordinates of the left out halves are 1."""
-        size = len(state.halves)
-        count = int(size * self.skip)
-        asks = bool(state.points) and (state.tried + 1) % self.bayes == 0
-        sets = CANDIDATES if asks else 1
-        noise = ctx.rng.gumbel(sets * size, len(ctx.output), SEARCH).numpy().reshape(sets, size)
-        points = np.zeros((sets, size))
-        np.put_along_axis(points, np.argsort(-noise, 1)[:, :count], 1.0, 1)
-        best = 0
-        if asks:
+        half_count = len(state.halves)
+        skip_count = int(half_count * self.skip)
+        asks_process = bool(state.points) and (state.tried + 1) % self.bayes == 0
+        set_count = CANDIDATES if asks_process else 1
+        noise = (
+            ctx.rng.gumbel(set_count * half_count, len(ctx.output), SEARCH)
+            .numpy()
+            .reshape(set_count, half_count)
+        )
+        points = np.zeros((set_count, half_count))
+        np.put_along_axis(points, np.argsort(-noise, 1)[:, :skip_count], 1.0, 1)
+        best_index = 0
+        if asks_process:
             process = Surrogate(np.stack(state.points), np.array(state.scores))
-            best = int(process.upper(points, KAPPA).argmax())
-        chosen = points[best]
-        return frozenset(state.halves[i] for i in np.flatnonzero(chosen)), chosen
+            best_index = int(process.upper_bounds(points, KAPPA).argmax())
+        chosen_point = points[best_index]
+        return frozenset(
+            state.halves[half_index] for half_index in np.flatnonzero(chosen_point)
+        ), chosen_point
 
-    def _score(self, ctx: Context, state: State, skip: Skip) -> Asking:
+    def _score_candidate(self, ctx: Context, state: State, skip: Skip) -> Asking:
         """The share of the first `window` tokens behind the first that the set guesses."""
-        prompt = len(ctx.tokens) - len(ctx.output)
-        text = ctx.tokens[max(0, prompt - self.context) : prompt + self.window + 1]
-        said = text[-self.window :]
-        before = text[: -self.window]
-        branch, first = state.branch, state.branch is None
+        prompt_length = len(ctx.tokens) - len(ctx.output)
+        text = ctx.tokens[max(0, prompt_length - self.context) : prompt_length + self.window + 1]
+        window_tokens = text[-self.window :]
+        prompt_tokens = text[: -self.window]
+        branch, opens_branch = state.branch, state.branch is None
         if branch is None:
-            branch = state.branch = yield Open(before)
-        tree = TokenTree(before[-1]).chain(said[:-1])
-        reply = yield from self._read(state, tree, branch, range(self.window), skip, first)
-        guessed = reply.logits.argmax(-1) == torch.tensor(said, device=reply.logits.device)
-        return float(guessed.double().mean())
+            branch = state.branch = yield Open(prompt_tokens)
+        tree = TokenTree(prompt_tokens[-1]).chain(window_tokens[:-1])
+        reply = yield from self._read_reply(
+            state, tree, branch, range(self.window), skip, opens_branch
+        )
+        is_guessed = reply.logits.argmax(-1) == torch.tensor(
+            window_tokens, device=reply.logits.device
+        )
+        return float(is_guessed.double().mean())
 
 
-def width(chance: float) -> int:
+def sibling_count(probability: float) -> int:
     """How many tokens stand beside each other where the best has this chance."""
-    for least, count in ((0.95, 3), (0.8, 5), (0.5, 8)):
-        if chance > least:
+    for min_probability, count in ((0.95, 3), (0.8, 5), (0.5, 8)):
+        if probability > min_probability:
             return count
     return 10

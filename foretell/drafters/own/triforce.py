@@ -46,7 +46,7 @@ from foretell.drafters.own.windowed import Windowed
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.base import KV
 from foretell.kv.select.paged import Chunks
-from foretell.kv.select.view_model import Viewed, check_whole, over, viewed
+from foretell.kv.select.view_model import Viewed, build_viewed, check_whole, once_per_draft
 
 RANGES = {
     "length": (1, 256),
@@ -95,50 +95,59 @@ class Triforce(Drafter):
     draws = True
 
     def __post_init__(self) -> None:
-        for name, (low, high) in RANGES.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"triforce:{name}", value, f"between {low} and {high}")
+        for name, (lower_bound, upper_bound) in RANGES.items():
+            option_value = getattr(self, name)
+            if not lower_bound <= option_value <= upper_bound:
+                raise BadConfig.field(
+                    f"triforce:{name}", option_value, f"between {lower_bound} and {upper_bound}"
+                )
         if self.fresh and self.view is not None:
-            what = "there are no chunks to choose: leave fresh or view out"
-            raise BadConfig(f"triforce:fresh=yes,view={self.view.name}: {what}")
+            complaint = "there are no chunks to choose: leave fresh or view out"
+            raise BadConfig(f"triforce:fresh=yes,view={self.view.name}: {complaint}")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The target over retrieved rows, and the draft model over the last ones.
 
         Raises Unsupported, BadConfig.
         """
-        target, draft = models["target"], models.get("draft")
-        if draft is None:  # which is told of where models are looked for
+        target, draft_model = models["target"], models.get("draft")
+        if draft_model is None:  # which is told of where models are looked for
             return {}
-        return {MIDDLE: self._middle(target), LAST: Windowed(draft, self.sinks, self.window)}
+        return {
+            MIDDLE: self._middle_reader(target),
+            LAST: Windowed(draft_model, self.sinks, self.window),
+        }
 
-    def _middle(self, target: Model) -> Model:
+    def _middle_reader(self, target: Model) -> Model:
         if self.view is not None:
-            return viewed(target, self.view, "triforce:view", once=True)
+            return build_viewed(target, self.view, "triforce:view", per_draft=True)
         if self.fresh:
             check_whole("triforce", target)
             chunks = Chunks(0, max(1, self.budget // self.chunk), self.chunk)
-            return Viewed(target, over(chunks, once=True), f"{self.budget} rows of chunks")
-        make = getattr(target, "retrieving", None)
-        if make is None:
+            return Viewed(
+                target, once_per_draft(chunks, per_draft=True), f"{self.budget} rows of chunks"
+            )
+        make_retrieving = getattr(target, "retrieving_model", None)
+        if make_retrieving is None:
             need = "cache rows that can be chosen from"
-            raise Unsupported.missing("triforce", target.name, need, "use the method draft")
-        made: Model = make(self.budget, self.chunk)
-        return made
+            raise Unsupported.missing_capability(
+                "triforce", target.name, need, "use the method draft"
+            )
+        retrieving_model: Model = make_retrieving(self.budget, self.chunk)
+        return retrieving_model
 
     def start(self, ctx: Context) -> Nested:
         if ctx.request.policy is not None:
             name = ctx.models["target"].name
             need = "all rows of the text, and a cache policy changes them"
-            raise Unsupported.missing("triforce", name, need, "use one of the two alone")
+            raise Unsupported.missing_capability("triforce", name, need, "use one of the two alone")
         return Nested(ctx, "triforce", MIDDLE, Last(self.ahead), self.ahead)
 
     def steps(self, ctx: Context, state: Nested, budget: int) -> Drafting:
         length = min(self.length, budget - 1)
         if length < 1:
             return TokenTree(ctx.tokens[-1])
-        tree = yield from state.draft(ctx, length)
+        tree = yield from state.draft_chain(ctx, length)
         return tree
 
     def observe(self, ctx: Context, state: Nested, step: Feedback) -> None:

@@ -33,7 +33,7 @@ from foretell.drafters.model.chains import draw_chains
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.base import KV
-from foretell.kv.select.view_model import viewed
+from foretell.kv.select.view_model import build_viewed
 
 VIEW = "view"  # the name of the model
 
@@ -61,17 +61,17 @@ class View(Drafter):
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The target over the rows that are read. Raises Unsupported, BadConfig."""
         assert self.kv is not None
-        return {VIEW: viewed(models["target"], self.kv, "view:kv", self.once)}
+        return {VIEW: build_viewed(models["target"], self.kv, "view:kv", self.once)}
 
     def start(self, ctx: Context) -> DraftReader:
         if ctx.request.policy is not None:
             name = ctx.models["target"].name
             need = "all rows of the text, and a cache policy changes them"
-            raise Unsupported.missing("view", name, need, "use one of the two alone")
+            raise Unsupported.missing_capability("view", name, need, "use one of the two alone")
         return DraftReader(ctx, VIEW)
 
     def steps(self, ctx: Context, state: DraftReader, budget: int) -> Drafting:
         tree = TokenTree(ctx.tokens[-1])
-        length, least = self.length, self.confidence
-        yield from draw_chains(ctx, state, tree, 1, length, budget, VIEW, least)
+        length, min_confidence = self.length, self.confidence
+        yield from draw_chains(ctx, state, tree, 1, length, budget, VIEW, min_confidence)
         return tree

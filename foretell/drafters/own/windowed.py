@@ -43,14 +43,14 @@ class Recent(CachePolicy):
         """Tokens after which rows are given up again."""
         return max(1, self.kept // SLACK)
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         if length < self.kept:
             return self.kept + self.step - length
         return self.step - (length - self.kept) % self.step
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         if cache.base > self.kept:
-            cache.compact([*range(self.sinks), *range(cache.base - self.window, cache.base)])
+            cache.compact_rows([*range(self.sinks), *range(cache.base - self.window, cache.base)])
 
 
 class Windowed(Model):

@@ -29,9 +29,9 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, NEVER, CachePolicy
-from foretell.kv.slots import turning
+from foretell.kv.slots import find_turn
 from foretell.kv.store.holding import Layers
-from foretell.ops.attention import Attention, merge
+from foretell.ops.attention import Attention, merge_parts
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -56,16 +56,16 @@ class Ape(KV):
         if any(size < 1 for size in self.sizes):
             raise BadConfig.field("ape:sizes", self.sizes, "at least 1 token each")
 
-    def reading(self, prefix: int, sizes: tuple[int, ...]) -> Ape:
+    def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Ape:
         """The same for a prompt with these contexts."""
-        return replace(self, prefix=prefix, sizes=sizes)
+        return replace(self, prefix=prefix, sizes=context_sizes)
 
     @property
     def spared(self) -> int:
         """Tokens of a prompt that take no positions of their own."""
         return sum(self.sizes) - max(self.sizes, default=0)
 
-    def policy(self, target: Model) -> Apart:
+    def build_policy(self, target: Model) -> Apart:
         if not self.sizes:
             raise BadConfig(
                 "kv=ape: it reads contexts, and the prompt has none; give some (contexts, or "
@@ -73,16 +73,16 @@ class Ape(KV):
             )
         if self.prefix < 1:
             raise BadConfig.field("ape:prefix", self.prefix, "at least 1 token, for attention")
-        self.fits(target)
-        turning("ape", target)
-        policy = Apart(self.temperature, self.scale, self.prefix, self.sizes)
-        policy.spared = self.spared
-        return policy
+        self.check_target(target)
+        find_turn("ape", target)
+        apart_policy = Apart(self.temperature, self.scale, self.prefix, self.sizes)
+        apart_policy.spared = self.spared
+        return apart_policy
 
 
 @dataclass
 class Apart(CachePolicy):
-    """`held`: keys and values of the contexts that were read; `rows`: those of all of them, of each
+    """`context_rows`: keys and values of the contexts that were read; `rows`: those of all of them, of each
     layer (KV, n, D), once they are complete.
     """
 
@@ -90,58 +90,64 @@ class Apart(CachePolicy):
     scale: float
     prefix: int
     sizes: tuple[int, ...]
-    held: tuple[tuple[Layers, Layers], ...] = ()
+    context_rows: tuple[tuple[Layers, Layers], ...] = ()
     rows: tuple[Layers, Layers] | None = None
 
     plain = False
 
     @property
     def bytes(self) -> int:
-        sides = [*self.held, *(() if self.rows is None else (self.rows,))]
+        sides = [*self.context_rows, *(() if self.rows is None else (self.rows,))]
         return sum(layer.nbytes for pair in sides for side in pair for layer in side)
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.held, self.rows = (), None
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.context_rows, self.rows = (), None
 
-    def room(self, length: int) -> int:
-        ends = list(accumulate(self.sizes, initial=self.prefix))
-        if self.prompt <= ends[-1]:
+    def room_left(self, length: int) -> int:
+        context_ends = list(accumulate(self.sizes, initial=self.prefix))
+        if self.prompt <= context_ends[-1]:
             return NEVER
-        return min((end - length for end in ends if end > length), default=NEVER)
+        return min(
+            (context_end - length for context_end in context_ends if context_end > length),
+            default=NEVER,
+        )
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         """A context, or the prefix before them, is complete: the next one begins where it did."""
         if cache.base > self.prefix:
-            self.held = (*self.held, cache.give(cache.base - self.prefix, self.prefix))
-        behind = self.prefix
-        if len(self.held) == len(self.sizes):
-            keys, values = zip(*self.held, strict=True)
-            self.rows = joined(keys), joined(values)
-            self.held = ()
-            behind += max(self.sizes)
-        cache.offset = cache.length - behind
+            self.context_rows = (
+                *self.context_rows,
+                cache.give_rows(cache.base - self.prefix, self.prefix),
+            )
+        next_position = self.prefix
+        if len(self.context_rows) == len(self.sizes):
+            keys, values = zip(*self.context_rows, strict=True)
+            self.rows = join_contexts(keys), join_contexts(values)
+            self.context_rows = ()
+            next_position += max(self.sizes)
+        cache.offset = cache.length - next_position
 
-    def watches(self, job: Any) -> bool:
+    def watches_job(self, job: Any) -> bool:
         return self.rows is not None
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
         assert self.rows is not None, "contexts are read by ordinary attention"
-        keys, values = (side[asked.layer] for side in self.rows)
-        apart = replace(
-            asked,
+        keys, values = (side[attention.layer] for side in self.rows)
+        context_attention = replace(
+            attention,
             keys=keys,
             values=values,
             mask=None,
-            scale=asked.scale / self.temperature,
-            softcap=None if asked.softcap is None else asked.softcap / self.temperature,
+            scale=attention.scale / self.temperature,
+            softcap=None if attention.softcap is None else attention.softcap / self.temperature,
             sinks=None,
         )
-        out, log_sum = apart.part()
-        weighed = out, log_sum * (self.scale * self.temperature)
-        return merge([asked.part(), weighed]).to(asked.q.dtype)
+        context_outputs, log_sum = context_attention.part()
+        scaled_part = context_outputs, log_sum * (self.scale * self.temperature)
+        return merge_parts([attention.part(), scaled_part]).to(attention.q.dtype)
 
 
-def joined(parts: tuple[Layers, ...]) -> Layers:
+def join_contexts(context_rows: tuple[Layers, ...]) -> Layers:
     """Rows of several contexts as one, of each layer."""
-    return [torch.cat(layers, 1) for layers in zip(*parts, strict=True)]
+    return [torch.cat(layer_parts, 1) for layer_parts in zip(*context_rows, strict=True)]

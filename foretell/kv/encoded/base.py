@@ -20,7 +20,7 @@ import torch
 from foretell.core.model import Computed
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, NEVER, CachePolicy
-from foretell.kv.evict.layer_skipping import PIECE, Run, check_layers, piece_of, together
+from foretell.kv.evict.layer_skipping import PIECE, Run, check_layers, piece_of, join_forwards
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -33,13 +33,13 @@ class Encoder(Protocol):
 
     hidden: int  # E, the width of a row
 
-    def count(self, n: int) -> int: ...
+    def row_count(self, n: int) -> int: ...
 
-    def places(self, n: int) -> torch.Tensor: ...
+    def row_places(self, n: int) -> torch.Tensor: ...
 
-    def rows(self, tokens: Sequence[int]) -> torch.Tensor: ...
+    def encode_rows(self, tokens: Sequence[int]) -> torch.Tensor: ...
 
-    def check(self, name: str, size: int) -> str: ...
+    def check_size(self, name: str, size: int) -> str: ...
 
 
 class Compressing(KV):
@@ -56,26 +56,26 @@ class Compressing(KV):
         if any(size < 1 for size in self.sizes):
             raise BadConfig.field(f"{self.kind}:sizes", self.sizes, "at least 1 token each")
 
-    def reading(self, prefix: int, sizes: tuple[int, ...]) -> Compressing:
+    def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Compressing:
         """The same for a prompt with these contexts."""
-        own: Any = self
-        changed: Compressing = replace(own, prefix=prefix, sizes=sizes)
-        return changed
+        settings: Any = self
+        changed_settings: Compressing = replace(settings, prefix=prefix, sizes=context_sizes)
+        return changed_settings
 
-    def policy(self, target: Model) -> Given:
+    def build_policy(self, target: Model) -> Given:
         if not self.sizes:
             raise BadConfig(
                 f"kv={self.kind}: it reads contexts, and the prompt has none; give some "
                 "(contexts, or --context FILE), or leave kv out"
             )
-        self.fits(target)
+        self.check_target(target)
         check_layers(self.kind, target)
         from foretell.kv.encoded.encoders import compressor_of  # and with it transformers' models
 
         encoder: Encoder = compressor_of(target, f"kv={self.kind}", self.kind, self.folder)
         for number, size in enumerate(self.sizes, 1):
-            if wrong := encoder.check(f"kv={self.kind}", size):
-                raise BadConfig(f"context {number}: {wrong}")
+            if size_fault := encoder.check_size(f"kv={self.kind}", size):
+                raise BadConfig(f"context {number}: {size_fault}")
         return Given(encoder, self.prefix, self.sizes, target.vocab)
 
 
@@ -83,7 +83,7 @@ class Compressing(KV):
 class Given(CachePolicy):
     """Reads contexts as the rows that an encoder makes of them.
 
-    A context is encoded with its last token. `read`: what is committed of it before; `fresh`: how
+    A context is encoded with its last token. `read_tokens`: what is committed of it before; `fresh`: how
     much of that the cache holds rows of no meaning for.
     """
 
@@ -91,69 +91,79 @@ class Given(CachePolicy):
     prefix: int
     sizes: tuple[int, ...]
     width: int  # of a row of logits
-    read: tuple[int, ...] = ()
+    read_tokens: tuple[int, ...] = ()
     fresh: int = 0
 
     def __post_init__(self) -> None:
         self.ends = tuple(accumulate(self.sizes, initial=self.prefix))
-        self.spared = sum(size - self.encoder.count(size) for size in self.sizes)
+        self.spared = sum(size - self.encoder.row_count(size) for size in self.sizes)
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.read, self.fresh = (), 0
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.read_tokens, self.fresh = (), 0
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         if self.prompt <= self.ends[-1]:  # too short a text to have these contexts
             return NEVER
-        return min((end - length for end in self.ends if end > length), default=NEVER)
+        return min(
+            (context_end - length for context_end in self.ends if context_end > length),
+            default=NEVER,
+        )
 
-    def inside(self, length: int) -> bool:
+    def in_context(self, length: int) -> bool:
         """Whether the token behind so many is one of a context."""
         return self.prompt > self.ends[-1] and self.prefix <= length < self.ends[-1]
 
-    def size(self, length: int) -> int:
+    def context_size(self, length: int) -> int:
         """Of the context that has the token behind so many."""
         return next(n for n, end in zip(self.sizes, self.ends[1:], strict=True) if length < end)
 
-    def skips(self, job: Any) -> bool:
-        return self.inside(job.cache.length)
+    def runs_layers(self, job: Any) -> bool:
+        return self.in_context(job.cache.length)
 
-    def through(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
+    def run_layers(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
         cache = job.cache
-        tokens = [*self.read, *job.tokens]
-        count = len(job.tokens)
-        if len(tokens) < self.size(cache.length):
-            like = {"dtype": cache.dtype, "device": cache.device}
-            none = dict.fromkeys(taps, torch.zeros(count, self.encoder.hidden, **like))
-            return Computed(torch.zeros(0, self.width, **like), none, READ, 0)
-        rows = self.encoder.rows(tokens)
-        start = cache.base
-        cache.reserve(start + max(count, len(rows)))
+        context_tokens = [*self.read_tokens, *job.tokens]
+        node_count = len(job.tokens)
+        if len(context_tokens) < self.context_size(cache.length):
+            tensor_options = {"dtype": cache.dtype, "device": cache.device}
+            zero_states = dict.fromkeys(
+                taps, torch.zeros(node_count, self.encoder.hidden, **tensor_options)
+            )
+            return Computed(torch.zeros(0, self.width, **tensor_options), zero_states, READ, 0)
+        encoded_rows = self.encoder.encode_rows(context_tokens)
+        first_row = cache.base
+        cache.reserve(first_row + max(node_count, len(encoded_rows)))
         layers = range(len(cache.layout))
-        parts = []
-        for low in range(0, len(rows), PIECE):
-            part = rows[low : low + PIECE]
-            places = range(start + low, start + low + len(part))
-            parts.append(run([piece_of(job, start + low, places, part, layers)], taps))
+        forward_parts = []
+        for part_start in range(0, len(encoded_rows), PIECE):
+            row_part = encoded_rows[part_start : part_start + PIECE]
+            row_positions = range(first_row + part_start, first_row + part_start + len(row_part))
+            forward_parts.append(
+                run([piece_of(job, first_row + part_start, row_positions, row_part, layers)], taps)
+            )
         # Who reads hidden states finds for a token that of the row which stands for it.
-        own = self.encoder.places(len(tokens))[-count:]
-        hidden = {tap: torch.cat([part.hidden[tap] for part in parts])[own] for tap in taps}
-        return together(parts, hidden)
+        node_rows = self.encoder.row_places(len(context_tokens))[-node_count:]
+        node_states = {
+            tap: torch.cat([row_part.hidden[tap] for row_part in forward_parts])[node_rows]
+            for tap in taps
+        }
+        return join_forwards(forward_parts, node_states)
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        if nodes and self.inside(cache.length):
-            self.read = (*self.read, *(cache.tokens[node] for node in nodes))
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
+        if nodes and self.in_context(cache.length):
+            self.read_tokens = (*self.read_tokens, *(cache.tokens[node] for node in nodes))
             self.fresh = len(nodes)
             cache.changes_at = cache.length + self.fresh  # its rows have no meaning
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         """Leaves the rows of a context that is complete, in place of those of its tokens."""
         if not self.fresh:
             return
-        given = 0
+        row_count = 0
         if cache.length in self.ends:
-            given = self.encoder.count(len(self.read))
-            self.read = ()
-        cache.base += given - self.fresh
+            row_count = self.encoder.row_count(len(self.read_tokens))
+            self.read_tokens = ()
+        cache.base += row_count - self.fresh
         cache.offset = cache.length - cache.base
         self.fresh = 0

@@ -34,12 +34,12 @@ from transformers import (
 )
 
 from foretell.drafters.heads.networks.folder import target_shape
-from foretell.errors import BadModel, Unsupported, first_line
-from foretell.models.decoder.learning import copied
-from foretell.models.decoder.loop import StockBlock, attending
-from foretell.ops.files import whole, write_text
+from foretell.errors import BadModel, Unsupported, first_message_line
+from foretell.models.decoder.learning import copy_modules
+from foretell.models.decoder.loop import StockBlock, use_attention
+from foretell.ops.files import replace_file, write_text
 from foretell.ops.fingerprint import norm_mark
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 
 SCHEMA = "foretell.compressor/1"
 WEIGHTS = "model.safetensors"
@@ -51,11 +51,11 @@ ATTENTION = "foretell-compressor"
 class Seen:
     """Who sees whom in the layer that runs.
 
-    `first`: tokens whose keys are seen, which precede pooled queries; 0: there are none of these.
+    `key_count`: tokens whose keys are seen, which precede pooled queries; 0: there are none of these.
     """
 
     causal: bool
-    first: int = 0
+    key_count: int = 0
 
 
 SEEN: ContextVar[Seen] = ContextVar("foretell_compressor_seen")
@@ -68,21 +68,21 @@ def _attend(
     v: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """q (B, H, n, D), k and v (B, KV, n, D) -> (B, n, H, D)."""
     for name in ("sliding_window", "softcap", "s_aux"):
-        if more.get(name) is not None:
+        if options.get(name) is not None:
             raise LookupError(f"its layers attend with {name}")
-    seen = SEEN.get()
-    first = seen.first
-    if first:
-        q, k, v = q[:, :, first:], k[:, :, :first], v[:, :, :first]
-    grouped = q.shape[1] != k.shape[1]
-    out = F.scaled_dot_product_attention(
-        q, k, v, is_causal=seen.causal, scale=scaling, enable_gqa=grouped
+    visibility = SEEN.get()
+    key_count = visibility.key_count
+    if key_count:
+        q, k, v = q[:, :, key_count:], k[:, :, :key_count], v[:, :, :key_count]
+    shares_keys = q.shape[1] != k.shape[1]
+    query_outputs = F.scaled_dot_product_attention(
+        q, k, v, is_causal=visibility.causal, scale=scaling, enable_gqa=shares_keys
     ).transpose(1, 2)
-    return F.pad(out, (0, 0, 0, 0, first, 0)), None
+    return F.pad(query_outputs, (0, 0, 0, 0, key_count, 0)), None
 
 
 AttentionInterface.register(ATTENTION, _attend)
@@ -117,46 +117,50 @@ class Compressor(nn.Module):
         self.hidden = shape.hidden
 
     @property
-    def longest(self) -> int:
+    def max_tokens(self) -> int:
         """Tokens that can be encoded together."""
         return int(getattr(self.body.config, "max_position_embeddings", None) or 1 << 20)
 
-    def check(self, name: str, size: int) -> str:
+    def check_size(self, policy_name: str, token_count: int) -> str:
         """What is wrong with a context of so many tokens; empty: nothing."""
-        if not self.shape.window and size > self.longest:
-            return f"it has {size:,} tokens, and {name} encodes {self.longest:,} at once; cut it"
+        if not self.shape.window and token_count > self.max_tokens:
+            return f"it has {token_count:,} tokens, and {policy_name} encodes {self.max_tokens:,} at once; cut it"
         return ""
 
-    def places(self, n: int) -> torch.Tensor:
+    def row_places(self, n: int) -> torch.Tensor:
         """Of each of n tokens the row (n,) that stands for it."""
         raise NotImplementedError
 
-    def count(self, n: int) -> int:
+    def row_count(self, n: int) -> int:
         """Rows m that a context of n tokens becomes."""
         raise NotImplementedError
 
-    def rows(self, tokens: Sequence[int]) -> torch.Tensor:
+    def encode_rows(self, tokens: Sequence[int]) -> torch.Tensor:
         """The rows (m, E) of a context."""
-        weight = self.body.get_input_embeddings().weight
-        rows: torch.Tensor = self(torch.tensor([[*tokens]], device=weight.device))[0]
+        embedding_weight = self.body.get_input_embeddings().weight
+        rows: torch.Tensor = self(torch.tensor([[*tokens]], device=embedding_weight.device))[0]
         return rows
 
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
+    def embed_ids(self, ids: torch.Tensor) -> torch.Tensor:
         h: torch.Tensor = self.body.get_input_embeddings()(ids)
         return h if self.shape.scale == 1 else h * self.shape.scale
 
-    def through(
-        self, h: torch.Tensor, layers: Sequence[nn.Module], positions: torch.Tensor, seen: Seen
+    def run_layers(
+        self,
+        h: torch.Tensor,
+        layers: Sequence[nn.Module],
+        positions: torch.Tensor,
+        visibility: Seen,
     ) -> torch.Tensor:
         """States (B, n, d) through these layers, at positions (n,)."""
         rotary = self.body.rotary_emb(h, positions[None])
-        token = SEEN.set(seen)
+        context_token = SEEN.set(visibility)
         try:
-            with attending(self.body.config, ATTENTION):
+            with use_attention(self.body.config, ATTENTION):
                 for layer in layers:
                     h = StockBlock(layer)(h, rotary, positions[None])
         finally:
-            SEEN.reset(token)
+            SEEN.reset(context_token)
         return h
 
 
@@ -178,47 +182,49 @@ class ArcEncoder(Compressor):
             self.go_on = nn.Parameter(torch.zeros(shape.hidden))  # <Cont>, behind each context
             self.repeat = nn.Parameter(torch.zeros(shape.hidden))  # <Rec>, in training only
 
-    def count(self, n: int) -> int:
+    def row_count(self, n: int) -> int:
         return math.ceil(n / self.shape.ratio) + self.shape.marks
 
-    def places(self, n: int) -> torch.Tensor:
-        return groups(n, self.shape.ratio)
+    def row_places(self, n: int) -> torch.Tensor:
+        return even_groups(n, self.shape.ratio)
 
-    def pooled(self, h: torch.Tensor) -> torch.Tensor:
+    def pool_states(self, h: torch.Tensor) -> torch.Tensor:
         """The means (B, m, d) of the groups of states (B, n, d)."""
-        return means(h, self.places(h.shape[1]).to(h.device))
+        return average_groups(h, self.row_places(h.shape[1]).to(h.device))
 
-    def encoded(self, ids: torch.Tensor) -> torch.Tensor:
+    def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
         """What leaves the last layer, (B, m, d)."""
-        h = self.embedded(ids)
+        h = self.embed_ids(ids)
         n = h.shape[1]
         layers = self.body.layers
-        here = torch.arange(n, device=h.device)
-        h = self.through(h, layers[:-1], here, Seen(causal=False))
-        pooled = self.pooled(h)
+        token_positions = torch.arange(n, device=h.device)
+        h = self.run_layers(h, layers[:-1], token_positions, Seen(causal=False))
+        pooled_states = self.pool_states(h)
         if not len(layers):
-            return pooled
-        asks = torch.arange(pooled.shape[1], device=h.device)
-        both = torch.cat([h, pooled], 1)
-        seen = Seen(causal=False, first=n)
-        return self.through(both, layers[-1:], torch.cat([here, asks]), seen)[:, n:]
+            return pooled_states
+        query_positions = torch.arange(pooled_states.shape[1], device=h.device)
+        joined_states = torch.cat([h, pooled_states], 1)
+        visibility = Seen(causal=False, key_count=n)
+        return self.run_layers(
+            joined_states, layers[-1:], torch.cat([token_positions, query_positions]), visibility
+        )[:, n:]
 
     def forward(self, ids: torch.Tensor, repeat: bool = False) -> torch.Tensor:
         """Token ids (B, n) -> rows (B, m, E), with the mark for what follows: the text behind the
         context, or `repeat`, the context itself.
         """
-        rows: torch.Tensor = self.wide(self.narrow(self.encoded(ids)))
+        rows: torch.Tensor = self.wide(self.narrow(self.encode_ids(ids)))
         if not self.shape.marks:
             return rows
-        mark = self.repeat if repeat else self.go_on
-        return torch.cat([rows, mark.to(rows).expand(len(rows), 1, -1)], 1)
+        mark_row = self.repeat if repeat else self.go_on
+        return torch.cat([rows, mark_row.to(rows).expand(len(rows), 1, -1)], 1)
 
 
-def means(h: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+def average_groups(h: torch.Tensor, group_indices: torch.Tensor) -> torch.Tensor:
     """Of states (B, n, d) the means (B, m, d) of those with the same place (n,), from 0 on."""
-    m = int(places[-1]) + 1
-    sums = h.new_zeros(h.shape[0], m, h.shape[2]).index_add(1, places, h)
-    return sums / places.bincount(minlength=m).to(h)[:, None]
+    group_count = int(group_indices[-1]) + 1
+    group_sums = h.new_zeros(h.shape[0], group_count, h.shape[2]).index_add(1, group_indices, h)
+    return group_sums / group_indices.bincount(minlength=group_count).to(h)[:, None]
 
 
 class Lclm(Compressor):
@@ -239,38 +245,42 @@ class Lclm(Compressor):
             self.start = nn.Parameter(torch.zeros(shape.hidden))  # <|memory_start|>
             self.end = nn.Parameter(torch.zeros(shape.hidden))  # <|memory_end|>
 
-    def count(self, n: int) -> int:
-        whole, rest = divmod(n, self.shape.window)
-        each = self.shape.window // self.shape.ratio
-        return whole * each + math.ceil(rest / self.shape.ratio) + 2 * self.shape.marks
+    def row_count(self, n: int) -> int:
+        full_windows, rest_tokens = divmod(n, self.shape.window)
+        rows_per_window = self.shape.window // self.shape.ratio
+        return (
+            full_windows * rows_per_window
+            + math.ceil(rest_tokens / self.shape.ratio)
+            + 2 * self.shape.marks
+        )
 
-    def places(self, n: int) -> torch.Tensor:
-        return runs(n, self.shape.ratio, self.shape.window) + int(self.shape.marks)
+    def row_places(self, n: int) -> torch.Tensor:
+        return window_groups(n, self.shape.ratio, self.shape.window) + int(self.shape.marks)
 
-    def latents(self, ids: torch.Tensor) -> torch.Tensor:
+    def encode_windows(self, ids: torch.Tensor) -> torch.Tensor:
         """The means (B, m, d) of windows (B, n) of one length."""
-        h = self.embedded(ids)
+        h = self.embed_ids(ids)
         n = h.shape[1]
-        here = torch.arange(n, device=h.device)
-        h = self.body.norm(self.through(h, self.body.layers, here, Seen(causal=True)))
-        return means(h, (here // self.shape.ratio))
+        token_positions = torch.arange(n, device=h.device)
+        h = self.body.norm(self.run_layers(h, self.body.layers, token_positions, Seen(causal=True)))
+        return average_groups(h, (token_positions // self.shape.ratio))
 
     def forward(self, ids: torch.Tensor, repeat: bool = False) -> torch.Tensor:
         """Token ids (B, n) -> rows (B, m, E), between two marks."""
-        size = self.shape.window
-        whole = ids.shape[1] // size * size
-        parts = []
-        if whole:
-            windows = self.latents(ids[:, :whole].reshape(-1, size))
-            parts.append(windows.reshape(len(ids), -1, windows.shape[-1]))
-        if whole < ids.shape[1]:
-            parts.append(self.latents(ids[:, whole:]))
-        h = torch.cat(parts, 1)
+        window_size = self.shape.window
+        windowed_tokens = ids.shape[1] // window_size * window_size
+        mean_parts = []
+        if windowed_tokens:
+            window_means = self.encode_windows(ids[:, :windowed_tokens].reshape(-1, window_size))
+            mean_parts.append(window_means.reshape(len(ids), -1, window_means.shape[-1]))
+        if windowed_tokens < ids.shape[1]:
+            mean_parts.append(self.encode_windows(ids[:, windowed_tokens:]))
+        h = torch.cat(mean_parts, 1)
         rows: torch.Tensor = self.second(F.gelu(self.first(self.norm(h))))
         if not self.shape.marks:
             return rows
-        marks = [mark.to(rows).expand(len(rows), 1, -1) for mark in (self.start, self.end)]
-        return torch.cat([marks[0], rows, marks[1]], 1)
+        mark_rows = [mark.to(rows).expand(len(rows), 1, -1) for mark in (self.start, self.end)]
+        return torch.cat([mark_rows[0], rows, mark_rows[1]], 1)
 
 
 KINDS: dict[str, type[Compressor]] = {made.kind: made for made in (ArcEncoder, Lclm)}
@@ -285,9 +295,9 @@ def body_of(config: dict[str, Any]) -> Any:
 
     Raises LookupError, TypeError or ValueError for what transformers does not know.
     """
-    made = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
+    body_config = CONFIG_MAPPING[config["model_type"]].from_dict(dict(config))
     with torch.device("meta"):
-        body: Any = AutoModelForCausalLM.from_config(made).get_decoder()
+        body: Any = AutoModelForCausalLM.from_config(body_config).get_decoder()
     body.rotary_emb = type(body.rotary_emb)(config=body.config)
     return body
 
@@ -297,26 +307,30 @@ def body_from(target: Any, layers: int) -> tuple[Any, dict[str, Any]]:
 
     Raises Unsupported for a family whose layers cannot be run like this.
     """
-    hf = copied(target).requires_grad_(False)
-    body = hf.get_decoder()
-    need = ""
+    source_model = copy_modules(target).requires_grad_(False)
+    body = source_model.get_decoder()
+    missing_need = ""
     if "layer_type" in inspect.signature(body.rotary_emb.forward).parameters:
-        need = "one rotation for all layers"
-    elif body.get_input_embeddings() is not hf.get_input_embeddings():
-        need = "an embedding of the usual kind"
-    if need:
-        raise Unsupported.missing("a compressor", target.name, need, "use another model")
+        missing_need = "one rotation for all layers"
+    elif body.get_input_embeddings() is not source_model.get_input_embeddings():
+        missing_need = "an embedding of the usual kind"
+    if missing_need:
+        raise Unsupported.missing_capability(
+            "a compressor", target.name, missing_need, "use another model"
+        )
     body.layers = body.layers[:layers]
     config = body.config
     config.num_hidden_layers = layers
-    kinds = getattr(config, "layer_types", None)
-    if kinds:
-        config.layer_types = kinds[:layers]
+    layer_kinds = getattr(config, "layer_types", None)
+    if layer_kinds:
+        config.layer_types = layer_kinds[:layers]
     return body, json.loads(config.to_json_string(use_diff=False))
 
 
-def save(compressor: Compressor, folder: Path, target: Any, about: dict[str, Any]) -> None:
-    """Writes the folder; `about`: what else its configuration is to say. Raises BadFile."""
+def save_compressor(
+    compressor: Compressor, folder: Path, target: Any, metadata: dict[str, Any]
+) -> None:
+    """Writes the folder; `metadata`: what else its configuration is to say. Raises BadFile."""
     from safetensors.torch import save_file
 
     tensors = {
@@ -327,77 +341,86 @@ def save(compressor: Compressor, folder: Path, target: Any, about: dict[str, Any
         "schema": SCHEMA,
         **asdict(compressor.shape),
         "norm": norm_mark(target),
-        **about,
+        **metadata,
     }
-    with whole(folder / WEIGHTS) as part:
-        save_file(tensors, part)
+    with replace_file(folder / WEIGHTS) as partial_path:
+        save_file(tensors, partial_path)
     write_text(folder / "config.json", json.dumps(config, indent=1))
 
 
-def groups(n: int, ratio: int) -> torch.Tensor:
+def even_groups(n: int, ratio: int) -> torch.Tensor:
     """Of each of n tokens its group (n,): ceil(n / ratio) groups that are as even as can be, the
     larger ones first.
     """
-    count = math.ceil(n / ratio)
-    sizes = torch.full((count,), n // max(1, count))
-    sizes[: n % max(1, count)] += 1
-    return torch.arange(count).repeat_interleave(sizes)
+    group_count = math.ceil(n / ratio)
+    group_sizes = torch.full((group_count,), n // max(1, group_count))
+    group_sizes[: n % max(1, group_count)] += 1
+    return torch.arange(group_count).repeat_interleave(group_sizes)
 
 
-def runs(n: int, ratio: int, window: int) -> torch.Tensor:
+def window_groups(n: int, ratio: int, window: int) -> torch.Tensor:
     """The same of groups of `ratio` tokens each, in windows: the last one of a window may have
     less.
     """
-    place = torch.arange(n)
-    each = math.ceil(window / ratio)
-    return place // window * each + place % window // ratio
+    token_positions = torch.arange(n)
+    groups_per_window = math.ceil(window / ratio)
+    return token_positions // window * groups_per_window + token_positions % window // ratio
 
 
 def compressor_of(target: Any, method: str, kind: str, folder: str) -> Compressor:
     """The compressor of a folder, for this target; loaded once. Raises BadModel, Unsupported."""
     target_shape(target, method)
     if not folder:
-        need = "a trained compressor, and none ships for it"
+        missing_need = "a trained compressor, and none ships for it"
         cure = f"give {kind}:folder=FOLDER; `foretell train compressor --kind {kind}` makes one"
-        raise Unsupported.missing(method, target.name, need, cure)
-    path = Path(folder)
-    config = read_config(path)
+        raise Unsupported.missing_capability(method, target.name, missing_need, cure)
+    folder_path = Path(folder)
+    config = read_config(folder_path)
     try:
-        stamp = [(path / name).stat().st_mtime_ns for name in (WEIGHTS, "config.json")]
+        change_times = [
+            (folder_path / name).stat().st_mtime_ns for name in (WEIGHTS, "config.json")
+        ]
     except OSError as error:
-        raise BadModel(f"{path / WEIGHTS}: cannot be read ({error.strerror}); {MAKE}") from error
-    key = kind, str(path.resolve()), *stamp
-    known = KNOWN.setdefault(target, {})
-    if key not in known:
-        known[key] = load(path, config, target, kind)
-    return known[key]
+        raise BadModel(
+            f"{folder_path / WEIGHTS}: cannot be read ({error.strerror}); {MAKE}"
+        ) from error
+    cache_key = kind, str(folder_path.resolve()), *change_times
+    known_compressors = KNOWN.setdefault(target, {})
+    if cache_key not in known_compressors:
+        known_compressors[cache_key] = load_compressor(folder_path, config, target, kind)
+    return known_compressors[cache_key]
 
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Raises BadModel."""
     path = folder / "config.json"
     try:
-        config = json_of(path.read_text("utf-8"))
+        config = parse_json(path.read_text("utf-8"))
         schema = config.get("schema")
     except (OSError, ValueError, AttributeError) as error:
-        raise BadModel(f"{path}: is no compressor's ({first_line(error)}); {MAKE}") from error
+        raise BadModel(
+            f"{path}: is no compressor's ({first_message_line(error)}); {MAKE}"
+        ) from error
     if schema != SCHEMA:
         raise BadModel(f"{path}: is of schema {schema!r}, not {SCHEMA}; {MAKE}")
     return dict(config)
 
 
-def load(folder: Path, config: dict[str, Any], target: Any, kind: str) -> Compressor:
+def load_compressor(folder: Path, config: dict[str, Any], target: Any, kind: str) -> Compressor:
     """The compressor that a configuration describes. Raises BadModel."""
     from foretell.drafters.heads.networks.folder import read_tensors
 
     path = folder / "config.json"
-    found = config.get("kind")
-    if found != kind:
-        raise BadModel(f"{folder}: is a compressor for kv={found}, not for kv={kind}")
+    recorded_kind = config.get("kind")
+    if recorded_kind != kind:
+        raise BadModel(f"{folder}: is a compressor for kv={recorded_kind}, not for kv={kind}")
     check_target(folder, config, target)
     try:
         shape = CompressorShape(
-            **{part.name: config[part.name] for part in fields(CompressorShape)}
+            **{
+                shape_field.name: config[shape_field.name]
+                for shape_field in fields(CompressorShape)
+            }
         )
         if shape.ratio < 1 or shape.window % shape.ratio or (kind == "lclm" and not shape.window):
             raise ValueError("a window is a multiple of the ratio")
@@ -405,15 +428,22 @@ def load(folder: Path, config: dict[str, Any], target: Any, kind: str) -> Compre
         with torch.device("meta"):
             compressor = KINDS[kind](shape, body)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        raise BadModel(f"{path}: is damaged ({first_line(error)}); {MAKE}") from error
+        raise BadModel(f"{path}: is damaged ({first_message_line(error)}); {MAKE}") from error
     tensors = read_tensors(folder / WEIGHTS)
-    own = compressor.state_dict()
-    missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    if missing or unknown:
-        what = f"lacks {missing[0]}" if missing else f"has {unknown[0]}, which {kind} has not"
-        raise BadModel(f"{folder / WEIGHTS}: {what}; it does not belong to its config.json")
+    expected_tensors = compressor.state_dict()
+    missing_names, unknown_names = (
+        sorted(expected_tensors.keys() - tensors.keys()),
+        sorted(tensors.keys() - expected_tensors.keys()),
+    )
+    if missing_names or unknown_names:
+        mismatch = (
+            f"lacks {missing_names[0]}"
+            if missing_names
+            else f"has {unknown_names[0]}, which {kind} has not"
+        )
+        raise BadModel(f"{folder / WEIGHTS}: {mismatch}; it does not belong to its config.json")
     for name, value in tensors.items():
-        if value.shape != own[name].shape or not value.isfinite().all():
+        if value.shape != expected_tensors[name].shape or not value.isfinite().all():
             raise BadModel(f"{folder / WEIGHTS}: {name} is damaged; {MAKE}")
     dtype = target.dtype if target.dtype.is_floating_point else torch.float32
     compressor.load_state_dict(tensors, assign=True)

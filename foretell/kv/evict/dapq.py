@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, check_budget
-from foretell.kv.voting import Voted, check_smoothing, polled
+from foretell.kv.voting import Voted, check_smoothing, poll_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -47,15 +47,15 @@ class Dapq(KV):
     pool: str = "mean"  # or max
 
     def __post_init__(self) -> None:
-        for name, least in (("pseudo", 1), ("window", 0)):
-            if getattr(self, name) < least:
-                raise BadConfig.field(f"dapq:{name}", getattr(self, name), f"at least {least}")
-        what = f"a window of {self.window} and a row beside it"
-        check_budget("dapq", self.budget, self.window + 1, what)
+        for name, min_value in (("pseudo", 1), ("window", 0)):
+            if getattr(self, name) < min_value:
+                raise BadConfig.field(f"dapq:{name}", getattr(self, name), f"at least {min_value}")
+        reserved_rows = f"a window of {self.window} and a row beside it"
+        check_budget("dapq", self.budget, self.window + 1, reserved_rows)
         check_smoothing("dapq", self.kernel, self.pool)
 
-    def policy(self, target: Model) -> Aligned:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Aligned:
+        self.check_target(target)
         return Aligned(
             self.budget,
             every=0,
@@ -69,36 +69,42 @@ class Dapq(KV):
 
 @dataclass
 class Aligned(Voted):
-    """`begun` and `ended`: the first and the last ids of the prompt, from which pseudo tokens are
+    """`first_ids` and `last_ids`: the first and the last ids of the prompt, from which pseudo tokens are
     made.
     """
 
     target: Any = None
     pseudo: int = 0
-    begun: tuple[int, ...] = ()
-    ended: tuple[int, ...] = ()
+    first_ids: tuple[int, ...] = ()
+    last_ids: tuple[int, ...] = ()
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.begun = self.ended = ()
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.first_ids = self.last_ids = ()
 
-    def counts(self, place: int) -> bool:
+    def counts_token(self, token_position: int) -> bool:
         """No token of the text votes."""
         return False
 
-    def room(self, length: int) -> int:
-        return self.first - length if length < self.first else super().room(length)
+    def room_left(self, length: int) -> int:
+        return (
+            self.first_eviction - length
+            if length < self.first_eviction
+            else super().room_left(length)
+        )
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        super().keep(cache, nodes)
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
+        super().keep_nodes(cache, nodes)
         if cache.length < self.prompt:
-            first = self.pseudo // 2
-            ids = [cache.tokens[node] for node in nodes]
-            self.begun = (*self.begun, *ids)[:first]
-            self.ended = (*self.ended, *ids)[first - self.pseudo :]
+            first_count = self.pseudo // 2
+            node_ids = [cache.tokens[node] for node in nodes]
+            self.first_ids = (*self.first_ids, *node_ids)[:first_count]
+            self.last_ids = (*self.last_ids, *node_ids)[first_count - self.pseudo :]
 
-    def evict(self, cache: Any) -> None:
-        left = self.target.context - cache.length
-        self.received = polled(self.target, cache, (*self.begun, *self.ended)[:left])
-        super().evict(cache)
+    def evict_rows(self, cache: Any) -> None:
+        remaining_positions = self.target.context - cache.length
+        self.received = poll_rows(
+            self.target, cache, (*self.first_ids, *self.last_ids)[:remaining_positions]
+        )
+        super().evict_rows(cache)
         self.received = {}

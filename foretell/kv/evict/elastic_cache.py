@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, NEVER, Chosen, Watching, best, check_every
+from foretell.kv.base import KV, NEVER, Chosen, Watching, top_rows, check_every
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -52,10 +52,12 @@ class ElasticCache(KV):
             raise BadConfig.field("elastic-cache:start", self.start, "at least 0 rows")
         check_every("elastic-cache", self.every)
 
-    def policy(self, target: Model) -> Elastic:
-        self.fits(target)
-        ratio = Fraction(str(self.ratio))
-        return Elastic(ratio=ratio, start=self.start, distance=self.distance, every=self.every)
+    def build_policy(self, target: Model) -> Elastic:
+        self.check_target(target)
+        exact_ratio = Fraction(str(self.ratio))
+        return Elastic(
+            ratio=exact_ratio, start=self.start, distance=self.distance, every=self.every
+        )
 
 
 @dataclass
@@ -65,76 +67,85 @@ class Elastic(Watching):
     distance: int = 0
     every: int = 1
 
-    def counts(self, place: int) -> bool:
-        return self.ratio > 0 and place < self.prompt
+    def counts_token(self, token_position: int) -> bool:
+        return self.ratio > 0 and token_position < self.prompt
 
-    def gone(self, length: int) -> int:
+    def count_gone(self, length: int) -> int:
         """Rows that a text of this length has given up. One beside the protected ones stays."""
         return min(int(self.ratio * length), max(0, length - self.start - 2))
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         if length < self.prompt:
             return self.prompt - length
         if not self.ratio:
             return NEVER
-        done = self.gone(length - (length - self.prompt) % self.every)
-        due = max(ceil((done + 1) / self.ratio), done + 1 + self.start + 2)
-        return self.prompt + ceil(Fraction(due - self.prompt, self.every)) * self.every - length
+        given_up = self.count_gone(length - (length - self.prompt) % self.every)
+        due_length = max(ceil((given_up + 1) / self.ratio), given_up + 1 + self.start + 2)
+        return (
+            self.prompt + ceil(Fraction(due_length - self.prompt, self.every)) * self.every - length
+        )
 
-    def change(self, cache: Any) -> None:
-        many = cache.base - (cache.length - self.gone(cache.length))
-        if cache.length == self.prompt and many:
-            self.merge(cache, many)
+    def change_rows(self, cache: Any) -> None:
+        excess_rows = cache.base - (cache.length - self.count_gone(cache.length))
+        if cache.length == self.prompt and excess_rows:
+            self.merge_rows(cache, excess_rows)
         elif cache.length > self.prompt:
-            self.delete(cache, many)
+            self.delete_rows(cache, excess_rows)
         self.received = {}  # only the prompt's tokens judge
 
-    def delete(self, cache: Any, many: int) -> None:
+    def delete_rows(self, cache: Any, excess_rows: int) -> None:
         """Deletes so many rows at the place for it, the newest of them never."""
-        rest = self.prompt - self.gone(self.prompt)
-        place = self.distance if self.distance > 0 else rest + self.distance
-        place = max(self.start, min(place, rest - 1))
-        rows = torch.tensor([*range(place), *range(place + many, cache.base)], device=cache.device)
-        cache.keep_rows([rows.expand(shape[0], -1) for shape in cache.layout])
+        prompt_rows = self.prompt - self.count_gone(self.prompt)
+        first_deleted = self.distance if self.distance > 0 else prompt_rows + self.distance
+        first_deleted = max(self.start, min(first_deleted, prompt_rows - 1))
+        surviving_rows = torch.tensor(
+            [*range(first_deleted), *range(first_deleted + excess_rows, cache.base)],
+            device=cache.device,
+        )
+        cache.keep_rows([surviving_rows.expand(shape[0], -1) for shape in cache.layout])
 
-    def merge(self, cache: Any, many: int) -> None:
+    def merge_rows(self, cache: Any, excess_rows: int) -> None:
         """Merges so many rows of each layer into others."""
-        chosen: Chosen = []
-        merged = []
+        surviving_rows: Chosen = []
+        merged_buffers = []
         for layer, received in sorted(self.received.items()):
-            kept, thrown, anchors = self.classes(received.mean(0), many)
+            kept_rows, thrown_rows, anchors = self.classify_rows(received.mean(0), excess_rows)
             for rows in (cache.k[layer], cache.v[layer]):
-                merged.append(means(rows[:, kept], rows[:, thrown], anchors))
-            chosen.append(kept.expand(len(received), -1))
-        cache.keep_rows(chosen)
-        for layer in range(len(chosen)):
-            cache.k[layer][:, : cache.base] = merged[2 * layer]
-            cache.v[layer][:, : cache.base] = merged[2 * layer + 1]
+                merged_buffers.append(
+                    merged_means(rows[:, kept_rows], rows[:, thrown_rows], anchors)
+                )
+            surviving_rows.append(kept_rows.expand(len(received), -1))
+        cache.keep_rows(surviving_rows)
+        for layer in range(len(surviving_rows)):
+            cache.k[layer][:, : cache.base] = merged_buffers[2 * layer]
+            cache.v[layer][:, : cache.base] = merged_buffers[2 * layer + 1]
 
-    def classes(
-        self, scores: torch.Tensor, many: int
+    def classify_rows(
+        self, scores: torch.Tensor, excess_rows: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The rows that stay, those that go, and of each of these the one of the former (as a place
         among them) that it is merged into: the nearest, of two the earlier, but no protected one.
         """
-        rows = len(scores)
-        middle = scores[self.start : rows - 1]
-        stays = torch.zeros(rows, dtype=torch.bool, device=scores.device)
-        stays[self.start + best(middle, len(middle) - many)] = True
-        free = stays.nonzero()[:, 0]
-        stays[: self.start] = stays[-1] = True
-        thrown = (~stays).nonzero()[:, 0]
-        after = torch.searchsorted(free, thrown).clamp(max=len(free) - 1)
-        before = (after - 1).clamp(min=0)
-        nearer = thrown - free[before] <= free[after] - thrown
-        anchors = self.start + torch.where(nearer, before, after)
-        return stays.nonzero()[:, 0], thrown, anchors
+        row_count = len(scores)
+        middle_scores = scores[self.start : row_count - 1]
+        stay_mask = torch.zeros(row_count, dtype=torch.bool, device=scores.device)
+        stay_mask[self.start + top_rows(middle_scores, len(middle_scores) - excess_rows)] = True
+        free_rows = stay_mask.nonzero()[:, 0]
+        stay_mask[: self.start] = stay_mask[-1] = True
+        thrown_rows = (~stay_mask).nonzero()[:, 0]
+        next_anchor = torch.searchsorted(free_rows, thrown_rows).clamp(max=len(free_rows) - 1)
+        previous_anchor = (next_anchor - 1).clamp(min=0)
+        previous_nearer = (
+            thrown_rows - free_rows[previous_anchor] <= free_rows[next_anchor] - thrown_rows
+        )
+        anchors = self.start + torch.where(previous_nearer, previous_anchor, next_anchor)
+        return stay_mask.nonzero()[:, 0], thrown_rows, anchors
 
 
-def means(rows: torch.Tensor, others: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
+def merged_means(rows: torch.Tensor, merged_rows: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
     """Of each row (KV, n, D) the mean of it and of those others (KV, m, D) that go `into` it."""
-    wide = torch.promote_types(rows.dtype, torch.float32)
-    sums = rows.to(wide).index_add(1, into, others.to(wide))
-    counts = torch.ones(rows.shape[1], dtype=wide, device=rows.device)
-    counts.index_add_(0, into, torch.ones_like(into, dtype=wide))
-    return (sums / counts[:, None]).to(rows.dtype)
+    wide_type = torch.promote_types(rows.dtype, torch.float32)
+    row_sums = rows.to(wide_type).index_add(1, into, merged_rows.to(wide_type))
+    row_counts = torch.ones(rows.shape[1], dtype=wide_type, device=rows.device)
+    row_counts.index_add_(0, into, torch.ones_like(into, dtype=wide_type))
+    return (row_sums / row_counts[:, None]).to(rows.dtype)

@@ -29,7 +29,7 @@ import torch
 from torch.nn.functional import max_pool1d, normalize
 
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, Attended, best, check_budget
+from foretell.kv.base import KV, Attended, top_rows, check_budget
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -51,18 +51,18 @@ class Ems(KV):
     tau: float = 0.6  # the least likeness of rows that are merged; above 1 none is
 
     def __post_init__(self) -> None:
-        for name, least in (("every", 0), ("window", 1), ("sinks", 0), ("rho", 0), ("tau", 0)):
-            if not getattr(self, name) >= least:
-                raise BadConfig.field(f"ems:{name}", getattr(self, name), f"at least {least}")
-        least = self.sinks + self.window + 1
-        check_budget("ems", self.budget, least, "sinks, window and a row beside them")
+        for name, min_value in (("every", 0), ("window", 1), ("sinks", 0), ("rho", 0), ("tau", 0)):
+            if not getattr(self, name) >= min_value:
+                raise BadConfig.field(f"ems:{name}", getattr(self, name), f"at least {min_value}")
+        min_value = self.sinks + self.window + 1
+        check_budget("ems", self.budget, min_value, "sinks, window and a row beside them")
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise BadConfig.field("ems:kernel", self.kernel, "an odd number, at least 1")
         if not 0 < self.mass <= 1:
             raise BadConfig.field("ems:mass", self.mass, "above 0, at most 1")
 
-    def policy(self, target: Model) -> Merging:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Merging:
+        self.check_target(target)
         return Merging(self.budget, self.every, settings=self)
 
 
@@ -74,87 +74,112 @@ class Merging(Attended):
     # Of each layer the places in the text of the rows that stayed (KV, kept).
     places: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
         self.places = {}
 
-    def counts(self, place: int) -> bool:
-        return place < self.first or self.every > 0
+    def counts_token(self, token_position: int) -> bool:
+        return token_position < self.first_eviction or self.every > 0
 
-    def room(self, length: int) -> int:
-        left = super().room(length)
-        return left - self.settings.window if left > self.settings.window else left
+    def room_left(self, length: int) -> int:
+        eviction_room = super().room_left(length)
+        return (
+            eviction_room - self.settings.window
+            if eviction_room > self.settings.window
+            else eviction_room
+        )
 
-    def scored(self, job: Any, given: torch.Tensor) -> torch.Tensor:
-        place = self.place(job)
-        last = self.next_change(place) - place <= self.settings.window
-        return torch.cat([given, given if last else torch.zeros_like(given)])
+    def split_scores(self, job: Any, given_scores: torch.Tensor) -> torch.Tensor:
+        node_position = self.job_position(job)
+        in_window = self.next_change(node_position) - node_position <= self.settings.window
+        return torch.cat(
+            [given_scores, given_scores if in_window else torch.zeros_like(given_scores)]
+        )
 
-    def evict(self, cache: Any) -> None:
-        chosen, rows = [], []
+    def evict_rows(self, cache: Any) -> None:
+        surviving_rows, merged_rows = [], []
         places, received = {}, {}
         for layer in range(len(cache.layout)):
             keys, values = (part[layer][:, : cache.base] for part in (cache.k, cache.v))
-            where = self._where(cache, layer)
-            scores = self.scores(self.received[layer], cache.length - where)
-            centres, others = self.classes(scores)
-            *merged, taken = merge(keys, values, scores, centres, others, self.settings.tau)
-            chosen.append(centres)
-            rows.append(merged)
-            places[layer] = where.gather(1, centres)
+            row_positions = self._row_positions(cache, layer)
+            scores = self.score_rows(self.received[layer], cache.length - row_positions)
+            centres, merged_indices = self.classify_rows(scores)
+            *new_rows, centre_scores = merge_rows(
+                keys, values, scores, centres, merged_indices, self.settings.tau
+            )
+            surviving_rows.append(centres)
+            merged_rows.append(new_rows)
+            places[layer] = row_positions.gather(1, centres)
             # As if all nodes that saw the centre had given it its score.
-            received[layer] = torch.cat([taken * (cache.length - places[layer]), 0 * taken])
-        cache.keep_rows(chosen)
-        for layer, merged in enumerate(rows):
-            for buffer, new in zip((cache.k[layer], cache.v[layer]), merged, strict=True):
-                buffer[:, : cache.base] = new
+            received[layer] = torch.cat(
+                [centre_scores * (cache.length - places[layer]), 0 * centre_scores]
+            )
+        cache.keep_rows(surviving_rows)
+        for layer, new_rows in enumerate(merged_rows):
+            for buffer, new_buffer in zip((cache.k[layer], cache.v[layer]), new_rows, strict=True):
+                buffer[:, : cache.base] = new_buffer
         self.places, self.received = places, received
 
-    def _where(self, cache: Any, layer: int) -> torch.Tensor:
+    def _row_positions(self, cache: Any, layer: int) -> torch.Tensor:
         """The places in the text of a layer's rows (KV, base)."""
-        old = self.places.get(layer)
-        heads = cache.layout[layer][0]
-        if old is None:
-            old = torch.zeros(heads, 0, dtype=torch.long, device=cache.device)
-        new = torch.arange(cache.length - cache.base + old.shape[1], cache.length)
-        return torch.cat([old, new.to(old.device).expand(heads, -1)], 1)
+        held_positions = self.places.get(layer)
+        head_count = cache.layout[layer][0]
+        if held_positions is None:
+            held_positions = torch.zeros(head_count, 0, dtype=torch.long, device=cache.device)
+        new_positions = torch.arange(
+            cache.length - cache.base + held_positions.shape[1], cache.length
+        )
+        return torch.cat(
+            [held_positions, new_positions.to(held_positions.device).expand(head_count, -1)], 1
+        )
 
-    def scores(self, received: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """(KV, base) of what the rows received (2 * KV, base), `seen` by so many nodes each."""
-        overall, local = received.chunk(2)
+    def score_rows(self, received: torch.Tensor, seen_counts: torch.Tensor) -> torch.Tensor:
+        """(KV, base) of what the rows received (2 * KV, base), `seen_counts` by so many nodes each."""
+        overall_scores, local_scores = received.chunk(2)
         # Rows that were evicted from before have no more local nodes than came since.
-        nodes = self.settings.window if not self.places else min(self.settings.window, self.every)
-        local = local / nodes
-        overall = overall / seen
-        kernel, before = self.settings.kernel, local.shape[1] - self.settings.window
-        pooled = max_pool1d(local[:, None, :before], kernel, 1, kernel // 2)[:, 0]
-        local = torch.cat([pooled, local[:, before:]], 1)
-        aligned = overall * (local.mean(1, keepdim=True) / overall.mean(1, keepdim=True))
-        return torch.maximum(aligned, local)
+        local_nodes = (
+            self.settings.window if not self.places else min(self.settings.window, self.every)
+        )
+        local_scores = local_scores / local_nodes
+        overall_scores = overall_scores / seen_counts
+        kernel_width, window_start = (
+            self.settings.kernel,
+            local_scores.shape[1] - self.settings.window,
+        )
+        pooled_scores = max_pool1d(
+            local_scores[:, None, :window_start], kernel_width, 1, kernel_width // 2
+        )[:, 0]
+        local_scores = torch.cat([pooled_scores, local_scores[:, window_start:]], 1)
+        aligned_scores = overall_scores * (
+            local_scores.mean(1, keepdim=True) / overall_scores.mean(1, keepdim=True)
+        )
+        return torch.maximum(aligned_scores, local_scores)
 
-    def classes(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def classify_rows(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Of each head the centres (KV, budget), in order, and the rows to be merged (KV, n): -1
         where it has fewer than others.
         """
-        rows = scores.shape[1]
-        forced = scores.clone()
-        forced[:, : self.settings.sinks] = torch.inf
-        forced[:, rows - self.settings.window :] = torch.inf
-        order = best(forced, rows)
-        sorted_scores = scores.gather(1, order)
-        reached = sorted_scores.cumsum(1) - sorted_scores  # before each row
-        matters = reached < self.settings.mass * scores.sum(1, keepdim=True)
-        most = min(rows, int((1 + self.settings.rho) * self.budget))
-        others = order[:, self.budget : most].where(matters[:, self.budget : most], -1)
-        return order[:, : self.budget].sort(-1).values, others
+        row_count = scores.shape[1]
+        forced_scores = scores.clone()
+        forced_scores[:, : self.settings.sinks] = torch.inf
+        forced_scores[:, row_count - self.settings.window :] = torch.inf
+        row_order = top_rows(forced_scores, row_count)
+        sorted_scores = scores.gather(1, row_order)
+        reached_mass = sorted_scores.cumsum(1) - sorted_scores  # before each row
+        matter_mask = reached_mass < self.settings.mass * scores.sum(1, keepdim=True)
+        max_rows = min(row_count, int((1 + self.settings.rho) * self.budget))
+        merge_candidates = row_order[:, self.budget : max_rows].where(
+            matter_mask[:, self.budget : max_rows], -1
+        )
+        return row_order[:, : self.budget].sort(-1).values, merge_candidates
 
 
-def merge(
+def merge_rows(
     keys: torch.Tensor,
     values: torch.Tensor,
     scores: torch.Tensor,
     centres: torch.Tensor,
-    others: torch.Tensor,
+    merged_indices: torch.Tensor,
     tau: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Keys and values (KV, budget, D) and scores (KV, budget) of the centres, with the other rows
@@ -162,33 +187,35 @@ def merge(
 
     Means are weighted by the scores (KV, rows); a key's length is the mean length.
     """
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    asked = torch.cat([centres, others.clamp(min=0)], 1)
+    wide_type = torch.promote_types(keys.dtype, torch.float32)
+    gathered_indices = torch.cat([centres, merged_indices.clamp(min=0)], 1)
 
     def parts(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        found = rows.gather(1, asked[..., None].expand(-1, -1, rows.shape[-1])).to(wide)
-        return found.split([centres.shape[1], others.shape[1]], 1)
+        gathered_rows = rows.gather(
+            1, gathered_indices[..., None].expand(-1, -1, rows.shape[-1])
+        ).to(wide_type)
+        return gathered_rows.split([centres.shape[1], merged_indices.shape[1]], 1)
 
     (key, other_key), (value, other_value) = parts(keys), parts(values)
     (score, other_score) = (part[..., 0] for part in parts(scores[..., None]))
-    alike = _cosines(other_key, key) * _cosines(other_value, value)
-    likeness, into = alike.max(-1)
-    goes = (others >= 0) & (likeness >= tau)
+    pair_likeness = _cosines(other_key, key) * _cosines(other_value, value)
+    likeness, nearest_centre = pair_likeness.max(-1)
+    merge_mask = (merged_indices >= 0) & (likeness >= tau)
     # What each centre (KV, budget, n) takes of each row.
-    weights = torch.zeros_like(alike.transpose(1, 2))
-    weights.scatter_(1, into[:, None], (other_score * goes)[:, None])
-    taken = weights.sum(-1)
-    total = score + taken
+    weights = torch.zeros_like(pair_likeness.transpose(1, 2))
+    weights.scatter_(1, nearest_centre[:, None], (other_score * merge_mask)[:, None])
+    taken_scores = weights.sum(-1)
+    total_scores = score + taken_scores
 
-    def mean(own: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:
-        return (score[..., None] * own + weights @ theirs) / total[..., None]
+    def mean(centre_values: torch.Tensor, other_values: torch.Tensor) -> torch.Tensor:
+        return (score[..., None] * centre_values + weights @ other_values) / total_scores[..., None]
 
-    lengths = mean(key.norm(dim=-1, keepdim=True), other_key.norm(dim=-1, keepdim=True))
-    directions = normalize(mean(normalize(key, dim=-1), normalize(other_key, dim=-1)), dim=-1)
-    merged = (taken > 0)[..., None]
-    new_key = torch.where(merged, lengths * directions, key)
-    new_value = torch.where(merged, mean(value, other_value), value)
-    return new_key.to(keys.dtype), new_value.to(values.dtype), total
+    key_lengths = mean(key.norm(dim=-1, keepdim=True), other_key.norm(dim=-1, keepdim=True))
+    key_directions = normalize(mean(normalize(key, dim=-1), normalize(other_key, dim=-1)), dim=-1)
+    merged_mask = (taken_scores > 0)[..., None]
+    new_key = torch.where(merged_mask, key_lengths * key_directions, key)
+    new_value = torch.where(merged_mask, mean(value, other_value), value)
+    return new_key.to(keys.dtype), new_value.to(values.dtype), total_scores
 
 
 def _cosines(ours: torch.Tensor, theirs: torch.Tensor) -> torch.Tensor:

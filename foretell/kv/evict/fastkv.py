@@ -31,7 +31,7 @@ import torch
 
 from foretell.core.model import Computed
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, best
+from foretell.kv.base import KV, top_rows
 from foretell.kv.evict.layer_skipping import (
     PIECE,
     Run,
@@ -67,45 +67,47 @@ class Fastkv(KV):
             raise BadConfig.field("fastkv:kernel", self.kernel, "an odd number, at least 1")
         if self.layers < 0:
             raise BadConfig.field("fastkv:layers", self.layers, "0 or more")
-        least = self.window + 1
-        if self.budget and self.budget < least:
-            what = f"a window of {self.window} and a row beside it"
+        min_rows = self.window + 1
+        if self.budget and self.budget < min_rows:
+            reserved_rows = f"a window of {self.window} and a row beside it"
             raise BadConfig.field(
-                "fastkv:budget", self.budget, f"0, or at least {least}, for {what}"
+                "fastkv:budget", self.budget, f"0, or at least {min_rows}, for {reserved_rows}"
             )
-        if self.length and self.length < max(least, self.budget):
-            need = f"0, or at least {max(least, self.budget)}, as rows that stay are theirs"
-            raise BadConfig.field("fastkv:length", self.length, need)
+        if self.length and self.length < max(min_rows, self.budget):
+            allowed_values = (
+                f"0, or at least {max(min_rows, self.budget)}, as rows that stay are theirs"
+            )
+            raise BadConfig.field("fastkv:length", self.length, allowed_values)
         if not (self.length or self.budget) and self.retain > self.tsp:
-            need = f"at most {self.tsp}, the share of the tokens that go on"
-            raise BadConfig.field("fastkv:retain", self.retain, need)
+            allowed_values = f"at most {self.tsp}, the share of the tokens that go on"
+            raise BadConfig.field("fastkv:retain", self.retain, allowed_values)
 
-    def policy(self, target: Model) -> Halfway:
-        self.fits(target)
-        count = check_layers("fastkv", target)
-        if self.layers >= count:
-            need = f"below {count}, the layers of {target.name}"
-            raise BadConfig.field("fastkv:layers", self.layers, need)
-        cut = self.layers or count // 2
+    def build_policy(self, target: Model) -> Halfway:
+        self.check_target(target)
+        layer_count = check_layers("fastkv", target)
+        if self.layers >= layer_count:
+            allowed_values = f"below {layer_count}, the layers of {target.name}"
+            raise BadConfig.field("fastkv:layers", self.layers, allowed_values)
+        cut_layer = self.layers or layer_count // 2
         return Halfway(
             0,
             0,
             window=self.window,
             kernel=self.kernel,
             pool="mean",
-            cut=cut,
-            layers=count,
+            cut_layer=cut_layer,
+            layers=layer_count,
             settings=self,
         )
 
-    def rows(self, prompt: int) -> int:
+    def count_rows(self, prompt: int) -> int:
         """How many stay of a prompt of so many tokens."""
         rows = self.budget or max(int(prompt * self.retain), self.window + 1)
         return min(prompt, rows)
 
-    def going(self, prompt: int) -> int:
+    def count_going(self, prompt: int) -> int:
         """How many of its tokens go on."""
-        return min(prompt, max(self.length or int(prompt * self.tsp), self.rows(prompt)))
+        return min(prompt, max(self.length or int(prompt * self.tsp), self.count_rows(prompt)))
 
 
 @dataclass
@@ -113,10 +115,13 @@ class Halfway(Skipping, Voted):
     settings: Fastkv = Fastkv()
     going: int = 0  # tokens of the prompt that go on
 
-    def begin(self, prompt: int) -> None:
-        self.budget, self.going = self.settings.rows(prompt), self.settings.going(prompt)
+    def begin_text(self, prompt: int) -> None:
+        self.budget, self.going = (
+            self.settings.count_rows(prompt),
+            self.settings.count_going(prompt),
+        )
         self.prompt = prompt
-        super().begin(prompt)
+        super().begin_text(prompt)
 
     def fork(self) -> Halfway:
         twin = super().fork()
@@ -125,10 +130,10 @@ class Halfway(Skipping, Voted):
 
     def room_of(self, length: int, prompt: int) -> int:
         if prompt == self.prompt:
-            return self.room(length)
+            return self.room_left(length)
         twin = self.fork()
-        twin.begin(prompt)
-        return twin.room(length)
+        twin.begin_text(prompt)
+        return twin.room_left(length)
 
     @property
     def leaves_out(self) -> bool:
@@ -136,38 +141,72 @@ class Halfway(Skipping, Voted):
 
     def goes_on(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
         assert self.waiting is not None
-        chosen = self.choose()
-        places = chosen.tolist()
-        states = self.waiting.read((self.cut,), 0, self.prompt)[chosen]
-        last = self.going - self.window
-        above = range(self.cut, self.layers)
-        width = 0
-        for start in range(0, last, PIECE):
-            part = slice(start, min(last, start + PIECE))
-            width += run([piece_of(job, start, places[part], states[part], above)], ()).width
-        window = piece_of(job, last, places[last:], states[last:], above, watcher=self)
-        window.rows = [self.window - 1] if job.rows else []
-        done = run([window], taps)
-        own = {tap: states[self.window - len(job.tokens) :] for tap, states in done.hidden.items()}
-        return Computed(done.logits, own, done.computed_by, width + done.width)
+        going_tokens = self.choose_tokens()
+        token_positions = going_tokens.tolist()
+        going_states = self.waiting.read_states((self.cut_layer,), 0, self.prompt)[going_tokens]
+        window_start = self.going - self.window
+        upper_layers = range(self.cut_layer, self.layers)
+        total_width = 0
+        for piece_start in range(0, window_start, PIECE):
+            piece_range = slice(piece_start, min(window_start, piece_start + PIECE))
+            total_width += run(
+                [
+                    piece_of(
+                        job,
+                        piece_start,
+                        token_positions[piece_range],
+                        going_states[piece_range],
+                        upper_layers,
+                    )
+                ],
+                (),
+            ).width
+        window_job = piece_of(
+            job,
+            window_start,
+            token_positions[window_start:],
+            going_states[window_start:],
+            upper_layers,
+            watcher=self,
+        )
+        window_job.rows = [self.window - 1] if job.rows else []
+        window_forward = run([window_job], taps)
+        window_states = {
+            tap: going_states[self.window - len(job.tokens) :]
+            for tap, going_states in window_forward.hidden.items()
+        }
+        return Computed(
+            window_forward.logits,
+            window_states,
+            window_forward.computed_by,
+            total_width + window_forward.width,
+        )
 
-    def choose(self) -> torch.Tensor:
+    def choose_tokens(self) -> torch.Tensor:
         """The tokens (going,) that go on: the window, and those it attends to in the last layer
         that all have passed.
         """
-        layer = self.cut - 1
-        given = [noted[layer] for noted in (self.received, self.pending) if layer in noted]
-        given += self.nodes[layer].values()
-        wide = [torch.nn.functional.pad(part, (0, self.prompt - part.shape[1])) for part in given]
-        votes = self.votes(torch.stack(wide).sum(0)).sum(0)
-        chosen = best(votes, self.going - self.window).sort().values
-        last = torch.arange(self.prompt - self.window, self.prompt, device=chosen.device)
-        return torch.cat([chosen, last])
+        last_layer = self.cut_layer - 1
+        given_scores = [
+            note_store[last_layer]
+            for note_store in (self.received, self.pending)
+            if last_layer in note_store
+        ]
+        given_scores += self.nodes[last_layer].values()
+        padded_scores = [
+            torch.nn.functional.pad(part, (0, self.prompt - part.shape[1])) for part in given_scores
+        ]
+        token_votes = self.smooth_votes(torch.stack(padded_scores).sum(0)).sum(0)
+        voted_tokens = top_rows(token_votes, self.going - self.window).sort().values
+        window_tokens = torch.arange(
+            self.prompt - self.window, self.prompt, device=voted_tokens.device
+        )
+        return torch.cat([voted_tokens, window_tokens])
 
-    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
-        rows = self.going if layer >= self.cut else self.prompt
-        return super().chosen(cache, layer, received[:, :rows])
+    def choose_rows(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        row_count = self.going if layer >= self.cut_layer else self.prompt
+        return super().choose_rows(cache, layer, received[:, :row_count])
 
-    def evict(self, cache: Any) -> None:
-        super().evict(cache)
+    def evict_rows(self, cache: Any) -> None:
+        super().evict_rows(cache)
         self.waiting = None

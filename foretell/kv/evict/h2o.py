@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.kv.base import KV, Attended, best, check_budget, check_every
+from foretell.kv.base import KV, Attended, top_rows, check_budget, check_every
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -43,8 +43,8 @@ class H2O(KV):
         check_budget("h2o", self.budget, max(2, self.recent + 1), "recent and other rows")
         check_every("h2o", self.every)
 
-    def policy(self, target: Model) -> HeavyHitters:
-        self.fits(target)
+    def build_policy(self, target: Model) -> HeavyHitters:
+        self.check_target(target)
         return HeavyHitters(self.budget, self.every, recent=self.recent or self.budget // 2)
 
 
@@ -52,11 +52,11 @@ class H2O(KV):
 class HeavyHitters(Attended):
     recent: int = 1
 
-    def counts(self, place: int) -> bool:
+    def counts_token(self, token_position: int) -> bool:
         return True
 
-    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
-        heads, rows = received.shape
-        heavy = best(received[:, : rows - self.recent], self.budget - self.recent)
-        last = torch.arange(rows - self.recent, rows, device=received.device)
-        return torch.cat([heavy, last.expand(heads, -1)], 1)
+    def choose_rows(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        heads, row_count = received.shape
+        heavy_rows = top_rows(received[:, : row_count - self.recent], self.budget - self.recent)
+        recent_rows = torch.arange(row_count - self.recent, row_count, device=received.device)
+        return torch.cat([heavy_rows, recent_rows.expand(heads, -1)], 1)

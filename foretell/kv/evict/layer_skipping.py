@@ -20,7 +20,7 @@ from foretell.cache.job import Job
 from foretell.cache.states import TappedStates
 from foretell.core.model import Computed
 from foretell.errors import BadConfig, Unsupported
-from foretell.kv.base import CachePolicy, best
+from foretell.kv.base import CachePolicy, top_rows
 from foretell.ops.attention import Attention
 
 if TYPE_CHECKING:
@@ -33,34 +33,38 @@ PIECE = 512  # tokens of a forward of the layers from the cut on
 
 def check_layers(name: str, target: Model) -> int:
     """How many layers a target has. Raises Unsupported where its tokens cannot leave out some."""
-    count = len(target.layout)
-    if not (getattr(target, "skips", False) and {"layers", "taps"} <= target.caps and count > 1):
-        need = "two layers or more that can be run one by one"
-        raise Unsupported.missing(f"kv={name}", target.name, need, "leave kv out")
-    return count
+    layer_count = len(target.layout)
+    if not (
+        getattr(target, "skips", False) and {"layers", "taps"} <= target.caps and layer_count > 1
+    ):
+        missing_need = "two layers or more that can be run one by one"
+        raise Unsupported.missing_capability(
+            f"kv={name}", target.name, missing_need, "leave kv out"
+        )
+    return layer_count
 
 
-def check_share(name: str, field: str, share: float) -> None:
+def check_share(name: str, field_name: str, share: float) -> None:
     """Raises BadConfig for what is no share of the tokens."""
     if not 0 < share <= 1:
-        raise BadConfig.field(f"{name}:{field}", share, "above 0 and at most 1")
+        raise BadConfig.field(f"{name}:{field_name}", share, "above 0 and at most 1")
 
 
 @dataclass
 class Skipping(CachePolicy):
-    """Of a prompt all tokens pass the first `cut` of `layers` layers, and only some the others.
+    """Of a prompt all tokens pass the first `cut_layer` of `layers` layers, and only some the others.
 
     The last token's forward decides which, see `choose`. Scratch rows of the layers from the cut on
     hold nothing before it.
     """
 
-    cut: int = 0
+    cut_layer: int = 0
     layers: int = 0
     waiting: TappedStates | None = None  # what enters the layer at the cut, of all tokens
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.waiting = TappedStates([self.cut]) if self.leaves_out else None
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.waiting = TappedStates([self.cut_layer]) if self.leaves_out else None
 
     def fork(self) -> Skipping:
         twin = super().fork()
@@ -72,10 +76,10 @@ class Skipping(CachePolicy):
     def bytes(self) -> int:
         return super().bytes + (0 if self.waiting is None else self.waiting.bytes)
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        super().keep(cache, nodes)
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
+        super().keep_nodes(cache, nodes)
         if self.waiting is not None:
-            self.waiting.keep(nodes)
+            self.waiting.keep_nodes(nodes)
 
     # --- what a policy decides
 
@@ -93,43 +97,45 @@ class Skipping(CachePolicy):
 
     # --- the layers below the cut
 
-    def skips(self, job: Any) -> bool:
+    def runs_layers(self, job: Any) -> bool:
         """All forwards of all layers over the prompt, and what is left of those that stopped."""
         if self.waiting is None or job.positions[0] >= self.prompt:
             return False
-        layers = range(self.layers) if job.layers is None else job.layers
-        rest = job.states is not None and layers[0] <= self.cut
-        first = layers[0] if rest else 0
-        return [*layers] == [*range(first, self.layers)]
+        job_layers = range(self.layers) if job.layers is None else job.layers
+        resumes = job.states is not None and job_layers[0] <= self.cut_layer
+        first_layer = job_layers[0] if resumes else 0
+        return [*job_layers] == [*range(first_layer, self.layers)]
 
-    def through(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
+    def run_layers(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
         assert self.waiting is not None
-        below = self._below(job, taps, run)
-        states = below.hidden[self.cut]
-        self.waiting.write(job.start - job.cache.base, {self.cut: states})
-        hidden = {tap: below.hidden[min(tap, self.cut)] for tap in taps}
-        parts = [below]
+        lower_forward = self._run_below(job, taps, run)
+        cut_states = lower_forward.hidden[self.cut_layer]
+        self.waiting.write_states(job.start - job.cache.base, {self.cut_layer: cut_states})
+        tap_states = {tap: lower_forward.hidden[min(tap, self.cut_layer)] for tap in taps}
+        forward_parts = [lower_forward]
         if job.positions[-1] == self.prompt - 1:
-            above = self.goes_on(job, [tap for tap in taps if tap > self.cut], run)
-            hidden |= above.hidden
-            parts.append(above)
-        return together(parts, hidden)
+            upper_forward = self.goes_on(job, [tap for tap in taps if tap > self.cut_layer], run)
+            tap_states |= upper_forward.hidden
+            forward_parts.append(upper_forward)
+        return join_forwards(forward_parts, tap_states)
 
-    def _below(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
+    def _run_below(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
         """Runs the layers below the cut that the job has; the states of its nodes up to there."""
-        first = 0 if job.layers is None else job.layers[0]
-        if first == self.cut:
-            none = job.states.new_zeros(0, 1)
-            return Computed(none, dict.fromkeys((*taps, self.cut), job.states))
-        wanted = sorted({self.cut, *(tap for tap in taps if tap < self.cut)})
-        part = replace(job, layers=tuple(range(first, self.cut)), rows=[], follow=0)
-        return run([part], wanted)
+        first_layer = 0 if job.layers is None else job.layers[0]
+        if first_layer == self.cut_layer:
+            empty_logits = job.states.new_zeros(0, 1)
+            return Computed(empty_logits, dict.fromkeys((*taps, self.cut_layer), job.states))
+        needed_taps = sorted({self.cut_layer, *(tap for tap in taps if tap < self.cut_layer)})
+        lower_job = replace(
+            job, layers=tuple(range(first_layer, self.cut_layer)), rows=[], follow=0
+        )
+        return run([lower_job], needed_taps)
 
 
 def piece_of(
     job: Any,
     start: int,
-    places: Sequence[int],
+    token_positions: Sequence[int],
     states: torch.Tensor,
     layers: Sequence[int],
     watcher: CachePolicy | None = None,
@@ -138,18 +144,18 @@ def piece_of(
     rows go behind the first `start` of their cache, which they see, as they see each other: each
     those before it.
     """
-    view = copy.copy(job.cache)
-    view.base, view.positions, view.policy = start, None, watcher
-    count = len(places)
+    cache_view = copy.copy(job.cache)
+    cache_view.base, cache_view.positions, cache_view.policy = start, None, watcher
+    token_count = len(token_positions)
     return replace(
         job,
-        cache=view,
-        tokens=[-1] * count,
-        scratch_positions=list(places),
+        cache=cache_view,
+        tokens=[-1] * token_count,
+        scratch_positions=list(token_positions),
         start=start,
         seen=None,
         rows=[],
-        first=-count,
+        first=-token_count,
         layers=tuple(layers),
         states=states,
         known={},
@@ -162,8 +168,8 @@ def pass_layers(
     job: Any,
     view: Any,
     layers: Sequence[int],
-    held: torch.Tensor,
-    places: torch.Tensor,
+    held_rows: torch.Tensor,
+    token_positions: torch.Tensor,
     states: torch.Tensor,
     run: Run,
     watcher: CachePolicy | None,
@@ -172,49 +178,67 @@ def pass_layers(
     """Makes the rows in `layers` of tokens at these places (n,), ascending, that enter with states
     (n, E). The job's own one is the last of them.
 
-    Rows stand at their places in the job's cache. The tokens read each other and those `held`, each
+    Rows stand at their places in the job's cache. The tokens read each other and those `held_rows`, each
     what is before it. They are computed in `view`, a cache with empty buffers. Returned are the
     forwards, the last of the last token alone, under the `watcher`.
     """
     cache = job.cache
-    count, last = len(held), len(places) - 1
+    held_count, last_index = len(held_rows), len(token_positions) - 1
     for layer in layers:
-        for ours, theirs in ((view.k, cache.k), (view.v, cache.v)):
-            ours[layer][:, :count] = theirs[layer][:, held]
-    there = replace(job, cache=view)
-    order = torch.cat([held, places])
-    parts = []
-    for low in range(0, last, PIECE):
-        high = min(last, low + PIECE)
-        texts = places[low:high].tolist()
-        piece = piece_of(there, count + low, texts, states[low:high], layers)
-        if count:
+        for target_buffers, source_buffers in ((view.k, cache.k), (view.v, cache.v)):
+            target_buffers[layer][:, :held_count] = source_buffers[layer][:, held_rows]
+    view_job = replace(job, cache=view)
+    position_order = torch.cat([held_rows, token_positions])
+    forward_parts = []
+    for piece_start in range(0, last_index, PIECE):
+        piece_end = min(last_index, piece_start + PIECE)
+        piece_positions = token_positions[piece_start:piece_end].tolist()
+        piece = piece_of(
+            view_job,
+            held_count + piece_start,
+            piece_positions,
+            states[piece_start:piece_end],
+            layers,
+        )
+        if held_count:
             # All rows are scratch rows to it: who sees whom is a matter of their places.
             piece.cache.base = 0
-            piece.seen = (order[: count + high] <= places[low:high, None]).cpu()
-        parts.append(run([piece], taps))
-    piece = piece_of(there, count + last, places[last:].tolist(), states[last:], layers, watcher)
+            piece.seen = (
+                position_order[: held_count + piece_end]
+                <= token_positions[piece_start:piece_end, None]
+            ).cpu()
+        forward_parts.append(run([piece], taps))
+    piece = piece_of(
+        view_job,
+        held_count + last_index,
+        token_positions[last_index:].tolist(),
+        states[last_index:],
+        layers,
+        watcher,
+    )
     piece.rows = [0] if job.rows and layers[-1] == len(cache.layout) - 1 else []
-    parts.append(run([piece], taps))
+    forward_parts.append(run([piece], taps))
     for layer in layers:
-        for ours, theirs in ((cache.k, view.k), (cache.v, view.v)):
-            ours[layer][:, places] = theirs[layer][:, count : count + last + 1]
-    return parts
+        for target_buffers, source_buffers in ((cache.k, view.k), (cache.v, view.v)):
+            target_buffers[layer][:, token_positions] = source_buffers[layer][
+                :, held_count : held_count + last_index + 1
+            ]
+    return forward_parts
 
 
-def together(parts: Sequence[Computed], hidden: dict[int, torch.Tensor]) -> Computed:
+def join_forwards(parts: Sequence[Computed], hidden: dict[int, torch.Tensor]) -> Computed:
     """The forwards that made up one: the last one's logits, and these hidden states."""
-    names = dict.fromkeys(part.computed_by for part in parts if part.width)
+    executor_names = dict.fromkeys(part.computed_by for part in parts if part.width)
     # A name of its own, as its time says nothing about forwards of all layers.
-    name = f"{'+'.join(names)} (skipping)"
-    return Computed(parts[-1].logits, hidden, name, sum(part.width for part in parts))
+    forward_name = f"{'+'.join(executor_names)} (skipping)"
+    return Computed(parts[-1].logits, hidden, forward_name, sum(part.width for part in parts))
 
 
-def empty(cache: Any, rows: int) -> Any:
+def empty_view(cache: Any, rows: int) -> Any:
     """A cache of the same kind with buffers of its own, for so many rows."""
     view = copy.copy(cache)
     view.sharers = [1]
-    view.begin(rows)
+    view.begin_buffers(rows)
     return view
 
 
@@ -225,22 +249,22 @@ class LastRow(CachePolicy):
     layer: int
     scores: torch.Tensor | None = None  # (rows,), the mean over all heads
 
-    def watches(self, job: Any) -> bool:
+    def watches_job(self, job: Any) -> bool:
         return True
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        if asked.layer == self.layer:
-            last = asked.q[:, -1:]
-            mask = None if asked.mask is None else asked.mask[..., -1:, :]
-            self.scores = replace(asked, q=last, mask=mask).weights()[:, 0].mean(0)
-        return asked.whole()
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        if attention.layer == self.layer:
+            last_query = attention.q[:, -1:]
+            last_mask = None if attention.mask is None else attention.mask[..., -1:, :]
+            self.scores = replace(attention, q=last_query, mask=last_mask).weights()[:, 0].mean(0)
+        return attention.full_output()
 
-    def going_on(self, present: torch.Tensor, rate: float) -> torch.Tensor:
+    def going_on(self, present_positions: torch.Tensor, rate: float) -> torch.Tensor:
         """Of the rows, which are of the tokens at these places, ascending, all but a share of those
         that got least: the places of their tokens. The last one always goes on.
         """
         assert self.scores is not None
-        scores = self.scores.clone()
-        scores[-1] = torch.inf
-        count = len(present) - int(rate * len(present))
-        return present[best(scores, count).sort().values]
+        row_scores = self.scores.clone()
+        row_scores[-1] = torch.inf
+        going_count = len(present_positions) - int(rate * len(present_positions))
+        return present_positions[top_rows(row_scores, going_count).sort().values]

@@ -38,9 +38,9 @@ from foretell.kv.evict.layer_skipping import (
     Run,
     Skipping,
     check_layers,
-    empty,
+    empty_view,
     pass_layers,
-    together,
+    join_forwards,
 )
 from foretell.ops.attention import Attention
 
@@ -66,28 +66,32 @@ class Lazyllm(KV):
         except ValueError:
             shares = ()
         if not shares or sorted({*shares}) != [*shares] or not 0 < shares[0] <= shares[-1] < 1:
-            need = "shares of the layers between 0 and 1, ascending, as in 0.3/0.6/0.9"
-            raise BadConfig.field("lazyllm:at", repr(self.at), need)
+            allowed_values = "shares of the layers between 0 and 1, ascending, as in 0.3/0.6/0.9"
+            raise BadConfig.field("lazyllm:at", repr(self.at), allowed_values)
         check_every("lazyllm", self.every)
 
     @property
     def shares(self) -> tuple[float, ...]:
         return tuple(float(share) for share in self.at.split("/"))
 
-    def policy(self, target: Model) -> Dropping:
-        self.fits(target)
-        count = check_layers("lazyllm", target)
-        cuts = {min(count - 1, max(1, round(share * count))) for share in self.shares}
-        ends = (*sorted(cuts), count)
-        return Dropping(ends[0], count, ends=ends, rate=self.rate, every=self.every)
+    def build_policy(self, target: Model) -> Dropping:
+        self.check_target(target)
+        layer_count = check_layers("lazyllm", target)
+        cut_layers = {
+            min(layer_count - 1, max(1, round(share * layer_count))) for share in self.shares
+        }
+        stage_ends = (*sorted(cut_layers), layer_count)
+        return Dropping(
+            stage_ends[0], layer_count, ends=stage_ends, rate=self.rate, every=self.every
+        )
 
 
 @dataclass(frozen=True)
 class Stage:
     """What there is of the layers between two depths, when tokens were chosen last."""
 
-    chosen: torch.Tensor  # places of the tokens that are read, ascending
-    known: torch.Tensor  # bool: the tokens, by place, that have rows
+    read_positions: torch.Tensor  # places of the tokens that are read, ascending
+    has_rows: torch.Tensor  # bool: the tokens, by place, that have rows
     places: torch.Tensor  # of the tokens that have none but a stored state
     states: torch.Tensor  # (n, E), what these enter with
 
@@ -101,13 +105,13 @@ class Dropping(Skipping):
     every: int = 1
     length: int = 0  # of the text when tokens were chosen last
     stages: tuple[Stage, ...] = ()  # behind the first; none: the prompt is not in
-    found: tuple[Stage, ...] = ()  # by a forward that is not committed
+    pending_stages: tuple[Stage, ...] = ()  # by a forward that is not committed
 
     plain = False
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.length, self.stages, self.found = 0, (), ()
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.length, self.stages, self.pending_stages = 0, (), ()
 
     @property
     def bytes(self) -> int:
@@ -118,108 +122,152 @@ class Dropping(Skipping):
     def leaves_out(self) -> bool:
         return self.rate > 0
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         """Tokens are chosen by the last one before such a length, which is alone in its forward."""
         if not self.leaves_out:
             return NEVER
-        left = self.prompt - length
-        left = left if left > 0 else self.every - -left % self.every
-        return max(1, left - 1)
+        remaining_tokens = self.prompt - length
+        remaining_tokens = (
+            remaining_tokens
+            if remaining_tokens > 0
+            else self.every - -remaining_tokens % self.every
+        )
+        return max(1, remaining_tokens - 1)
 
-    def chooses(self, job: Any) -> bool:
-        beyond = job.positions[0] + 1 - self.prompt
-        return self.leaves_out and beyond >= 0 and beyond % self.every == 0
+    def chooses_at(self, job: Any) -> bool:
+        tokens_beyond = job.positions[0] + 1 - self.prompt
+        return self.leaves_out and tokens_beyond >= 0 and tokens_beyond % self.every == 0
 
-    def skips(self, job: Any) -> bool:
-        whole = job.layers is None or [*job.layers] == [*range(self.layers)]
-        return (whole and self.chooses(job)) or super().skips(job)
+    def runs_layers(self, job: Any) -> bool:
+        all_layers = job.layers is None or [*job.layers] == [*range(self.layers)]
+        return (all_layers and self.chooses_at(job)) or super().runs_layers(job)
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        super().keep(cache, nodes)
-        if self.found and nodes:
-            self.stages, self.length = self.found, cache.length + 1
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
+        super().keep_nodes(cache, nodes)
+        if self.pending_stages and nodes:
+            self.stages, self.length = self.pending_stages, cache.length + 1
             self.waiting = None
-        self.found = ()
+        self.pending_stages = ()
 
     # --- between two choices
 
-    def watches(self, job: Any) -> bool:
+    def watches_job(self, job: Any) -> bool:
         return bool(self.stages)
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        place = sum(asked.layer >= end for end in self.ends)
-        if not place:
-            return asked.whole()
-        chosen = self.stages[place - 1].chosen
-        new = torch.arange(self.length, asked.keys.shape[1], device=chosen.device)
-        read = torch.cat([chosen, new])
-        mask = None if asked.mask is None else asked.mask[..., read]
-        keys, values = asked.keys[:, read], asked.values[:, read]
-        return replace(asked, keys=keys, values=values, mask=mask).whole()
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        stage_index = sum(attention.layer >= end for end in self.ends)
+        if not stage_index:
+            return attention.full_output()
+        chosen_positions = self.stages[stage_index - 1].read_positions
+        new_positions = torch.arange(
+            self.length, attention.keys.shape[1], device=chosen_positions.device
+        )
+        read_positions = torch.cat([chosen_positions, new_positions])
+        read_mask = None if attention.mask is None else attention.mask[..., read_positions]
+        keys, values = attention.keys[:, read_positions], attention.values[:, read_positions]
+        return replace(attention, keys=keys, values=values, mask=read_mask).full_output()
 
     # --- choosing
 
-    def through(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
-        if not self.chooses(job):
-            return super().through(job, taps, run)
-        (place,) = job.positions
-        seen = copy.copy(job.cache)
-        seen.policy = read = LastRow(self.cut - 1)
-        below = replace(job, cache=seen, layers=(*range(self.cut),), rows=[], follow=0)
-        parts = [run([below], sorted({self.cut, *(tap for tap in taps if tap < self.cut)}))]
-        hidden = dict(parts[0].hidden)
-        state = hidden[self.cut]
-        present = torch.arange(place + 1, device=state.device)
-        arriving: States = present[:0], state[:0]
+    def run_layers(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
+        if not self.chooses_at(job):
+            return super().run_layers(job, taps, run)
+        (last_position,) = job.positions
+        watched_cache = copy.copy(job.cache)
+        watched_cache.policy = last_row = LastRow(self.cut_layer - 1)
+        lower_job = replace(
+            job, cache=watched_cache, layers=(*range(self.cut_layer),), rows=[], follow=0
+        )
+        forward_parts = [
+            run(
+                [lower_job],
+                sorted({self.cut_layer, *(tap for tap in taps if tap < self.cut_layer)}),
+            )
+        ]
+        tap_states = dict(forward_parts[0].hidden)
+        last_state = tap_states[self.cut_layer]
+        present_positions = torch.arange(last_position + 1, device=last_state.device)
+        arriving_tokens: States = present_positions[:0], last_state[:0]
         if self.waiting is not None:
-            self.waiting.write(job.start - job.cache.base, {self.cut: state})
-            arriving = present[:place], self.waiting.read((self.cut,), 0, place)
-        view = empty(job.cache, place + 1)
-        found: list[Stage] = []
-        for number, (start, end) in enumerate(pairwise(self.ends)):
-            present = read.going_on(present, self.rate)
-            stage, held, places, states = self.divided(number, place, present, arriving)
-            places, states = torch.cat([places, present[-1:]]), torch.cat([states, state])
-            read = LastRow(end - 1)
-            watcher = read if end < self.layers else None
-            own = sorted({end, *(tap for tap in taps if start < tap <= end)})
-            layers = range(start, end)
-            ran = pass_layers(job, view, layers, held, places, states, run, watcher, own)
+            self.waiting.write_states(job.start - job.cache.base, {self.cut_layer: last_state})
+            arriving_tokens = (
+                present_positions[:last_position],
+                self.waiting.read_states((self.cut_layer,), 0, last_position),
+            )
+        cache_view = empty_view(job.cache, last_position + 1)
+        new_stages: list[Stage] = []
+        for stage_number, (stage_start, stage_end) in enumerate(pairwise(self.ends)):
+            present_positions = last_row.going_on(present_positions, self.rate)
+            stage, held_positions, entering_positions, entering_states = self.divide_tokens(
+                stage_number, last_position, present_positions, arriving_tokens
+            )
+            entering_positions, entering_states = (
+                torch.cat([entering_positions, present_positions[-1:]]),
+                torch.cat([entering_states, last_state]),
+            )
+            last_row = LastRow(stage_end - 1)
+            watcher = last_row if stage_end < self.layers else None
+            stage_taps = sorted(
+                {stage_end, *(tap for tap in taps if stage_start < tap <= stage_end)}
+            )
+            layers = range(stage_start, stage_end)
+            stage_forwards = pass_layers(
+                job,
+                cache_view,
+                layers,
+                held_positions,
+                entering_positions,
+                entering_states,
+                run,
+                watcher,
+                stage_taps,
+            )
             if watcher is not None:
                 # The rows lie in another order there than in the text.
-                assert read.scores is not None
-                read.scores = read.scores[torch.cat([held, places]).argsort()]
-            hidden |= ran[-1].hidden
-            state = ran[-1].hidden[end]
-            arriving = places[:-1], torch.cat([*(part.hidden[end] for part in ran[:-1]), state[:0]])
-            found.append(stage)
-            parts += ran
-        self.found = tuple(found)
-        return together(parts, hidden)
+                assert last_row.scores is not None
+                last_row.scores = last_row.scores[
+                    torch.cat([held_positions, entering_positions]).argsort()
+                ]
+            tap_states |= stage_forwards[-1].hidden
+            last_state = stage_forwards[-1].hidden[stage_end]
+            arriving_tokens = (
+                entering_positions[:-1],
+                torch.cat(
+                    [*(part.hidden[stage_end] for part in stage_forwards[:-1]), last_state[:0]]
+                ),
+            )
+            new_stages.append(stage)
+            forward_parts += stage_forwards
+        self.pending_stages = tuple(new_stages)
+        return join_forwards(forward_parts, tap_states)
 
-    def divided(
-        self, number: int, place: int, kept: torch.Tensor, arriving: States
+    def divide_tokens(
+        self,
+        stage_number: int,
+        last_position: int,
+        kept_positions: torch.Tensor,
+        arriving_tokens: States,
     ) -> tuple[Stage, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Of the tokens kept up to this place, those that have rows in a stage, and those that
-        enter it now, with their states; and what the stage will be. `arriving`: tokens that have
+        enter it now, with their states; and what the stage will be. `arriving_tokens`: tokens that have
         come through the stage before it for the first time.
         """
-        known = torch.zeros(place + 1, dtype=torch.bool, device=kept.device)
-        places, states = arriving
+        row_mask = torch.zeros(last_position + 1, dtype=torch.bool, device=kept_positions.device)
+        places, states = arriving_tokens
         if self.stages:
-            before = self.stages[number]
-            known[: len(before.known)] = before.known
-            known[len(before.known) :] = True
-            places = torch.cat([before.places, places])
-            states = torch.cat([before.states, states])
-        known[place] = False  # its own row is none yet
-        order = places.argsort()
-        places, states = places[order], states[order]
-        going = torch.zeros_like(known)
-        going[kept] = True
-        enter = going[places]
-        held = kept[known[kept]]
-        known[places[enter]] = True
-        known[place] = True
-        stage = Stage(kept, known, places[~enter], states[~enter])
-        return stage, held, places[enter], states[enter]
+            earlier_stage = self.stages[stage_number]
+            row_mask[: len(earlier_stage.has_rows)] = earlier_stage.has_rows
+            row_mask[len(earlier_stage.has_rows) :] = True
+            places = torch.cat([earlier_stage.places, places])
+            states = torch.cat([earlier_stage.states, states])
+        row_mask[last_position] = False  # its own row is none yet
+        position_order = places.argsort()
+        places, states = places[position_order], states[position_order]
+        going_mask = torch.zeros_like(row_mask)
+        going_mask[kept_positions] = True
+        entering_mask = going_mask[places]
+        held_positions = kept_positions[row_mask[kept_positions]]
+        row_mask[places[entering_mask]] = True
+        row_mask[last_position] = True
+        stage = Stage(kept_positions, row_mask, places[~entering_mask], states[~entering_mask])
+        return stage, held_positions, places[entering_mask], states[entering_mask]

@@ -39,12 +39,14 @@ class Snapkv(KV):
     pool: str = "max"  # or mean
 
     def __post_init__(self) -> None:
-        least = max(1, self.window) + 1
-        check_budget("snapkv", self.budget, least, f"a window of {self.window} and a row beside it")
+        min_rows = max(1, self.window) + 1
+        check_budget(
+            "snapkv", self.budget, min_rows, f"a window of {self.window} and a row beside it"
+        )
         if self.window < 1:
             raise BadConfig.field("snapkv:window", self.window, "at least 1")
         check_smoothing("snapkv", self.kernel, self.pool)
 
-    def policy(self, target: Model) -> Voted:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Voted:
+        self.check_target(target)
         return Voted(self.budget, 0, window=self.window, kernel=self.kernel, pool=self.pool)

@@ -25,7 +25,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, Evicting, check_every
 from foretell.kv.select.base import Ends
-from foretell.kv.slots import Slots, turning
+from foretell.kv.slots import Slots, find_turn
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -42,27 +42,27 @@ class StreamingLlm(KV):
     every: int = 1  # tokens between two evictions
 
     def __post_init__(self) -> None:
-        for name, least in (("sinks", 0), ("window", 1)):
-            if getattr(self, name) < least:
+        for name, min_value in (("sinks", 0), ("window", 1)):
+            if getattr(self, name) < min_value:
                 raise BadConfig.field(
-                    f"streaming-llm:{name}", getattr(self, name), f"at least {least}"
+                    f"streaming-llm:{name}", getattr(self, name), f"at least {min_value}"
                 )
         check_every("streaming-llm", self.every)
 
-    def policy(self, target: Model) -> Streaming:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Streaming:
+        self.check_target(target)
         budget = self.sinks + self.window
-        slots = Slots(turning("streaming-llm", target), still=self.sinks)
-        policy = Streaming(budget, self.every, sinks=self.sinks, slots=slots)
-        policy.endless = budget + self.every <= target.context
-        return policy
+        slots = Slots(find_turn("streaming-llm", target), still=self.sinks)
+        streaming_policy = Streaming(budget, self.every, sinks=self.sinks, slots=slots)
+        streaming_policy.endless = budget + self.every <= target.context
+        return streaming_policy
 
     def with_budget(self, rows: int) -> StreamingLlm:
         return replace(self, window=rows - self.sinks)
 
-    def view(self, target: Model) -> Ends:
+    def build_view(self, target: Model) -> Ends:
         """Its rows of a cache that keeps all, which stay at their positions."""
-        self.fits(target)
+        self.check_target(target)
         return Ends(0, self.sinks, self.window)
 
 
@@ -71,11 +71,11 @@ class Streaming(Evicting):
     sinks: int
     slots: Slots
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.slots = self.slots.empty()
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.slots = self.slots.without_rows()
 
-    def evict(self, cache: Any) -> None:
-        last = range(cache.base - self.budget + self.sinks, cache.base)
-        rows = torch.tensor([[*range(self.sinks), *last]], device=cache.device)
-        self.slots = self.slots.keep(cache, [rows] * len(cache.layout))
+    def evict_rows(self, cache: Any) -> None:
+        window_rows = range(cache.base - self.budget + self.sinks, cache.base)
+        surviving_rows = torch.tensor([[*range(self.sinks), *window_rows]], device=cache.device)
+        self.slots = self.slots.keep_rows(cache, [surviving_rows] * len(cache.layout))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.kv.base import KV, Attended, best, check_budget, check_every
+from foretell.kv.base import KV, Attended, top_rows, check_budget, check_every
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -40,24 +40,26 @@ class Tova(KV):
         check_budget("tova", self.budget, 1, "a row")
         check_every("tova", self.every)
 
-    def policy(self, target: Model) -> Newest:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Newest:
+        self.check_target(target)
         return Newest(self.budget, self.every)
 
 
 @dataclass
 class Newest(Attended):
-    def counts(self, place: int) -> bool:
-        return place == self.next_change(place) - 1
+    def counts_token(self, token_position: int) -> bool:
+        return token_position == self.next_change(token_position) - 1
 
-    def room(self, length: int) -> int:
-        left = super().room(length)
-        return left - 1 if left > 1 else left
+    def room_left(self, length: int) -> int:
+        eviction_room = super().room_left(length)
+        return eviction_room - 1 if eviction_room > 1 else eviction_room
 
-    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
-        rows = best(received.mean(0), self.budget)
-        return rows.expand(len(received), -1)
+    def choose_rows(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        attended_rows = top_rows(received.mean(0), self.budget)
+        return attended_rows.expand(len(received), -1)
 
-    def evict(self, cache: Any) -> None:
-        super().evict(cache)
-        self.received = {layer: torch.zeros_like(held) for layer, held in self.received.items()}
+    def evict_rows(self, cache: Any) -> None:
+        super().evict_rows(cache)
+        self.received = {
+            layer: torch.zeros_like(layer_scores) for layer, layer_scores in self.received.items()
+        }

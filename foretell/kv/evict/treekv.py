@@ -30,7 +30,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, Attended, check_budget, check_every
-from foretell.kv.slots import Slots, turning
+from foretell.kv.slots import Slots, find_turn
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -56,20 +56,20 @@ class Treekv(KV):
             raise BadConfig.field("treekv:sinks", self.sinks, "at least 0")
         if self.recent < 0:
             raise BadConfig.field("treekv:recent", self.recent, "at least 0")
-        least = self.sinks + max(1, self.recent) + 1
-        check_budget("treekv", self.budget, least, "sinks, recent and other rows")
+        min_rows = self.sinks + max(1, self.recent) + 1
+        check_budget("treekv", self.budget, min_rows, "sinks, recent and other rows")
         check_every("treekv", self.every)
         if self.block < 1:
             raise BadConfig.field("treekv:block", self.block, "at least 1 token")
         if self.positions not in POSITIONS:
             raise BadConfig.field("treekv:positions", self.positions, " or ".join(POSITIONS))
 
-    def policy(self, target: Model) -> Tree:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Tree:
+        self.check_target(target)
         recent = self.recent or max(1, self.budget // 2 - self.sinks)
         slots = None
         if self.positions == "slots":
-            slots = Slots(turning("treekv", target), still=self.sinks)
+            slots = Slots(find_turn("treekv", target), still=self.sinks)
         block = min(self.block, self.budget - self.sinks - recent)
         return Tree(
             self.budget, self.every, sinks=self.sinks, recent=recent, block=block, slots=slots
@@ -86,89 +86,107 @@ class Tree(Attended):
     slots: Slots | None = None  # None: keys stay where they were made
     pointer: int = 0  # the earlier of the two rows of the tree that are compared next
     # Of each layer, the places (KV, kept) in the text of the rows that stayed at the last eviction
-    kept: dict[int, torch.Tensor] = field(default_factory=dict)
+    text_positions: dict[int, torch.Tensor] = field(default_factory=dict)
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.pointer, self.kept = 0, {}
-        self.slots = None if self.slots is None else self.slots.empty()
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.pointer, self.text_positions = 0, {}
+        self.slots = None if self.slots is None else self.slots.without_rows()
 
     @property
-    def size(self) -> int:
+    def tree_size(self) -> int:
         """Rows of the tree."""
         return self.budget - self.sinks - self.recent
 
     @property
-    def watched(self) -> int:
+    def first_watched(self) -> int:
         """The place of the first token that rows are judged by."""
         return max(0, self.prompt - self.block)
 
-    def counts(self, place: int) -> bool:
-        return place >= self.watched
+    def counts_token(self, token_position: int) -> bool:
+        return token_position >= self.first_watched
 
-    def room(self, length: int) -> int:
-        return self.watched - length if length < self.watched else super().room(length)
+    def room_left(self, length: int) -> int:
+        return (
+            self.first_watched - length
+            if length < self.first_watched
+            else super().room_left(length)
+        )
 
-    def evict(self, cache: Any) -> None:
+    def evict_rows(self, cache: Any) -> None:
         # All layers at once: their heads have as many rows.
-        heads = [len(part) for part in self.received.values()]
-        received = torch.cat([*self.received.values()])
-        places = self._places(cache, len(received), received.device)
-        means = received / (cache.length - places.clamp(min=self.watched))
-        tree = means[:, self.sinks : cache.base - self.recent]
+        head_counts = [len(part) for part in self.received.values()]
+        head_scores = torch.cat([*self.received.values()])
+        token_positions = self._token_positions(cache, len(head_scores), head_scores.device)
+        mean_scores = head_scores / (cache.length - token_positions.clamp(min=self.first_watched))
+        tree_means = mean_scores[:, self.sinks : cache.base - self.recent]
         if cache.length == self.prompt:
-            left = by_blocks(tree, self.size, self.block)
+            surviving_rows = block_survivors(tree_means, self.tree_size, self.block)
         else:
-            left = survivors(tree, self.size, self.pointer)
-            self.pointer = (self.pointer + tree.shape[1] - self.size) % self.size
-        rows = torch.arange(cache.base, device=received.device).expand(len(received), -1)
-        last = rows[:, cache.base - self.recent :]
-        stay = torch.cat([rows[:, : self.sinks], left + self.sinks, last], 1)
-        self.received = dict(zip(self.received, received.gather(1, stay).split(heads), strict=True))
-        self.kept = dict(zip(self.received, places.gather(1, stay).split(heads), strict=True))
-        chosen = dict(zip(self.received, stay.split(heads), strict=True))
-        in_order = [chosen[layer] for layer in range(len(cache.layout))]
+            surviving_rows = find_survivors(tree_means, self.tree_size, self.pointer)
+            self.pointer = (self.pointer + tree_means.shape[1] - self.tree_size) % self.tree_size
+        all_rows = torch.arange(cache.base, device=head_scores.device).expand(len(head_scores), -1)
+        recent_rows = all_rows[:, cache.base - self.recent :]
+        stay_rows = torch.cat(
+            [all_rows[:, : self.sinks], surviving_rows + self.sinks, recent_rows], 1
+        )
+        self.received = dict(
+            zip(self.received, head_scores.gather(1, stay_rows).split(head_counts), strict=True)
+        )
+        self.text_positions = dict(
+            zip(self.received, token_positions.gather(1, stay_rows).split(head_counts), strict=True)
+        )
+        layer_rows = dict(zip(self.received, stay_rows.split(head_counts), strict=True))
+        in_order = [layer_rows[layer] for layer in range(len(cache.layout))]
         if self.slots is None:
             cache.keep_rows(in_order)
         else:
-            self.slots = self.slots.keep(cache, in_order)
+            self.slots = self.slots.keep_rows(cache, in_order)
 
-    def _places(self, cache: Any, heads: int, device: torch.device) -> torch.Tensor:
+    def _token_positions(self, cache: Any, heads: int, device: torch.device) -> torch.Tensor:
         """Of all heads' rows (heads, base), where their tokens stand in the text."""
-        if not self.kept:
+        if not self.text_positions:
             return torch.arange(cache.base, device=device).expand(heads, -1)
-        known = torch.cat([self.kept[layer] for layer in self.received])
-        new = torch.arange(cache.length - cache.base + known.shape[1], cache.length, device=device)
-        return torch.cat([known, new.expand(heads, -1)], 1)
+        held_positions = torch.cat([self.text_positions[layer] for layer in self.received])
+        new_positions = torch.arange(
+            cache.length - cache.base + held_positions.shape[1], cache.length, device=device
+        )
+        return torch.cat([held_positions, new_positions.expand(heads, -1)], 1)
 
 
-def survivors(means: torch.Tensor, size: int, pointer: int) -> torch.Tensor:
+def find_survivors(mean_scores: torch.Tensor, size: int, pointer: int) -> torch.Tensor:
     """Which of the rows with these means (heads, n) are left, (heads, size), where the first `size`
     are there and the others come in one by one (Algorithm 1).
 
     Of equal neighbours the earlier goes.
     """
-    heads, rows = means.shape
-    left = torch.arange(size, device=means.device).expand(heads, -1)
-    places = torch.arange(size, device=means.device)
-    for row in range(size, rows):
-        left = torch.cat([left, left.new_full((heads, 1), row)], 1)
-        first, second = means.gather(1, left[:, pointer : pointer + 2]).unbind(1)
-        goes = pointer + (first > second).long()
-        left = left.gather(1, places + (places >= goes[:, None]))
+    heads, row_count = mean_scores.shape
+    surviving_rows = torch.arange(size, device=mean_scores.device).expand(heads, -1)
+    row_indices = torch.arange(size, device=mean_scores.device)
+    for row in range(size, row_count):
+        surviving_rows = torch.cat([surviving_rows, surviving_rows.new_full((heads, 1), row)], 1)
+        first_means, second_means = mean_scores.gather(
+            1, surviving_rows[:, pointer : pointer + 2]
+        ).unbind(1)
+        dropped_index = pointer + (first_means > second_means).long()
+        surviving_rows = surviving_rows.gather(
+            1, row_indices + (row_indices >= dropped_index[:, None])
+        )
         pointer = (pointer + 1) % size
-    return left
+    return surviving_rows
 
 
-def by_blocks(means: torch.Tensor, size: int, block: int) -> torch.Tensor:
+def block_survivors(mean_scores: torch.Tensor, size: int, block: int) -> torch.Tensor:
     """The same of a prompt's rows: whole blocks are compared, by the means of their rows."""
-    heads, rows = means.shape
-    whole = (rows - size % block) // block
-    blocks = means[:, : whole * block].unflatten(1, (whole, block)).mean(2)
-    stay = survivors(blocks, size // block, 0)
-    inside = torch.arange(block, device=means.device)
-    in_blocks = (stay[..., None] * block + inside).flatten(1)
-    rest = torch.arange(whole * block, rows, device=means.device).expand(heads, -1)
-    left = torch.cat([in_blocks, rest], 1)
+    heads, row_count = mean_scores.shape
+    block_count = (row_count - size % block) // block
+    block_means = mean_scores[:, : block_count * block].unflatten(1, (block_count, block)).mean(2)
+    kept_blocks = find_survivors(block_means, size // block, 0)
+    block_offsets = torch.arange(block, device=mean_scores.device)
+    in_blocks = (kept_blocks[..., None] * block + block_offsets).flatten(1)
+    rest_rows = torch.arange(block_count * block, row_count, device=mean_scores.device).expand(
+        heads, -1
+    )
+    surviving_rows = torch.cat([in_blocks, rest_rows], 1)
     # Fewer than a block too many, so that the pointer does not leave the two oldest.
-    return left.gather(1, survivors(means.gather(1, left), size, 0))
+    return surviving_rows.gather(1, find_survivors(mean_scores.gather(1, surviving_rows), size, 0))

@@ -32,8 +32,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, best
-from foretell.kv.select.blocks import Remembering, check, grouped, parts_of
+from foretell.kv.base import KV, top_rows
+from foretell.kv.select.blocks import Remembering, check_settings, sum_by_key_head, parts_of
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -61,10 +61,10 @@ class Actqkv(KV):
     dir: str = ""  # a folder for a file of blocks; without one they lie in RAM
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
         if not 1 <= self.least <= self.blocks:
-            allowed = f"between 1 and blocks={self.blocks}"
-            raise BadConfig.field("actqkv:least", self.least, allowed)
+            allowed_values = f"between 1 and blocks={self.blocks}"
+            raise BadConfig.field("actqkv:least", self.least, allowed_values)
         if self.most and self.most < self.least:
             raise BadConfig.field("actqkv:most", self.most, f"0, or at least least={self.least}")
         for name in ("history", "updates"):
@@ -73,7 +73,7 @@ class Actqkv(KV):
         if not self.temperature > 0:
             raise BadConfig.field("actqkv:temperature", self.temperature, "above 0")
 
-    def policy(self, target: Model) -> ActqkvPolicy:
+    def build_policy(self, target: Model) -> ActqkvPolicy:
         return ActqkvPolicy(kv=self, **parts_of(self, target))
 
 
@@ -84,97 +84,128 @@ class ActqkvPolicy(Remembering):
     """
 
     kv: Actqkv
-    known: dict[int, Statistics] = field(default_factory=dict)
+    query_statistics: dict[int, Statistics] = field(default_factory=dict)
     entropies: dict[int, torch.Tensor] = field(default_factory=dict)
     scratch: dict[int, torch.Tensor] = field(default_factory=dict)
     shares: Sequence[int] = ()
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.known, self.entropies, self.scratch, self.shares = {}, {}, {}, ()
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.query_statistics, self.entropies, self.scratch, self.shares = {}, {}, {}, ()
 
-    def probe(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        rows = queries.transpose(0, 1).flatten(1)
-        self.known = {**self.known, layer: learnt(self.known.get(layer), rows, self.kv.updates)}
-        _, mean, variance = self.known[layer]
-        weights = activation(rows, mean, variance)
-        return (weights @ rows).view(len(queries), 1, -1)
+    def probe_query(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        query_rows = queries.transpose(0, 1).flatten(1)
+        self.query_statistics = {
+            **self.query_statistics,
+            layer: update_statistics(self.query_statistics.get(layer), query_rows, self.kv.updates),
+        }
+        _, mean, variance = self.query_statistics[layer]
+        row_weights = weigh_rows(query_rows, mean, variance)
+        return (row_weights @ query_rows).view(len(queries), 1, -1)
 
-    def scores(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+    def score_blocks(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Cosines of the heads' queries and representatives, laid end to end."""
-        found = self.found[layer]
-        products = grouped(queries, found.shape[1]).flatten(1) @ found.flatten(1).T
-        times = len(queries) // found.shape[1]
-        sizes = queries.transpose(0, 1).flatten(1).norm(dim=1)
-        lengths = found.flatten(1).norm(dim=1) * times**0.5
-        return products / (sizes[:, None] * lengths).clamp_min(torch.finfo(products.dtype).tiny)
+        block_keys = self.block_keys[layer]
+        key_products = (
+            sum_by_key_head(queries, block_keys.shape[1]).flatten(1) @ block_keys.flatten(1).T
+        )
+        heads_per_key = len(queries) // block_keys.shape[1]
+        query_norms = queries.transpose(0, 1).flatten(1).norm(dim=1)
+        key_norms = block_keys.flatten(1).norm(dim=1) * heads_per_key**0.5
+        return key_products / (query_norms[:, None] * key_norms).clamp_min(
+            torch.finfo(key_products.dtype).tiny
+        )
 
-    def reads(self, job: Any, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        scores = self.scores(layer, queries)
-        blocks = scores.shape[1]
-        if blocks > 1:
-            before = self.scratch.get(layer, scores.new_empty(0))[: job.start - job.cache.base]
-            new = evenness(scores / self.kv.temperature)
-            self.scratch = {**self.scratch, layer: torch.cat([before, new])}
+    def select_blocks(self, job: Any, layer: int, queries: torch.Tensor) -> torch.Tensor:
+        scores = self.score_blocks(layer, queries)
+        block_count = scores.shape[1]
+        if block_count > 1:
+            earlier_entropies = self.scratch.get(layer, scores.new_empty(0))[
+                : job.start - job.cache.base
+            ]
+            new_entropies = entropy_share(scores / self.kv.temperature)
+            self.scratch = {**self.scratch, layer: torch.cat([earlier_entropies, new_entropies])}
         count = self.shares[layer] if self.shares else self.kv.blocks
-        return best(scores, min(count, blocks))
+        return top_rows(scores, min(count, block_count))
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        super().keep(cache, nodes)
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
+        super().keep_nodes(cache, nodes)
         if nodes:
-            for layer, found in self.scratch.items():
-                before = self.entropies.get(layer, found[:0])
-                kept = torch.cat([before, found[list(nodes)]])[-self.kv.history :]
-                self.entropies = {**self.entropies, layer: kept}
+            for layer, node_entropies in self.scratch.items():
+                earlier_entropies = self.entropies.get(layer, node_entropies[:0])
+                kept_entropies = torch.cat([earlier_entropies, node_entropies[list(nodes)]])[
+                    -self.kv.history :
+                ]
+                self.entropies = {**self.entropies, layer: kept_entropies}
         self.scratch = {}
 
-    def change(self, cache: Any) -> None:
-        super().change(cache)
-        layers = len(cache.layout)
-        known = [self.entropies.get(layer, ()) for layer in range(layers)]
-        if min(map(len, known)) == self.kv.history:
-            means = [float(torch.as_tensor(one).mean()) for one in known]
+    def change_rows(self, cache: Any) -> None:
+        super().change_rows(cache)
+        layer_count = len(cache.layout)
+        layer_entropies = [self.entropies.get(layer, ()) for layer in range(layer_count)]
+        if min(map(len, layer_entropies)) == self.kv.history:
+            mean_entropies = [
+                float(torch.as_tensor(entropies).mean()) for entropies in layer_entropies
+            ]
             kv = self.kv
-            self.shares = shared_out(means, kv.blocks * layers, kv.least, kv.most)
+            self.shares = share_blocks(mean_entropies, kv.blocks * layer_count, kv.least, kv.most)
 
 
-def learnt(known: Statistics | None, rows: torch.Tensor, updates: int) -> Statistics:
+def update_statistics(
+    statistics: Statistics | None, rows: torch.Tensor, updates: int
+) -> Statistics:
     """Mean and variance of each channel with those of one more span (n, channels)."""
-    count, mean = len(rows), rows.mean(0)
+    row_count, mean = len(rows), rows.mean(0)
     variance = rows.var(0, unbiased=False)
-    if known is None:
-        return 1, mean, variance * count / max(1, count - 1)
-    done, old_mean, old = known
-    n = min(done, updates)
-    spread = (mean - old_mean) ** 2 / (1 + 1 / n)
-    variance = (old * (n - 1 / count) + variance + spread) / (n + 1 - 1 / count)
-    return done + 1, (old_mean * n + mean) / (n + 1), variance
+    if statistics is None:
+        return 1, mean, variance * row_count / max(1, row_count - 1)
+    update_count, old_mean, old_variance = statistics
+    steady_count = min(update_count, updates)
+    spread = (mean - old_mean) ** 2 / (1 + 1 / steady_count)
+    variance = (old_variance * (steady_count - 1 / row_count) + variance + spread) / (
+        steady_count + 1 - 1 / row_count
+    )
+    return update_count + 1, (old_mean * steady_count + mean) / (steady_count + 1), variance
 
 
-def activation(rows: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+def weigh_rows(rows: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
     """How much each row (n, channels) stands out, 1 in all (n,); alike where none does."""
-    floor = (variance.mean() / 100).clamp_min(torch.finfo(rows.dtype).tiny)
-    found = ((rows - mean) ** 2 / (variance + floor)).mean(1)
-    total = found.sum()
-    return found / total if bool(total > 0) else torch.full_like(found, 1 / len(found))
+    variance_floor = (variance.mean() / 100).clamp_min(torch.finfo(rows.dtype).tiny)
+    row_distances = ((rows - mean) ** 2 / (variance + variance_floor)).mean(1)
+    distance_sum = row_distances.sum()
+    return (
+        row_distances / distance_sum
+        if bool(distance_sum > 0)
+        else torch.full_like(row_distances, 1 / len(row_distances))
+    )
 
 
-def evenness(scores: torch.Tensor) -> torch.Tensor:
+def entropy_share(scores: torch.Tensor) -> torch.Tensor:
     """Entropy of the chances that scores (n, blocks) give, as a share of the largest one (n,)."""
-    logs = scores.log_softmax(-1)
-    return -(logs.exp() * logs).sum(-1) / torch.log(torch.tensor(float(scores.shape[1])))
+    log_probs = scores.log_softmax(-1)
+    return -(log_probs.exp() * log_probs).sum(-1) / torch.log(torch.tensor(float(scores.shape[1])))
 
 
-def shared_out(means: Sequence[float], total: int, least: int, most: int) -> list[int]:
-    """How many blocks each layer reads of `total`: by what it is of the layers still to come.
+def share_blocks(
+    mean_entropies: Sequence[float], total_blocks: int, min_blocks: int, max_blocks: int
+) -> list[int]:
+    """How many blocks each layer reads of `total_blocks`: by what it is of the layers still to come.
 
-    At least `least`, at most `most` (0: any number), and never more than all in all.
+    At least `min_blocks`, at most `max_blocks` (0: any number), and never more than all in all.
     """
     shares: list[int] = []
-    for layer, mean in enumerate(means):
-        ahead = sum(means[layer:])
-        left = total - sum(shares)
-        share = round(left * mean / ahead) if ahead > 0 else left // (len(means) - layer)
-        share = min(share, most or share, left - least * (len(means) - layer - 1))
-        shares.append(max(share, least))
+    for layer, mean in enumerate(mean_entropies):
+        entropy_ahead = sum(mean_entropies[layer:])
+        remaining_blocks = total_blocks - sum(shares)
+        share = (
+            round(remaining_blocks * mean / entropy_ahead)
+            if entropy_ahead > 0
+            else remaining_blocks // (len(mean_entropies) - layer)
+        )
+        share = min(
+            share,
+            max_blocks or share,
+            remaining_blocks - min_blocks * (len(mean_entropies) - layer - 1),
+        )
+        shares.append(max(share, min_blocks))
     return shares

@@ -17,14 +17,14 @@ from foretell.ops.attention import Attention
 from foretell.ops.row_attention import Listed, attend_all, attend_listed
 
 
-def attend_to(read: Listed | torch.Tensor | None, asked: Attention) -> torch.Tensor:
+def attend_to(read_rows: Listed | torch.Tensor | None, attention: Attention) -> torch.Tensor:
     """Attention of each query to those rows that it reads, of those that the mask shows it: a list,
     or bool (H or KV, n, rows); None: all. Where nothing is left out it is the ordinary one, but for
     bfloat16 bit by bit.
     """
-    if read is None or (isinstance(read, torch.Tensor) and bool(read.all())):
-        return attend_all(asked)
-    return attend_listed(asked, read)
+    if read_rows is None or (isinstance(read_rows, torch.Tensor) and bool(read_rows.all())):
+        return attend_all(attention)
+    return attend_listed(attention, read_rows)
 
 
 @dataclass
@@ -35,19 +35,19 @@ class Selecting(CachePolicy):
 
     plain = False
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         return self.prompt - length if length < self.prompt else NEVER
 
-    def watches(self, job: Any) -> bool:
+    def watches_job(self, job: Any) -> bool:
         return bool(job.cache.length >= self.prompt)
 
-    def reads(self, job: Any, asked: Attention) -> Listed | torch.Tensor | None:
+    def select_rows(self, job: Any, attention: Attention) -> Listed | torch.Tensor | None:
         """Which rows each query reads, see `attend_to`."""
         raise NotImplementedError
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        read = None if asked.layer < self.dense else self.reads(job, asked)
-        return attend_to(read, asked)
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        read_rows = None if attention.layer < self.dense else self.select_rows(job, attention)
+        return attend_to(read_rows, attention)
 
 
 @dataclass
@@ -57,10 +57,10 @@ class Ends(Selecting):
     sinks: int
     window: int
 
-    def watches(self, job: Any) -> bool:
-        return super().watches(job) and bool(job.cache.base > self.sinks + self.window)
+    def watches_job(self, job: Any) -> bool:
+        return super().watches_job(job) and bool(job.cache.base > self.sinks + self.window)
 
-    def reads(self, job: Any, asked: Attention) -> Listed:
-        first = torch.arange(self.sinks, device=asked.q.device)
-        lists = first.expand(len(asked.keys), asked.q.shape[1], -1)
-        return Listed(lists, 1, job.cache.base - self.window)
+    def select_rows(self, job: Any, attention: Attention) -> Listed:
+        sink_rows = torch.arange(self.sinks, device=attention.q.device)
+        row_lists = sink_rows.expand(len(attention.keys), attention.q.shape[1], -1)
+        return Listed(row_lists, 1, job.cache.base - self.window)

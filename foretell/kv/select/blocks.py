@@ -24,11 +24,11 @@ import torch
 
 from foretell.cache.buffers import bytes_of
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, Watching, best
-from foretell.kv.slots import Turn, turning
+from foretell.kv.base import KV, Watching, top_rows
+from foretell.kv.slots import Turn, find_turn
 from foretell.kv.store.spilling import BlockStore, blocks_in
-from foretell.ops.attention import FEW, Attention, jointly
-from foretell.ops.memory import trim
+from foretell.ops.attention import FEW, Attention, attend_jointly
+from foretell.ops.memory import trim_memory
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -64,9 +64,9 @@ class Settings(Protocol):
     def dir(self) -> str: ...
 
 
-def check(kv: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """Raises BadConfig for settings that cannot be."""
-    least = (
+    min_values = (
         ("initial", 0),
         ("local", 1),
         ("block", 1),
@@ -76,25 +76,29 @@ def check(kv: Settings) -> None:
         ("alone", 1),
         ("cached", 1),
     )
-    for name, low in least:
-        if getattr(kv, name) < low:
-            raise BadConfig.field(f"{kv.name}:{name}", getattr(kv, name), f"at least {low}")
-    if kv.representatives > kv.block:
-        allowed = f"at most block={kv.block}"
-        raise BadConfig.field(f"{kv.name}:representatives", kv.representatives, allowed)
-    if kv.dir and not Path(kv.dir).is_dir():
-        raise BadConfig.field(f"{kv.name}:dir", kv.dir, "a folder that exists")
+    for name, min_value in min_values:
+        if getattr(settings, name) < min_value:
+            raise BadConfig.field(
+                f"{settings.name}:{name}", getattr(settings, name), f"at least {min_value}"
+            )
+    if settings.representatives > settings.block:
+        allowed_values = f"at most block={settings.block}"
+        raise BadConfig.field(
+            f"{settings.name}:representatives", settings.representatives, allowed_values
+        )
+    if settings.dir and not Path(settings.dir).is_dir():
+        raise BadConfig.field(f"{settings.name}:dir", settings.dir, "a folder that exists")
 
 
 def parts_of(kv: KV, target: Model) -> dict[str, Any]:
     """What a policy with these settings is made of. Raises Unsupported, BadConfig."""
-    kv.fits(target)
-    return {"turn": turning(kv.name, target), "context": int(target.context)}
+    kv.check_target(target)
+    return {"turn": find_turn(kv.name, target), "context": int(target.context)}
 
 
 @dataclass(kw_only=True)
 class Remembering(Watching):
-    """`scores` decides which blocks a query reads; subclasses may change it and its parts.
+    """`score_blocks` decides which blocks a query reads; subclasses may change it and its parts.
 
     Nothing below is changed in place, so copies share it; of each layer:
     """
@@ -107,260 +111,328 @@ class Remembering(Watching):
 
     store: BlockStore | None = None
     slots: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
-    found: dict[int, torch.Tensor] = field(default_factory=dict)  # representatives (blocks, KV, D)
+    block_keys: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # representatives (blocks, KV, D)
     opening: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
     spanned: dict[int, torch.Tensor] = field(default_factory=dict)  # queries of the span (H, m, D)
     fresh: dict[int, torch.Tensor] = field(default_factory=dict)  # the same, not yet committed
-    chosen: dict[int, torch.Tensor] = field(default_factory=dict)  # what the span reads (1, some)
+    span_blocks: dict[int, torch.Tensor] = field(
+        default_factory=dict
+    )  # what the span reads (1, some)
     # Keys of the first rows as they were cached, and by how far they have moved back since (m,).
-    made: dict[int, torch.Tensor] = field(default_factory=dict)
-    moved: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    original_keys: dict[int, torch.Tensor] = field(default_factory=dict)
+    moved_by: torch.Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     turned: tuple[Any, Any] = (None, None)  # positions, and the turns of their queries
 
     def __post_init__(self) -> None:
         kv = self.kv
         # Rows that there may be, and the tokens that come before any leave.
-        longest = kv.initial + kv.local + kv.block + 2 * max(kv.every, kv.block)
-        self.endless = longest <= self.context
+        max_rows = kv.initial + kv.local + kv.block + 2 * max(kv.every, kv.block)
+        self.endless = max_rows <= self.context
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
         self.drop()
         self.slots = torch.empty(0, dtype=torch.long)
-        self.found, self.opening = {}, {}
-        self.spanned, self.fresh, self.chosen = {}, {}, {}
-        self.made, self.moved = {}, torch.empty(0, dtype=torch.long)
+        self.block_keys, self.opening = {}, {}
+        self.spanned, self.fresh, self.span_blocks = {}, {}, {}
+        self.original_keys, self.moved_by = {}, torch.empty(0, dtype=torch.long)
 
     def drop(self) -> None:
         self.store = None
 
     @property
     def bytes(self) -> int:
-        held = 0 if self.store is None else self.store.bytes
-        opening = [part for pair in self.opening.values() for part in pair]
-        return held + bytes_of([*opening, *self.found.values(), *self.made.values()])
+        store_bytes = 0 if self.store is None else self.store.bytes
+        opening_rows = [row_part for pair in self.opening.values() for row_part in pair]
+        return store_bytes + bytes_of(
+            [*opening_rows, *self.block_keys.values(), *self.original_keys.values()]
+        )
 
     # --- when rows leave
 
     @property
-    def switch(self) -> int:
+    def span_end(self) -> int:
         """Tokens of the text that choose in spans; those behind them choose by themselves."""
         return max(0, self.prompt - self.kv.alone)
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         kv = self.kv
-        if length < self.switch:
-            return min(self.switch - length, kv.every - length % kv.every)
-        beyond = length - kv.initial - kv.local
-        return kv.block - (beyond % kv.block if beyond > 0 else beyond)
+        if length < self.span_end:
+            return min(self.span_end - length, kv.every - length % kv.every)
+        tokens_beyond = length - kv.initial - kv.local
+        return kv.block - (tokens_beyond % kv.block if tokens_beyond > 0 else tokens_beyond)
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         """Blocks leave, and the next span's are chosen."""
-        extra = 0 if self.opening else self.kv.initial
-        blocks = (cache.base - extra - self.kv.local) // self.kv.block
-        if blocks > 0:
-            self._hold(cache, extra, blocks)
-            trim()  # texts are long here, and the memory they take is to be bounded
-        probes = {layer: self.probe(layer, asked) for layer, asked in self.spanned.items()}
-        self.spanned, self.chosen = {}, {}
-        if self.holds and cache.length < self.switch:
-            count = min(self.kv.blocks, len(self.slots))
-            for layer, probe in probes.items():
-                self.chosen[layer] = best(self.scores(layer, probe), count)
-        gap = max(self.kv.every, self.kv.block)
-        if self.endless and self.holds and cache.length - cache.offset + gap > self.context:
+        opening_count = 0 if self.opening else self.kv.initial
+        block_count = (cache.base - opening_count - self.kv.local) // self.kv.block
+        if block_count > 0:
+            self._store_blocks(cache, opening_count, block_count)
+            trim_memory()  # texts are long here, and the memory they take is to be bounded
+        probe_queries = {
+            layer: self.probe_query(layer, span_queries)
+            for layer, span_queries in self.spanned.items()
+        }
+        self.spanned, self.span_blocks = {}, {}
+        if self.holds_blocks and cache.length < self.span_end:
+            read_count = min(self.kv.blocks, len(self.slots))
+            for layer, probe in probe_queries.items():
+                self.span_blocks[layer] = top_rows(self.score_blocks(layer, probe), read_count)
+        longest_gap = max(self.kv.every, self.kv.block)
+        if (
+            self.endless
+            and self.holds_blocks
+            and cache.length - cache.offset + longest_gap > self.context
+        ):
             self._move_back(cache)
 
     @property
-    def holds(self) -> bool:
+    def holds_blocks(self) -> bool:
         """Whether anything has left the cache."""
         return bool(self.opening)
 
-    def _hold(self, cache: Any, extra: int, blocks: int) -> None:
-        """Takes the first rows out: `extra` initial ones, then so many blocks."""
-        kv, count = self.kv, extra + blocks * self.kv.block
-        first = cache.length - cache.offset - cache.base
-        keys, values = cache.give(count)
+    def _store_blocks(self, cache: Any, opening_count: int, block_count: int) -> None:
+        """Takes the first rows out: `opening_count` initial ones, then so many blocks."""
+        kv, row_count = self.kv, opening_count + block_count * self.kv.block
+        first_position = cache.length - cache.offset - cache.base
+        keys, values = cache.give_rows(row_count)
         cache.positions = None  # those that are left follow each other
-        known = min(count, len(self.moved))
-        at = torch.arange(first, first + count, device=cache.device)
-        if known:
-            at[:known] += self.moved[:known]
-        found, opening = {}, dict(self.opening)
-        for layer, cached in enumerate(keys):
-            if known:
-                cached = torch.cat([self.made[layer][:, :known], cached[:, known:]], 1)
-            unturned = self.turn(cached, -at)
+        moved_count = min(row_count, len(self.moved_by))
+        key_positions = torch.arange(
+            first_position, first_position + row_count, device=cache.device
+        )
+        if moved_count:
+            key_positions[:moved_count] += self.moved_by[:moved_count]
+        block_keys, opening_rows = {}, dict(self.opening)
+        for layer, cached_keys in enumerate(keys):
+            if moved_count:
+                cached_keys = torch.cat(
+                    [self.original_keys[layer][:, :moved_count], cached_keys[:, moved_count:]], 1
+                )
+            unturned = self.turn(cached_keys, -key_positions)
             if not self.opening:
-                opening[layer] = (unturned[:, :extra], values[layer][:, :extra].clone())
-            keys[layer] = unturned[:, extra:].unflatten(1, (blocks, kv.block))
-            values[layer] = values[layer][:, extra:].unflatten(1, (blocks, kv.block))
-            got = self.received[layer]
-            masses = got[:, extra:count].unflatten(1, (blocks, kv.block))
-            found[layer] = representatives(keys[layer], masses, kv.representatives)
-            if layer in self.found:
-                found[layer] = torch.cat([self.found[layer], found[layer]])
+                opening_rows[layer] = (
+                    unturned[:, :opening_count],
+                    values[layer][:, :opening_count].clone(),
+                )
+            keys[layer] = unturned[:, opening_count:].unflatten(1, (block_count, kv.block))
+            values[layer] = values[layer][:, opening_count:].unflatten(1, (block_count, kv.block))
+            layer_received = self.received[layer]
+            block_masses = layer_received[:, opening_count:row_count].unflatten(
+                1, (block_count, kv.block)
+            )
+            block_keys[layer] = mean_top_keys(keys[layer], block_masses, kv.representatives)
+            if layer in self.block_keys:
+                block_keys[layer] = torch.cat([self.block_keys[layer], block_keys[layer]])
         if self.store is None:
             self.store = blocks_in(kv.dir, kv.cached, cache.device)
-        slots = torch.tensor(self.store.add(keys, values), device=cache.device)
-        self.slots = torch.cat([self.slots.to(cache.device), slots])
-        self.found, self.opening = found, opening
-        self.received = {layer: got[:, count:] for layer, got in self.received.items()}
-        self.made = {layer: made[:, known:] for layer, made in self.made.items()}
-        self.moved = self.moved[known:]
+        new_slots = torch.tensor(self.store.add_blocks(keys, values), device=cache.device)
+        self.slots = torch.cat([self.slots.to(cache.device), new_slots])
+        self.block_keys, self.opening = block_keys, opening_rows
+        self.received = {
+            layer: layer_received[:, row_count:] for layer, layer_received in self.received.items()
+        }
+        self.original_keys = {
+            layer: layer_keys[:, moved_count:] for layer, layer_keys in self.original_keys.items()
+        }
+        self.moved_by = self.moved_by[moved_count:]
 
     def _move_back(self, cache: Any) -> None:
         """Moves the cache's rows to its first positions, each turned once from where it was."""
         cache.reserve(cache.base)
-        by = cache.length - cache.offset - cache.base
-        known = len(self.moved)
-        new = torch.zeros(cache.base - known, dtype=torch.long, device=cache.device)
-        self.moved = torch.cat([self.moved.to(cache.device), new]) + by
-        made = {}
+        shift = cache.length - cache.offset - cache.base
+        moved_count = len(self.moved_by)
+        fresh_moves = torch.zeros(cache.base - moved_count, dtype=torch.long, device=cache.device)
+        self.moved_by = torch.cat([self.moved_by.to(cache.device), fresh_moves]) + shift
+        original_keys = {}
         for layer, keys in enumerate(cache.k):
-            made[layer] = keys[:, known : cache.base].clone()
-            if known:
-                made[layer] = torch.cat([self.made[layer], made[layer]], 1)
-            keys[:, : cache.base] = self.turn(made[layer], -self.moved)
-        self.made = made
-        cache.offset += by
+            original_keys[layer] = keys[:, moved_count : cache.base].clone()
+            if moved_count:
+                original_keys[layer] = torch.cat(
+                    [self.original_keys[layer], original_keys[layer]], 1
+                )
+            keys[:, : cache.base] = self.turn(original_keys[layer], -self.moved_by)
+        self.original_keys = original_keys
+        cache.offset += shift
 
     # --- what blocks are chosen by
 
-    def probe(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+    def probe_query(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """One query (H, 1, D) for a span's (H, m, D), of all that `spanned` keeps of them."""
         raise NotImplementedError
 
-    def digest(self, queries: torch.Tensor) -> torch.Tensor:
+    def digest_queries(self, queries: torch.Tensor) -> torch.Tensor:
         """What `spanned` keeps of some queries (H, n, D) of a span, any number of them."""
         return queries
 
-    def scores(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+    def score_blocks(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """How well each block suits each of these queries (H, n, D): (n, blocks)."""
-        found = self.found[layer]
-        return grouped(queries, found.shape[1]).flatten(1) @ found.flatten(1).T
+        block_keys = self.block_keys[layer]
+        return sum_by_key_head(queries, block_keys.shape[1]).flatten(1) @ block_keys.flatten(1).T
 
-    def reads(self, job: Any, layer: int, queries: torch.Tensor) -> torch.Tensor:
+    def select_blocks(self, job: Any, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """Which blocks each of these nodes' queries (H, n, D) reads, (n, some).
 
         Called once for all nodes of a job that choose by themselves.
         """
-        scores = self.scores(layer, queries)
-        return best(scores, min(self.kv.blocks, scores.shape[1]))
+        block_scores = self.score_blocks(layer, queries)
+        return top_rows(block_scores, min(self.kv.blocks, block_scores.shape[1]))
 
     # --- attention
 
-    def watches(self, job: Any) -> bool:
+    def watches_job(self, job: Any) -> bool:
         return True
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        super().keep(cache, nodes)
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
+        super().keep_nodes(cache, nodes)
         if nodes:
-            for layer, queries in self.fresh.items():
-                before = self.spanned.get(layer)
-                queries = queries if before is None else torch.cat([before, queries], 1)
-                self.spanned = {**self.spanned, layer: queries}
+            for layer, node_queries in self.fresh.items():
+                earlier_queries = self.spanned.get(layer)
+                node_queries = (
+                    node_queries
+                    if earlier_queries is None
+                    else torch.cat([earlier_queries, node_queries], 1)
+                )
+                self.spanned = {**self.spanned, layer: node_queries}
         self.fresh = {}
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        layer, spanning = asked.layer, self.place(job) < self.switch
-        queries = asked.q
-        if spanning or self.holds:
-            queries = self._far(job, asked.q)
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        layer, spanning = attention.layer, self.job_position(job) < self.span_end
+        far_queries = attention.q
+        if spanning or self.holds_blocks:
+            far_queries = self._far_queries(job, attention.q)
         if spanning:
-            self.fresh = {**self.fresh, layer: self.digest(queries)}
-        if not self.holds:
-            self._attended(job, asked, IN_PIECES, None)
-            return asked.whole()
-        read = self.chosen[layer] if spanning else self.reads(job, layer, queries)
+            self.fresh = {**self.fresh, layer: self.digest_queries(far_queries)}
+        if not self.holds_blocks:
+            self._attend_pieces(job, attention, IN_PIECES, None)
+            return attention.full_output()
+        read_blocks = (
+            self.span_blocks[layer] if spanning else self.select_blocks(job, layer, far_queries)
+        )
         keys, values = self.opening[layer]
-        far = replace(asked, q=queries, keys=keys, values=values, mask=None, sinks=None)
-        if queries.shape[1] > FEW:
-            far = far.in_type(queries.dtype)
-        alike = self._blocks(far, read) if len(read) == 1 else None
+        far_attention = replace(
+            attention, q=far_queries, keys=keys, values=values, mask=None, sinks=None
+        )
+        if far_queries.shape[1] > FEW:
+            far_attention = far_attention.in_type(far_queries.dtype)
+        shared_blocks = (
+            self._block_attention(far_attention, read_blocks) if len(read_blocks) == 1 else None
+        )
 
-        def beside(part: slice) -> list[Attention]:
-            blocks = alike or self._blocks(far, read[part])
-            return [replace(one, q=queries[:, part]) for one in (far, blocks)]
+        def beside(node_range: slice) -> list[Attention]:
+            block_part = shared_blocks or self._block_attention(
+                far_attention, read_blocks[node_range]
+            )
+            return [
+                replace(attention_part, q=far_queries[:, node_range])
+                for attention_part in (far_attention, block_part)
+            ]
 
-        out = self._attended(job, asked, IN_PIECES if alike else AT_ONCE, beside)
-        return out.to(asked.q.dtype)
+        node_outputs = self._attend_pieces(
+            job, attention, IN_PIECES if shared_blocks else AT_ONCE, beside
+        )
+        return node_outputs.to(attention.q.dtype)
 
-    def _attended(
-        self, job: Any, asked: Attention, step: int, beside: Beside | None
+    def _attend_pieces(
+        self, job: Any, attention: Attention, piece_size: int, far_parts: Beside | None
     ) -> torch.Tensor:
         """Takes note of what the nodes give to the cache's rows, so many nodes at once; what they
         get of these and of other parts (n, H, D), where there are any.
         """
-        heads, nodes = len(asked.keys), asked.q.shape[1]
-        certain = -job.first >= nodes  # then they count together
-        if nodes > FEW:  # once for all pieces
-            asked = asked.in_type(torch.promote_types(asked.q.dtype, torch.float32))
-        outputs, given = [], []
-        for start in range(0, nodes, step):
-            part = slice(start, start + step)
-            mask = None if asked.mask is None else asked.mask[..., part, :]
-            near = replace(asked, q=asked.q[:, part], mask=mask)
-            if beside is None:
-                numbers = near.weights()
-                total = torch.ones_like(numbers[..., :1])
+        head_count, node_count = len(attention.keys), attention.q.shape[1]
+        count_together = -job.first >= node_count  # then they count together
+        if node_count > FEW:  # once for all pieces
+            attention = attention.in_type(torch.promote_types(attention.q.dtype, torch.float32))
+        outputs, given_scores = [], []
+        for start in range(0, node_count, piece_size):
+            node_range = slice(start, start + piece_size)
+            part_mask = None if attention.mask is None else attention.mask[..., node_range, :]
+            near_attention = replace(attention, q=attention.q[:, node_range], mask=part_mask)
+            if far_parts is None:
+                part_scores = near_attention.weights()
+                score_total = torch.ones_like(part_scores[..., :1])
             else:
-                out, numbers, total = jointly([near, *beside(part)])
-                outputs.append(out)
-            given.append(shared(numbers, total, heads, certain))
-        found = torch.cat(given, 1)
-        self.note(job, asked.layer, found.sum(1, keepdim=True) if certain else found)
-        return torch.cat(outputs) if outputs else asked.q[:, :0]
+                part_output, part_scores, score_total = attend_jointly(
+                    [near_attention, *far_parts(node_range)]
+                )
+                outputs.append(part_output)
+            given_scores.append(
+                mean_by_key_head(part_scores, score_total, head_count, count_together)
+            )
+        node_scores = torch.cat(given_scores, 1)
+        self.note_scores(
+            job,
+            attention.layer,
+            node_scores.sum(1, keepdim=True) if count_together else node_scores,
+        )
+        return torch.cat(outputs) if outputs else attention.q[:, :0]
 
-    def _far(self, job: Any, q: torch.Tensor) -> torch.Tensor:
+    def _far_queries(self, job: Any, q: torch.Tensor) -> torch.Tensor:
         """The nodes' queries (H, n, D) where they see what left the cache, in float32 or wider."""
-        wide = torch.promote_types(q.dtype, torch.float32)
+        wide_type = torch.promote_types(q.dtype, torch.float32)
         if self.turned[0] != job.positions:
             width = q.shape[-1]
-            by = self.kv.local - 1 - torch.tensor(job.positions, device=q.device)
-            ones = torch.eye(width, dtype=wide, device=q.device).expand(len(by), -1, -1)
+            position_shifts = self.kv.local - 1 - torch.tensor(job.positions, device=q.device)
+            unit_keys = torch.eye(width, dtype=wide_type, device=q.device).expand(
+                len(position_shifts), -1, -1
+            )
             # A turn is linear, and the same in all layers.
-            self.turned = (job.positions, self.turn(ones, by[:, None].expand(-1, width)))
-        return (q.to(wide).transpose(0, 1) @ self.turned[1]).transpose(0, 1)
+            self.turned = (
+                job.positions,
+                self.turn(unit_keys, position_shifts[:, None].expand(-1, width)),
+            )
+        return (q.to(wide_type).transpose(0, 1) @ self.turned[1]).transpose(0, 1)
 
-    def _blocks(self, far: Attention, read: torch.Tensor) -> Attention:
+    def _block_attention(self, far_attention: Attention, read_blocks: torch.Tensor) -> Attention:
         """The part over blocks: which ones all nodes read (1, some), or each of them (n, some)."""
-        mask = None
-        if len(read) == 1:
-            together = read[0]
+        block_mask = None
+        if len(read_blocks) == 1:
+            block_indices = read_blocks[0]
         else:
-            together, places = read.unique(return_inverse=True)
-            mask = torch.full((len(read), len(together)), -torch.inf, device=far.q.device)
-            mask = mask.scatter_(1, places, 0).to(far.q.dtype)
-            mask = mask.repeat_interleave(self.kv.block, 1)
+            block_indices, block_places = read_blocks.unique(return_inverse=True)
+            block_mask = torch.full(
+                (len(read_blocks), len(block_indices)), -torch.inf, device=far_attention.q.device
+            )
+            block_mask = block_mask.scatter_(1, block_places, 0).to(far_attention.q.dtype)
+            block_mask = block_mask.repeat_interleave(self.kv.block, 1)
         assert self.store is not None
-        keys, values = self.store.read(far.layer, self.slots[together])
-        blocks = replace(far, keys=keys.flatten(1, 2), values=values.flatten(1, 2), mask=mask)
-        return blocks.in_type(far.q.dtype) if far.q.shape[1] > FEW else blocks
+        keys, values = self.store.read_blocks(far_attention.layer, self.slots[block_indices])
+        block_attention = replace(
+            far_attention, keys=keys.flatten(1, 2), values=values.flatten(1, 2), mask=block_mask
+        )
+        return (
+            block_attention.in_type(far_attention.q.dtype)
+            if far_attention.q.shape[1] > FEW
+            else block_attention
+        )
 
 
-def representatives(keys: torch.Tensor, masses: torch.Tensor, count: int) -> torch.Tensor:
+def mean_top_keys(keys: torch.Tensor, key_masses: torch.Tensor, count: int) -> torch.Tensor:
     """Of each block the mean of its `count` keys of the largest masses, in float32 or wider.
 
     keys (KV, blocks, block, D), masses (KV, blocks, block) -> (blocks, KV, D).
     """
-    places = best(masses, count)[..., None].expand(-1, -1, -1, keys.shape[-1])
-    wide = torch.promote_types(keys.dtype, torch.float32)
-    return keys.gather(2, places).mean(2, dtype=wide).transpose(0, 1)
+    key_indices = top_rows(key_masses, count)[..., None].expand(-1, -1, -1, keys.shape[-1])
+    wide_type = torch.promote_types(keys.dtype, torch.float32)
+    return keys.gather(2, key_indices).mean(2, dtype=wide_type).transpose(0, 1)
 
 
-def grouped(queries: torch.Tensor, heads: int) -> torch.Tensor:
+def sum_by_key_head(queries: torch.Tensor, heads: int) -> torch.Tensor:
     """The sum over the query heads that share a key head: (H, n, D) -> (n, KV, D)."""
     return queries.unflatten(0, (heads, -1)).sum(1).transpose(0, 1)
 
 
-def shared(numbers: torch.Tensor, total: torch.Tensor, heads: int, together: bool) -> torch.Tensor:
+def mean_by_key_head(
+    node_scores: torch.Tensor, score_total: torch.Tensor, head_count: int, sum_nodes: bool
+) -> torch.Tensor:
     """The mean over the query heads that share a key head of what queries give to rows, as
-    `jointly` has it (H, n, rows) and (H, n, 1): of each (KV, n, rows) or, `together`, the sum over
+    `jointly` has it (H, n, rows) and (H, n, 1): of each (KV, n, rows) or, `sum_nodes`, the sum over
     all nodes (KV, 1, rows).
     """
-    count = len(numbers) // heads
-    if together:
-        shares = (1 / (count * total)).reshape(heads, 1, -1)
-        return shares @ numbers.view(heads, -1, numbers.shape[-1])
-    return (numbers / total).unflatten(0, (heads, -1)).mean(1)
+    group_size = len(node_scores) // head_count
+    if sum_nodes:
+        node_shares = (1 / (group_size * score_total)).reshape(head_count, 1, -1)
+        return node_shares @ node_scores.view(head_count, -1, node_scores.shape[-1])
+    return (node_scores / score_total).unflatten(0, (head_count, -1)).mean(1)

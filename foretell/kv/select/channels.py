@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from foretell.core.model import Model
 
 
-def _wrong(channels: torch.Tensor) -> str:
-    right = channels.dim() == 3 and channels.numel() > 0
-    numbers = torch.arange(channels.shape[-1])
-    if right and bool((channels.sort(-1).values == numbers).all()):
+def _find_fault(channels: torch.Tensor) -> str:
+    has_shape = channels.dim() == 3 and channels.numel() > 0
+    channel_numbers = torch.arange(channels.shape[-1])
+    if has_shape and bool((channels.sort(-1).values == channel_numbers).all()):
         return ""
     return "a head's channels are not all there once"
 
@@ -38,7 +38,7 @@ CHANNELS = Kind(
     "a table of its key channels",
     "make one with `foretell train channels --model MODEL --text TEXTS --out FILE`",
     "calibration",
-    _wrong,
+    _find_fault,
 )
 
 
@@ -52,39 +52,43 @@ class Observed(CachePolicy):
 
     plain = False
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        q, keys = asked.q, asked.keys[:, job.start :]
-        wide = torch.promote_types(q.dtype, torch.float32)
-        products = q.unflatten(0, (len(keys), -1)).to(wide) * keys[:, None].to(wide)
-        given = products.abs().mean(1).sum(1).cpu().double()
-        self.sums[asked.layer] = self.sums.get(asked.layer, 0) + given
-        return asked.whole()
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        q, keys = attention.q, attention.keys[:, job.start :]
+        wide_type = torch.promote_types(q.dtype, torch.float32)
+        channel_products = q.unflatten(0, (len(keys), -1)).to(wide_type) * keys[:, None].to(
+            wide_type
+        )
+        channel_sums = channel_products.abs().mean(1).sum(1).cpu().double()
+        self.sums[attention.layer] = self.sums.get(attention.layer, 0) + channel_sums
+        return attention.full_output()
 
 
 @torch.inference_mode()
-def measured(model: Model, texts: Iterable[Sequence[int]]) -> tuple[torch.Tensor, int]:
+def measure_channels(model: Model, texts: Iterable[Sequence[int]]) -> tuple[torch.Tensor, int]:
     """The importance (L, KV, D) of a model's key channels on these texts, and how many tokens they
     have; without any it is empty.
 
     Raises Unsupported where its keys are not alike in all layers.
     """
     if not model.layout or len({*model.layout}) != 1 or None in model.layout:
-        need = "keys of one shape in every layer"
-        raise Unsupported.missing("train channels", model.name, need, "use another policy")
-    seen = Observed()
-    tokens = read_under(model, seen, texts)
-    if not tokens:
+        missing_need = "keys of one shape in every layer"
+        raise Unsupported.missing_capability(
+            "train channels", model.name, missing_need, "use another policy"
+        )
+    observer = Observed()
+    token_count = read_under(model, observer, texts)
+    if not token_count:
         return torch.zeros(0), 0
     return torch.stack(
-        [seen.sums[layer].cpu() for layer in range(len(model.layout))]
-    ) / tokens, tokens
+        [observer.sums[layer].cpu() for layer in range(len(model.layout))]
+    ) / token_count, token_count
 
 
 def read_under(model: Model, policy: CachePolicy, texts: Iterable[Sequence[int]]) -> int:
     """Has a model read texts of one or more tokens, each by itself, on caches under a policy that
     watches; returns how many tokens that were.
     """
-    tokens = 0
+    token_count = 0
     for text in texts:
         cache = model.cache()
         cache.use(policy)
@@ -92,14 +96,14 @@ def read_under(model: Model, policy: CachePolicy, texts: Iterable[Sequence[int]]
         job, _ = cache.prepare(Ask(tree, rows=()), text[:1], 1)
         model.forward([job])
         cache.drop()
-        tokens += len(text)
-    return tokens
+        token_count += len(text)
+    return token_count
 
 
-def save(importance: torch.Tensor, path: Path, model: Model, tokens: int) -> None:
+def save_channels(importance: torch.Tensor, path: Path, model: Model, token_count: int) -> None:
     """Writes the table, whole or not at all. Raises BadFile."""
-    order = importance.argsort(dim=-1, descending=True, stable=True).to(torch.int16)
-    CHANNELS.save(order, path, model, tokens=str(tokens))
+    channel_order = importance.argsort(dim=-1, descending=True, stable=True).to(torch.int16)
+    CHANNELS.save_table(channel_order, path, model, tokens=str(token_count))
 
 
 def table_for(model: Model, calibration: str, method: str) -> torch.Tensor:
@@ -107,5 +111,7 @@ def table_for(model: Model, calibration: str, method: str) -> torch.Tensor:
 
     Raises BadFile where it is another model's, Unsupported where none ships.
     """
-    shapes = [shape for shape in model.layout if shape is not None]
-    return CHANNELS.find(model, calibration, method, (len(shapes), *shapes[0][:2])).long()
+    layer_shapes = [shape for shape in model.layout if shape is not None]
+    return CHANNELS.find_table(
+        model, calibration, method, (len(layer_shapes), *layer_shapes[0][:2])
+    ).long()

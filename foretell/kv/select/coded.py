@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from foretell.kv.select.paging import extremes, widest
+from foretell.kv.select.paging import page_extremes, join_extremes
 
 LEVELS = 255  # beside the least number
 
@@ -20,33 +20,35 @@ class Coded(NamedTuple):
     value_scales: torch.Tensor
 
     @classmethod
-    def of(cls, keys: torch.Tensor, values: torch.Tensor) -> Coded:
-        return cls(*coded(keys), *coded(values))
+    def from_rows(cls, keys: torch.Tensor, values: torch.Tensor) -> Coded:
+        return cls(*encode_rows(keys), *encode_rows(values))
 
-    def followed(self, others: Coded) -> Coded:
+    def append_rows(self, later_rows: Coded) -> Coded:
         """These rows and others behind them."""
-        return Coded(*(torch.cat(parts, 1) for parts in zip(self, others, strict=True)))
+        return Coded(*(torch.cat(row_parts, 1) for row_parts in zip(self, later_rows, strict=True)))
 
-    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def read_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values as they are read."""
-        return decoded(self.keys, self.key_scales), decoded(self.values, self.value_scales)
+        return decode_rows(self.keys, self.key_scales), decode_rows(self.values, self.value_scales)
 
 
-def coded(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The nearest of LEVELS + 1 numbers from each row's least to its largest (KV, n, D), as whole
     numbers, and the scales.
     """
-    low, high = rows.aminmax(dim=-1, keepdim=True)
-    step = (high - low) / LEVELS
-    codes = ((rows - low) / step.clamp(min=torch.finfo(rows.dtype).tiny)).round()
-    return codes.clamp(0, LEVELS).to(torch.uint8), torch.cat([low, step], -1)
+    row_minimum, row_maximum = rows.aminmax(dim=-1, keepdim=True)
+    step_size = (row_maximum - row_minimum) / LEVELS
+    codes = ((rows - row_minimum) / step_size.clamp(min=torch.finfo(rows.dtype).tiny)).round()
+    return codes.clamp(0, LEVELS).to(torch.uint8), torch.cat([row_minimum, step_size], -1)
 
 
-def decoded(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+def decode_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The rows that `coded` made these of, up to half a step."""
     return scales[..., :1] + codes.to(scales) * scales[..., 1:]
 
 
 def bounds_of(keys: torch.Tensor, part: int) -> torch.Tensor:
     """The `extremes` of whole parts of keys (KV, n, D), which hold for the rounded keys too."""
-    return widest(extremes(keys, part), extremes(decoded(*coded(keys)), part))
+    return join_extremes(
+        page_extremes(keys, part), page_extremes(decode_rows(*encode_rows(keys)), part)
+    )

@@ -32,7 +32,7 @@ from foretell.kv.base import KV, bytes_of, check_budget
 from foretell.kv.select.base import Selecting
 from foretell.kv.select.channels import table_for
 from foretell.ops.attention import Attention
-from foretell.ops.row_attention import Listed, highest, products
+from foretell.ops.row_attention import Listed, highest_positions, query_products
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -56,24 +56,29 @@ class DoubleSparsity(KV):
     calibration: str = ""  # table of channels, a file or a folder; else the one that ships
 
     def __post_init__(self) -> None:
-        ranges = (("channels", 1), ("dense", 0), ("sinks", 0), ("recent", 0))
-        for name, least in ranges:
-            if getattr(self, name) < least:
+        min_values = (("channels", 1), ("dense", 0), ("sinks", 0), ("recent", 0))
+        for name, min_value in min_values:
+            if getattr(self, name) < min_value:
                 value = getattr(self, name)
-                raise BadConfig.field(f"double-sparsity:{name}", value, f"at least {least}")
+                raise BadConfig.field(f"double-sparsity:{name}", value, f"at least {min_value}")
         if self.bits not in BITS:
             raise BadConfig.field("double-sparsity:bits", self.bits, "2, 4, 8 or 16")
-        what = f"{self.sinks} first rows, {self.recent} last ones and one more"
-        check_budget("double-sparsity", self.budget, self.sinks + self.recent + 1, what)
+        reserved_rows = f"{self.sinks} first rows, {self.recent} last ones and one more"
+        check_budget("double-sparsity", self.budget, self.sinks + self.recent + 1, reserved_rows)
 
-    def policy(self, target: Model) -> Labelled:
-        self.fits(target)
-        chosen = None
+    def build_policy(self, target: Model) -> Labelled:
+        self.check_target(target)
+        chosen_channels = None
         if any(shape is not None and shape[1] > self.channels for shape in target.layout):
-            table = table_for(target, self.calibration, "kv=double-sparsity")
-            chosen = table[..., : self.channels].to(target.device)
+            channel_table = table_for(target, self.calibration, "kv=double-sparsity")
+            chosen_channels = channel_table[..., : self.channels].to(target.device)
         return Labelled(
-            self.dense, self.budget, self.bits, chosen, sinks=self.sinks, recent=self.recent
+            self.dense,
+            self.budget,
+            self.bits,
+            chosen_channels,
+            sinks=self.sinks,
+            recent=self.recent,
         )
 
 
@@ -91,78 +96,88 @@ class Labelled(Selecting):
     labels: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, r, rows)
     labelled: int = 0  # first rows that have labels
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
         self.labels, self.labelled = {}, 0
 
     @property
     def bytes(self) -> int:
         return bytes_of(self.labels.values())
 
-    def change(self, cache: Any) -> None:
-        self._label(cache.k, cache.base)
+    def change_rows(self, cache: Any) -> None:
+        self._label_rows(cache.k, cache.base)
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
         end = cache.base + len(nodes)
         if cache.length >= self.prompt and end >= self.labelled + AT_ONCE:
-            self._label(cache.k, end)
+            self._label_rows(cache.k, end)
 
-    def _label(self, keys: Sequence[torch.Tensor], end: int) -> None:
+    def _label_rows(self, keys: Sequence[torch.Tensor], end: int) -> None:
         layers = range(self.dense, len(keys))
         self.labels = {layer: self._all_labels(layer, keys[layer][:, :end]) for layer in layers}
         self.labelled = end
 
     def _all_labels(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
         """Of all these rows (KV, n, D), (KV, r, n)."""
-        fresh = self.label(layer, keys[:, self.labelled :]).transpose(1, 2)
-        known = self.labels.get(layer)
-        return fresh.contiguous() if known is None else torch.cat([known, fresh], 2)
+        new_labels = self.label_numbers(layer, keys[:, self.labelled :]).transpose(1, 2)
+        known_labels = self.labels.get(layer)
+        return (
+            new_labels.contiguous()
+            if known_labels is None
+            else torch.cat([known_labels, new_labels], 2)
+        )
 
-    def label(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
+    def label_numbers(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
         """Of queries or keys (KV, n, D) what stands in the chosen channels (KV, n, r)."""
         if self.channels is not None:
-            places = self.channels[layer][:, None].expand(-1, numbers.shape[1], -1)
-            numbers = numbers.gather(-1, places)
-        return numbers if self.bits == 16 else rounded(numbers, self.bits)
+            channel_indices = self.channels[layer][:, None].expand(-1, numbers.shape[1], -1)
+            numbers = numbers.gather(-1, channel_indices)
+        return numbers if self.bits == 16 else round_to_bits(numbers, self.bits)
 
-    def watches(self, job: Any) -> bool:
-        return super().watches(job) and job.start + len(job.tokens) > self.budget
+    def watches_job(self, job: Any) -> bool:
+        return super().watches_job(job) and job.start + len(job.tokens) > self.budget
 
-    def reads(self, job: Any, asked: Attention) -> Listed:
-        given = self._given(asked)
-        rows = given.shape[-1]
+    def select_rows(self, job: Any, attention: Attention) -> Listed:
+        row_scores = self._score_rows(attention)
+        row_count = row_scores.shape[-1]
         # Along a path rows stand in the order of its tokens, so counts of rows are those of tokens.
-        if asked.mask is None:
-            given[..., : self.sinks] = torch.inf
-            given[..., rows - self.recent :] = torch.inf
+        if attention.mask is None:
+            row_scores[..., : self.sinks] = torch.inf
+            row_scores[..., row_count - self.recent :] = torch.inf
         else:
-            seen = (asked.mask > -torch.inf).expand(given.shape[0], -1, -1)
-            first = seen.cumsum(-1) <= self.sinks
-            last = seen.flip(-1).cumsum(-1).flip(-1) <= self.recent
-            given = given.masked_fill(first | last, torch.inf).masked_fill(~seen, -torch.inf)
-        return Listed(highest(given, self.budget), 1, rows)
+            seen_mask = (attention.mask > -torch.inf).expand(row_scores.shape[0], -1, -1)
+            sink_mask = seen_mask.cumsum(-1) <= self.sinks
+            recent_mask = seen_mask.flip(-1).cumsum(-1).flip(-1) <= self.recent
+            row_scores = row_scores.masked_fill(sink_mask | recent_mask, torch.inf).masked_fill(
+                ~seen_mask, -torch.inf
+            )
+        return Listed(highest_positions(row_scores, self.budget), 1, row_count)
 
-    def _given(self, asked: Attention) -> torch.Tensor:
+    def _score_rows(self, attention: Attention) -> torch.Tensor:
         """What each query's label gives to those of all rows (H, n, rows)."""
-        keys = asked.keys
-        queries = asked.q.unflatten(0, (len(keys), -1)).flatten(1, 2)
+        keys = attention.keys
+        queries = attention.q.unflatten(0, (len(keys), -1)).flatten(1, 2)
         # One call for both: they are few, and a call takes longer than their numbers do.
-        labels = self.label(asked.layer, torch.cat([queries, keys[:, self.labelled :]], 1))
-        mine, fresh = labels.split([queries.shape[1], labels.shape[1] - queries.shape[1]], 1)
-        mine = mine.reshape(*asked.q.shape[:2], -1)
-        wide = torch.promote_types(mine.dtype, torch.float32)
-        shape = (*mine.shape[:2], keys.shape[1])
-        given = torch.empty(shape, dtype=wide, device=keys.device)
+        labels = self.label_numbers(
+            attention.layer, torch.cat([queries, keys[:, self.labelled :]], 1)
+        )
+        query_labels, new_labels = labels.split(
+            [queries.shape[1], labels.shape[1] - queries.shape[1]], 1
+        )
+        query_labels = query_labels.reshape(*attention.q.shape[:2], -1)
+        wide_type = torch.promote_types(query_labels.dtype, torch.float32)
+        score_shape = (*query_labels.shape[:2], keys.shape[1])
+        row_scores = torch.empty(score_shape, dtype=wide_type, device=keys.device)
         if self.labelled:
-            known = self.labels[asked.layer].transpose(1, 2)
-            products(mine, known, given[..., : self.labelled])
-        products(mine, fresh, given[..., self.labelled :])
-        return given
+            known_labels = self.labels[attention.layer].transpose(1, 2)
+            query_products(query_labels, known_labels, row_scores[..., : self.labelled])
+        query_products(query_labels, new_labels, row_scores[..., self.labelled :])
+        return row_scores
 
 
-def rounded(numbers: torch.Tensor, bits: int) -> torch.Tensor:
+def round_to_bits(numbers: torch.Tensor, bits: int) -> torch.Tensor:
     """The nearest of 2 ** bits numbers, from the least to the largest of each row (..., r)."""
-    low, high = numbers.aminmax(dim=-1, keepdim=True)
-    step = (high - low) / (2**bits - 1)
-    codes = ((numbers - low) / step.clamp(min=torch.finfo(numbers.dtype).tiny)).round()
-    return low + codes * step
+    row_minimum, row_maximum = numbers.aminmax(dim=-1, keepdim=True)
+    step_size = (row_maximum - row_minimum) / (2**bits - 1)
+    codes = ((numbers - row_minimum) / step_size.clamp(min=torch.finfo(numbers.dtype).tiny)).round()
+    return row_minimum + codes * step_size

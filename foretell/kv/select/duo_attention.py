@@ -47,13 +47,13 @@ class DuoAttention(KV):
 
     def __post_init__(self) -> None:
         check_sparsity("duo-attention", self.sparsity)
-        for name, least in (("sinks", 0), ("recent", 1)):
-            if getattr(self, name) < least:
+        for name, min_value in (("sinks", 0), ("recent", 1)):
+            if getattr(self, name) < min_value:
                 value = getattr(self, name)
-                raise BadConfig.field(f"duo-attention:{name}", value, f"at least {least}")
+                raise BadConfig.field(f"duo-attention:{name}", value, f"at least {min_value}")
         check_every("duo-attention", self.every)
 
-    def policy(self, target: Model) -> Ragged:
-        self.fits(target)
-        heads = streaming_of(target, self.sparsity, self.gates, "kv=duo-attention")
-        return Ragged(self.sinks, self.recent, self.every, whole=False, streaming=heads)
+    def build_policy(self, target: Model) -> Ragged:
+        self.check_target(target)
+        streaming_heads = streaming_of(target, self.sparsity, self.gates, "kv=duo-attention")
+        return Ragged(self.sinks, self.recent, self.every, whole=False, streaming=streaming_heads)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 ROWS_SEEN_BY_ALL = ("openvino", "onnxruntime")  # the latter leaves what it cannot do to the former
 
 
-def _wrong(gates: torch.Tensor) -> str:
-    right = gates.dim() == 2 and gates.is_floating_point() and gates.numel() > 0
-    if right and bool(((gates >= 0) & (gates <= 1)).all()):
+def _find_fault(gates: torch.Tensor) -> str:
+    has_shape = gates.dim() == 2 and gates.is_floating_point() and gates.numel() > 0
+    if has_shape and bool(((gates >= 0) & (gates <= 1)).all()):
         return ""
     return "gates are numbers from 0 to 1, one of each layer and key head"
 
@@ -34,13 +34,13 @@ GATES = Kind(
     "gates of its key heads",
     "make some with `foretell train gates --model MODEL --text TEXTS --out FILE`",
     "gates",
-    _wrong,
+    _find_fault,
 )
 
 
-def save(gates: torch.Tensor, path: Path, model: Model, steps: int) -> None:
+def save_gates(gates: torch.Tensor, path: Path, model: Model, steps: int) -> None:
     """Writes gates (L, KV), whole or not at all. Raises BadFile."""
-    GATES.save(gates, path, model, steps=str(steps))
+    GATES.save_table(gates, path, model, steps=str(steps))
 
 
 def check_sparsity(method: str, sparsity: float) -> None:
@@ -49,19 +49,19 @@ def check_sparsity(method: str, sparsity: float) -> None:
         raise BadConfig.field(f"{method}:sparsity", sparsity, "between 0 and 1")
 
 
-def streaming(gates: torch.Tensor, sparsity: float) -> torch.Tensor:
+def select_streaming(gates: torch.Tensor, sparsity: float) -> torch.Tensor:
     """The `sparsity` of all heads that have the lowest gates, bool (L, KV).
 
     Of heads with equal gates those of earlier layers come first.
     """
-    count = round(sparsity * gates.numel())
-    order = gates.flatten().argsort(stable=True)
-    chosen = torch.zeros(gates.numel(), dtype=torch.bool)
-    chosen[order[:count]] = True
-    return chosen.view(gates.shape)
+    head_count = round(sparsity * gates.numel())
+    head_order = gates.flatten().argsort(stable=True)
+    streaming_mask = torch.zeros(gates.numel(), dtype=torch.bool)
+    streaming_mask[head_order[:head_count]] = True
+    return streaming_mask.view(gates.shape)
 
 
-def streaming_of(model: Model, sparsity: float, given: str, method: str) -> torch.Tensor:
+def streaming_of(model: Model, sparsity: float, gates_path: str, method: str) -> torch.Tensor:
     """The streaming heads of a model, bool (L, KV), by the gates in a file or a folder, or by those
     that ship. Without any none are needed.
 
@@ -69,12 +69,14 @@ def streaming_of(model: Model, sparsity: float, given: str, method: str) -> torc
     model's executor cannot hide rows from single heads and nodes: torch would compute it all.
     """
     layout = [shape for shape in model.layout if shape is not None]
-    sizes = (len(layout), layout[0][0])
+    table_sizes = (len(layout), layout[0][0])
     if not sparsity:
-        return torch.zeros(sizes, dtype=torch.bool)
+        return torch.zeros(table_sizes, dtype=torch.bool)
     executor = model.usual_executor
     if executor in ROWS_SEEN_BY_ALL:
-        need = f"heads that see fewer rows, and {executor} shows each node all rows of a head"
+        missing_need = (
+            f"heads that see fewer rows, and {executor} shows each node all rows of a head"
+        )
         cure = "load it with executor='torch', or dtype='bfloat16' or 'int8' for the C library"
-        raise Unsupported.missing(method, model.name, need, cure)
-    return streaming(GATES.find(model, given, method, sizes), sparsity)
+        raise Unsupported.missing_capability(method, model.name, missing_need, cure)
+    return select_streaming(GATES.find_table(model, gates_path, method, table_sizes), sparsity)

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from foretell.kv.base import KV
-from foretell.kv.select.blocks import Remembering, check, parts_of
+from foretell.kv.select.blocks import Remembering, check_settings, parts_of
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -51,16 +51,16 @@ class Infllm(KV):
     dir: str = ""  # a folder for a file of blocks; without one they lie in RAM
 
     def __post_init__(self) -> None:
-        check(self)
+        check_settings(self)
 
-    def policy(self, target: Model) -> InfllmPolicy:
+    def build_policy(self, target: Model) -> InfllmPolicy:
         return InfllmPolicy(kv=self, **parts_of(self, target))
 
 
 class InfllmPolicy(Remembering):
-    def digest(self, queries: torch.Tensor) -> torch.Tensor:
+    def digest_queries(self, queries: torch.Tensor) -> torch.Tensor:
         return queries.sum(1, keepdim=True)
 
-    def probe(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
+    def probe_query(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
         """The mean query of the span, but for its length, which changes no order."""
         return queries.sum(1, keepdim=True)

@@ -35,8 +35,8 @@ from foretell.errors import BadConfig
 from foretell.kv.base import KV, bytes_of, check_budget
 from foretell.kv.select.coded import Coded, bounds_of
 from foretell.kv.select.gates import check_sparsity, streaming_of
-from foretell.kv.select.paging import extremes, inherited, upper
-from foretell.kv.select.ragged import Ragged, hiding, places
+from foretell.kv.select.paging import page_extremes, inherit_choices, upper_bounds
+from foretell.kv.select.ragged import Ragged, hiding_mask, text_positions
 from foretell.ops.attention import Attention
 
 if TYPE_CHECKING:
@@ -78,12 +78,18 @@ class Lserve(KV):
             raise BadConfig.field("lserve:bits", self.bits, "8 or 16")
         check_budget("lserve", self.budget, LEAST * self.page, f"{LEAST} pages of {self.page}")
 
-    def policy(self, target: Model) -> Served:
-        self.fits(target)
-        made = Served(self.sinks, self.recent, self.page, in_prompt=self.prompt, bits=self.bits)
-        made.streaming = streaming_of(target, self.sparsity, self.gates, "kv=lserve")
-        made.count, made.part, made.reuse = self.budget // self.page, self.part, self.reuse
-        return made
+    def build_policy(self, target: Model) -> Served:
+        self.check_target(target)
+        served_policy = Served(
+            self.sinks, self.recent, self.page, in_prompt=self.prompt, bits=self.bits
+        )
+        served_policy.streaming = streaming_of(target, self.sparsity, self.gates, "kv=lserve")
+        served_policy.count, served_policy.part, served_policy.reuse = (
+            self.budget // self.page,
+            self.part,
+            self.reuse,
+        )
+        return served_policy
 
 
 @dataclass
@@ -98,121 +104,147 @@ class Served(Ragged):
     bounds: Mapping[int, torch.Tensor] = field(default_factory=dict)
     # Pages chosen by the other query heads of each layer, bool: what holds for the newest
     # committed token (H, pages), and for the scratch rows (H, rows, pages).
-    chosen: Mapping[int, torch.Tensor] = field(default_factory=dict)
+    committed_pages: Mapping[int, torch.Tensor] = field(default_factory=dict)
     pending: Mapping[int, torch.Tensor] = field(default_factory=dict)
     choosing: tuple[Any, list[int]] | None = None  # of the last job, see `_sources`
-    read: torch.Tensor | None = None  # pages that the running layer's nodes read (H, n, pages)
+    layer_pages: torch.Tensor | None = (
+        None  # pages that the running layer's nodes read (H, n, pages)
+    )
 
     @property
-    def leaves(self) -> bool:
-        return self.bits < 16 or super().leaves
+    def drops_rows(self) -> bool:
+        return self.bits < 16 or super().drops_rows
 
-    def last(self, length: int) -> int:
+    def visible_count(self, length: int) -> int:
         return self.in_prompt if length < self.prompt else self.recent
 
-    def clear(self) -> None:
-        super().clear()
-        self.bounds, self.chosen, self.pending = {}, {}, {}
-        self.choosing, self.read = None, None
+    def clear_held(self) -> None:
+        super().clear_held()
+        self.bounds, self.committed_pages, self.pending = {}, {}, {}
+        self.choosing, self.layer_pages = None, None
 
     @property
     def bytes(self) -> int:
         return super().bytes + bytes_of(self.bounds.values())
 
-    def selects(self, length: int) -> bool:
+    def selects_pages(self, length: int) -> bool:
         return length >= self.prompt and length // self.block >= self.count
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         if length < self.prompt:
-            return min(super().room(length), self.prompt - length)
+            return min(super().room_left(length), self.prompt - length)
         return self.block - length % self.block
 
-    def watches(self, job: Any) -> bool:
-        return super().watches(job) or self.selects(job.cache.length)
+    def watches_job(self, job: Any) -> bool:
+        return super().watches_job(job) or self.selects_pages(job.cache.length)
 
     # --- what is committed
 
-    def change(self, cache: Any) -> None:
-        gone = cache.length - cache.base
-        end = cache.length // self.block * self.block - gone
+    def change_rows(self, cache: Any) -> None:
+        stored_count = cache.length - cache.base
+        page_end = cache.length // self.block * self.block - stored_count
         bounds = dict(self.bounds)
         for layer, streaming in enumerate(self.streaming):
-            known = bounds.get(layer)
-            first = 0 if known is None else known.shape[1] * self.part - gone
-            if end > first and not bool(streaming.all()):
-                keys = cache.k[layer][~streaming, first:end]
-                made = extremes(keys, self.part) if self.bits == 16 else bounds_of(keys, self.part)
-                bounds[layer] = made if known is None else torch.cat([known, made], 1)
+            known_bounds = bounds.get(layer)
+            first_row = (
+                0 if known_bounds is None else known_bounds.shape[1] * self.part - stored_count
+            )
+            if page_end > first_row and not bool(streaming.all()):
+                keys = cache.k[layer][~streaming, first_row:page_end]
+                new_bounds = (
+                    page_extremes(keys, self.part)
+                    if self.bits == 16
+                    else bounds_of(keys, self.part)
+                )
+                bounds[layer] = (
+                    new_bounds if known_bounds is None else torch.cat([known_bounds, new_bounds], 1)
+                )
         self.bounds = bounds
-        super().change(cache)
+        super().change_rows(cache)
 
-    def joined(self, held: Any, keys: torch.Tensor, values: torch.Tensor) -> Any:
+    def join_rows(self, held_rows: Any, keys: torch.Tensor, values: torch.Tensor) -> Any:
         if self.bits == 16:
-            return super().joined(held, keys, values)
-        new = Coded.of(keys, values)
-        return new if held is None else held.followed(new)
+            return super().join_rows(held_rows, keys, values)
+        new_rows = Coded.from_rows(keys, values)
+        return new_rows if held_rows is None else held_rows.append_rows(new_rows)
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
         if nodes and self.pending:
-            chosen = {layer: own[:, nodes[-1]].clone() for layer, own in self.pending.items()}
-            self.chosen = {**self.chosen, **chosen}
-        self.pending, self.read = {}, None
+            kept_pages = {
+                layer: node_pages[:, nodes[-1]].clone()
+                for layer, node_pages in self.pending.items()
+            }
+            self.committed_pages = {**self.committed_pages, **kept_pages}
+        self.pending, self.layer_pages = {}, None
 
     # --- what is read
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        others = self.others(asked)
-        chooses = self.selects(job.cache.length) and bool(others.any())
-        self.read = self._reads(job, asked.layer, asked.q[others]) if chooses else None
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        full_heads = self.full_heads(attention)
+        chooses_pages = self.selects_pages(job.cache.length) and bool(full_heads.any())
+        self.layer_pages = (
+            self._read_pages(job, attention.layer, attention.q[full_heads])
+            if chooses_pages
+            else None
+        )
         self.masks = {}  # as pages differ from layer to layer
-        return super().attend(job, asked)
+        return super().attend_job(job, attention)
 
-    def seen(self, job: Any, asked: Attention) -> torch.Tensor | None:
-        seen = super().seen(job, asked)
-        if self.read is None:
-            return seen
-        _, columns = places(job)
-        if seen is None:
-            seen = asked.q.new_ones(*asked.q.shape[:2], len(columns), dtype=torch.bool)
-        seen[self.others(asked)] = self.read[..., columns // self.block]
-        return seen
+    def visible_rows(self, job: Any, attention: Attention) -> torch.Tensor | None:
+        visible_mask = super().visible_rows(job, attention)
+        if self.layer_pages is None:
+            return visible_mask
+        _, row_positions = text_positions(job)
+        if visible_mask is None:
+            visible_mask = attention.q.new_ones(
+                *attention.q.shape[:2], len(row_positions), dtype=torch.bool
+            )
+        visible_mask[self.full_heads(attention)] = self.layer_pages[
+            ..., row_positions // self.block
+        ]
+        return visible_mask
 
-    def held_mask(self, job: Any, asked: Attention, q: torch.Tensor) -> torch.Tensor | None:
-        if self.read is None:
+    def held_mask(self, job: Any, attention: Attention, q: torch.Tensor) -> torch.Tensor | None:
+        if self.layer_pages is None:
             return None
-        gone = job.cache.length - job.cache.base
-        columns = torch.arange(self.first, self.first + gone, device=q.device)
-        read = self.read[..., columns // self.block]
-        return hiding(read, q)
+        held_count = job.cache.length - job.cache.base
+        row_positions = torch.arange(self.first_rows, self.first_rows + held_count, device=q.device)
+        read_mask = self.layer_pages[..., row_positions // self.block]
+        return hiding_mask(read_mask, q)
 
-    def _reads(self, job: Any, layer: int, q: torch.Tensor) -> torch.Tensor:
+    def _read_pages(self, job: Any, layer: int, q: torch.Tensor) -> torch.Tensor:
         """The pages that each new node (H, n) reads, bool (H, n, pages)."""
-        base, sources = job.start - job.cache.base, self._sources(job)
-        pages = job.cache.length // self.block + 1
-        chosen = q.new_zeros(len(q), 1 + len(sources), pages, dtype=torch.bool)
-        if -1 in sources[base:]:
-            chosen[:, 0] = self.chosen[layer]
-        if base:
-            chosen[:, 1 : 1 + base] = self.pending[layer][:, :base]
-        fresh = [row for row in range(base, len(sources)) if sources[row] == row]
-        if fresh:
-            own = self.best(q[:, [row - base for row in fresh]], self.bounds[layer])
-            chosen[:, [1 + row for row in fresh]] = own
-        held = chosen[:, [1 + source for source in sources]]
-        self.pending = {**self.pending, layer: held}
-        return held[:, base:]
+        scratch_start, sources = job.start - job.cache.base, self._choice_sources(job)
+        page_count = job.cache.length // self.block + 1
+        page_choices = q.new_zeros(len(q), 1 + len(sources), page_count, dtype=torch.bool)
+        if -1 in sources[scratch_start:]:
+            page_choices[:, 0] = self.committed_pages[layer]
+        if scratch_start:
+            page_choices[:, 1 : 1 + scratch_start] = self.pending[layer][:, :scratch_start]
+        choosing_rows = [row for row in range(scratch_start, len(sources)) if sources[row] == row]
+        if choosing_rows:
+            fresh_pages = self.best_pages(
+                q[:, [row - scratch_start for row in choosing_rows]], self.bounds[layer]
+            )
+            page_choices[:, [1 + row for row in choosing_rows]] = fresh_pages
+        node_pages = page_choices[:, [1 + source for source in sources]]
+        self.pending = {**self.pending, layer: node_pages}
+        return node_pages[:, scratch_start:]
 
-    def best(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+    def best_pages(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """The pages that queries (H, n) choose, the newest at the end, bool (H, n, pages + 1)."""
-        above = upper(q, bounds).unflatten(-1, (-1, self.block // self.part)).amax(-1)
-        best = above.topk(self.count - 1, -1).indices
-        chosen = torch.zeros_like(above, dtype=torch.bool).scatter_(-1, best, True)
-        return torch.nn.functional.pad(chosen, (0, 1), value=True)
+        page_bounds = upper_bounds(q, bounds).unflatten(-1, (-1, self.block // self.part)).amax(-1)
+        best_indices = page_bounds.topk(self.count - 1, -1).indices
+        page_mask = torch.zeros_like(page_bounds, dtype=torch.bool).scatter_(-1, best_indices, True)
+        return torch.nn.functional.pad(page_mask, (0, 1), value=True)
 
-    def _sources(self, job: Any) -> list[int]:
+    def _choice_sources(self, job: Any) -> list[int]:
         """Of each scratch row the one whose choice holds for it; -1: that of committed tokens."""
-        nodes = (tuple(job.cache.plan.parents), tuple(job.scratch_positions))
-        if self.choosing is None or self.choosing[0] != nodes:
-            anew = [at % self.reuse == 0 or at == self.prompt for at in nodes[1]]
-            self.choosing = nodes, inherited(nodes[0], anew)
+        job_nodes = (tuple(job.cache.plan.parents), tuple(job.scratch_positions))
+        if self.choosing is None or self.choosing[0] != job_nodes:
+            chooses_anew = [
+                token_position % self.reuse == 0 or token_position == self.prompt
+                for token_position in job_nodes[1]
+            ]
+            self.choosing = job_nodes, inherit_choices(job_nodes[0], chooses_anew)
         return self.choosing[1]

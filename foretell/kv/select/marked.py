@@ -14,9 +14,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from foretell.errors import BadFile, Unsupported, first_line
-from foretell.ops.assets import ASSETS
-from foretell.ops.files import whole
+from foretell.errors import BadFile, Unsupported, first_message_line
+from foretell.ops.assets import shipped_files
+from foretell.ops.files import replace_file
 from foretell.ops.fingerprint import norm_mark
 
 if TYPE_CHECKING:
@@ -28,55 +28,57 @@ class Kind:
     """What tables of one kind are called, where they lie, and how they are made."""
 
     name: str  # of the tensor, of the folder of assets, and of the file in a user's folder
-    what: str  # it is in words
-    made: str  # how, a command
+    description: str  # it is in words
+    recipe: str  # how, a command
     option: str  # of a policy, that names a file
-    wrong: Callable[[torch.Tensor], str]  # what is wrong with a tensor; empty: nothing
+    find_fault: Callable[[torch.Tensor], str]  # what is wrong with a tensor; empty: nothing
 
     @property
     def schema(self) -> str:
         return f"foretell {self.name} 1"
 
-    def save(self, table: torch.Tensor, path: Path, model: Model, **about: str) -> None:
+    def save_table(self, table: torch.Tensor, path: Path, model: Model, **metadata: str) -> None:
         """Writes a table, whole or not at all. Raises BadFile."""
-        told = {"schema": self.schema, "norm": norm_mark(model), **about}
-        with whole(path) as part:
-            save_file({self.name: table.contiguous()}, part, told)
+        file_metadata = {"schema": self.schema, "norm": norm_mark(model), **metadata}
+        with replace_file(path) as partial_path:
+            save_file({self.name: table.contiguous()}, partial_path, file_metadata)
 
-    def read(self, path: Path) -> tuple[torch.Tensor, str]:
+    def read_table(self, path: Path) -> tuple[torch.Tensor, str]:
         """A file's table, and the mark of the model that it was made for. Raises BadFile."""
         try:
-            with safe_open(path, "pt") as opened:
-                about = opened.metadata() or {}
-                if about.get("schema") != self.schema or [*opened.keys()] != [self.name]:
-                    raise BadFile(f"{path}: is no table of {self.name}; {self.made}")
-                table = opened.get_tensor(self.name)
+            with safe_open(path, "pt") as table_file:
+                metadata = table_file.metadata() or {}
+                if metadata.get("schema") != self.schema or [*table_file.keys()] != [self.name]:
+                    raise BadFile(f"{path}: is no table of {self.name}; {self.recipe}")
+                table = table_file.get_tensor(self.name)
         except (OSError, SafetensorError) as error:
-            reason = first_line(error)
-            raise BadFile(f"{path}: cannot be read ({reason}); {self.made}") from error
-        if wrong := self.wrong(table):
-            raise BadFile(f"{path}: is damaged ({wrong}); {self.made}")
-        return table, about.get("norm", "")
+            reason = first_message_line(error)
+            raise BadFile(f"{path}: cannot be read ({reason}); {self.recipe}") from error
+        if table_fault := self.find_fault(table):
+            raise BadFile(f"{path}: is damaged ({table_fault}); {self.recipe}")
+        return table, metadata.get("norm", "")
 
-    def find(self, model: Model, given: str, method: str, sizes: Sequence[int]) -> torch.Tensor:
+    def find_table(
+        self, model: Model, table_path: str, method: str, sizes: Sequence[int]
+    ) -> torch.Tensor:
         """The table in a file, or in a folder; without one that which ships for this model.
 
         `sizes`: of the table's first dimensions. Raises BadFile where it is another model's,
         Unsupported where none ships.
         """
-        mark = norm_mark(model)
-        if not given:
-            for path in sorted((ASSETS / self.name).glob("*.safetensors")):
-                table, norm = self.read(path)
-                if mark and norm == mark:
+        model_mark = norm_mark(model)
+        if not table_path:
+            for path in shipped_files(f"{self.name}/*.safetensors"):
+                table, norm = self.read_table(path)
+                if model_mark and norm == model_mark:
                     return table
-            need = f"{self.what}, and none ships for it"
-            cure = f"{self.made} and give it as {self.option}=FILE"
-            raise Unsupported.missing(method, model.name, need, cure)
-        path = Path(given)
+            missing_need = f"{self.description}, and none ships for it"
+            cure = f"{self.recipe} and give it as {self.option}=FILE"
+            raise Unsupported.missing_capability(method, model.name, missing_need, cure)
+        path = Path(table_path)
         if path.is_dir():
             path = path / f"{self.name}.safetensors"
-        table, norm = self.read(path)
-        if norm != mark or [*table.shape[: len(sizes)]] != [*sizes]:
-            raise BadFile(f"{path}: was made for another model than {model.name}; {self.made}")
+        table, norm = self.read_table(path)
+        if norm != model_mark or [*table.shape[: len(sizes)]] != [*sizes]:
+            raise BadFile(f"{path}: was made for another model than {model.name}; {self.recipe}")
         return table

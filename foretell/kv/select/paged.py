@@ -13,7 +13,7 @@ import torch
 from foretell.cache.buffers import bytes_of
 from foretell.kv.select.base import Selecting
 from foretell.ops.attention import Attention
-from foretell.ops.row_attention import Listed, highest, products
+from foretell.ops.row_attention import Listed, highest_positions, query_products
 
 SHARE = 4  # at most one of so many chunks is read
 
@@ -24,51 +24,53 @@ class Paged(Selecting):
 
     count: int
     page: int
-    known: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, pages, W)
+    page_sums: dict[int, torch.Tensor] = field(default_factory=dict)  # of each layer (KV, pages, W)
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.known = {}
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.page_sums = {}
 
     @property
     def bytes(self) -> int:
-        return bytes_of(self.known.values())
+        return bytes_of(self.page_sums.values())
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         in_prompt = length < self.prompt
-        return super().room(length) if in_prompt else self.page - length % self.page
+        return super().room_left(length) if in_prompt else self.page - length % self.page
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         """Sums up the pages that are whole now."""
-        pages = cache.base // self.page
-        known = {}
+        page_count = cache.base // self.page
+        page_sums = {}
         for layer, keys in enumerate(cache.k):
-            before = self.known.get(layer)
-            first = 0 if before is None else before.shape[1]
-            made = self.summed_up(keys[:, first * self.page : pages * self.page])
-            known[layer] = made if before is None else torch.cat([before, made], 1)
-        self.known = known
+            earlier_sums = self.page_sums.get(layer)
+            first_page = 0 if earlier_sums is None else earlier_sums.shape[1]
+            new_sums = self.sum_up_pages(keys[:, first_page * self.page : page_count * self.page])
+            page_sums[layer] = (
+                new_sums if earlier_sums is None else torch.cat([earlier_sums, new_sums], 1)
+            )
+        self.page_sums = page_sums
 
-    def watches(self, job: Any) -> bool:
-        return super().watches(job) and self.whole(job.cache) > self.count
+    def watches_job(self, job: Any) -> bool:
+        return super().watches_job(job) and self.count_pages(job.cache) > self.count
 
-    def whole(self, cache: Any) -> int:
+    def count_pages(self, cache: Any) -> int:
         """Pages that are whole."""
         return int(cache.base) // self.page
 
-    def reads(self, job: Any, asked: Attention) -> Listed:
-        pages = self.whole(job.cache)
-        known = self.known[asked.layer][:, :pages]
-        return Listed(self.chosen(asked.q, known), self.page, pages * self.page)
+    def select_rows(self, job: Any, attention: Attention) -> Listed:
+        page_count = self.count_pages(job.cache)
+        page_sums = self.page_sums[attention.layer][:, :page_count]
+        return Listed(self.choose_pages(attention.q, page_sums), self.page, page_count * self.page)
 
     # --- what a policy decides
 
-    def summed_up(self, keys: torch.Tensor) -> torch.Tensor:
+    def sum_up_pages(self, keys: torch.Tensor) -> torch.Tensor:
         """What is known of whole pages by their keys (KV, pages * page, D): (KV, pages, W)."""
         raise NotImplementedError
 
-    def chosen(self, q: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-        """The pages that each query (H, n, D) reads by what is `known` of them (KV, pages, W),
+    def choose_pages(self, q: torch.Tensor, page_sums: torch.Tensor) -> torch.Tensor:
+        """The pages that each query (H, n, D) reads by what is `page_sums` of them (KV, pages, W),
         ascending (H or KV, n, count).
         """
         raise NotImplementedError
@@ -83,13 +85,13 @@ class Chunks(Paged):
     Hierarchical Speculative Decoding" (arXiv 2404.11912), section 4.1.
     """
 
-    def watches(self, job: Any) -> bool:
-        return Selecting.watches(self, job) and self.whole(job.cache) > 1
+    def watches_job(self, job: Any) -> bool:
+        return Selecting.watches_job(self, job) and self.count_pages(job.cache) > 1
 
-    def summed_up(self, keys: torch.Tensor) -> torch.Tensor:
+    def sum_up_pages(self, keys: torch.Tensor) -> torch.Tensor:
         return keys.unflatten(1, (-1, self.page)).mean(2)
 
-    def chosen(self, q: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-        scores = products(q, known).unflatten(0, (len(known), -1)).sum(1)
-        scores[..., 0] = torch.inf
-        return highest(scores, min(self.count, max(1, known.shape[1] // SHARE)))
+    def choose_pages(self, q: torch.Tensor, page_sums: torch.Tensor) -> torch.Tensor:
+        page_scores = query_products(q, page_sums).unflatten(0, (len(page_sums), -1)).sum(1)
+        page_scores[..., 0] = torch.inf
+        return highest_positions(page_scores, min(self.count, max(1, page_sums.shape[1] // SHARE)))

@@ -6,39 +6,41 @@ from collections.abc import Sequence
 
 import torch
 
-from foretell.ops.row_attention import products
+from foretell.ops.row_attention import query_products
 
 
-def extremes(keys: torch.Tensor, page: int) -> torch.Tensor:
+def page_extremes(keys: torch.Tensor, page: int) -> torch.Tensor:
     """The largest and then the smallest number of each channel of keys (KV, rows, D) in every whole
     page, (KV, pages, 2 * D).
     """
-    whole = keys.shape[1] // page * page
-    pages = keys[:, :whole].unflatten(1, (-1, page))
-    return torch.cat([pages.amax(2), pages.amin(2)], -1)
+    full_rows = keys.shape[1] // page * page
+    page_keys = keys[:, :full_rows].unflatten(1, (-1, page))
+    return torch.cat([page_keys.amax(2), page_keys.amin(2)], -1)
 
 
-def widest(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+def join_extremes(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Extremes (..., 2 * D) that hold for the keys of both."""
     width = first.shape[-1] // 2
     largest = first[..., :width].maximum(second[..., :width])
     return torch.cat([largest, first[..., width:].minimum(second[..., width:])], -1)
 
 
-def upper(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
+def upper_bounds(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     """What each query (H, n, D) can give to any key of each page at most, (H, n, pages).
 
     Positive numbers of the query meet the largest of the keys, negative ones the smallest.
     Source: Quest (arXiv:2406.10774), section 3.3.
     """
-    return products(torch.cat([q.clamp(min=0), q.clamp(max=0)], -1), bounds)
+    return query_products(torch.cat([q.clamp(min=0), q.clamp(max=0)], -1), bounds)
 
 
-def inherited(parents: Sequence[int], anew: Sequence[bool]) -> list[int]:
+def inherit_choices(parents: Sequence[int], chooses_anew: Sequence[bool]) -> list[int]:
     """Of each node (parents before their children, -1: the text above all of them) the one whose
     choice holds for it: itself where it chooses anew, else its parent's; -1: the text's.
     """
-    found: list[int] = []
+    choice_nodes: list[int] = []
     for node, parent in enumerate(parents):
-        found.append(node if anew[node] else -1 if parent < 0 else found[parent])
-    return found
+        choice_nodes.append(
+            node if chooses_anew[node] else -1 if parent < 0 else choice_nodes[parent]
+        )
+    return choice_nodes

@@ -24,8 +24,8 @@ import torch
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, check_budget
 from foretell.kv.select.paged import Paged
-from foretell.kv.select.paging import extremes, upper
-from foretell.ops.row_attention import highest
+from foretell.kv.select.paging import page_extremes, upper_bounds
+from foretell.ops.row_attention import highest_positions
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -50,8 +50,8 @@ class Quest(KV):
         if self.dense < 0:
             raise BadConfig.field("quest:dense", self.dense, "at least 0 layers")
 
-    def policy(self, target: Model) -> Pages:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Pages:
+        self.check_target(target)
         return Pages(self.dense, self.budget // self.page, self.page)
 
 
@@ -59,8 +59,8 @@ class Quest(KV):
 class Pages(Paged):
     """Knows of each page the largest and the smallest numbers (KV, pages, 2 * D)."""
 
-    def summed_up(self, keys: torch.Tensor) -> torch.Tensor:
-        return extremes(keys, self.page)
+    def sum_up_pages(self, keys: torch.Tensor) -> torch.Tensor:
+        return page_extremes(keys, self.page)
 
-    def chosen(self, q: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-        return highest(upper(q, known), self.count)
+    def choose_pages(self, q: torch.Tensor, page_sums: torch.Tensor) -> torch.Tensor:
+        return highest_positions(upper_bounds(q, page_sums), self.count)

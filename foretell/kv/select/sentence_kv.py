@@ -32,7 +32,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, bytes_of, check_budget
 from foretell.kv.select.base import attend_to
-from foretell.kv.select.sentences import Index, Node, Path, Share, paths, sentence_ends
+from foretell.kv.select.sentences import Index, Node, Path, Share, node_paths, sentence_ends
 from foretell.kv.voting import Voted
 from foretell.ops.attention import Attention
 from foretell.ops.row_attention import Listed
@@ -56,22 +56,22 @@ class SentenceKv(KV):
     kernel: int = 7  # neighbours that a vote is smoothed over, an odd number
 
     def __post_init__(self) -> None:
-        for name, least in (("sinks", 0), ("recent", 1), ("threshold", 0), ("window", 1)):
-            if getattr(self, name) < least:
+        for name, min_value in (("sinks", 0), ("recent", 1), ("threshold", 0), ("window", 1)):
+            if getattr(self, name) < min_value:
                 raise BadConfig.field(
-                    f"sentence-kv:{name}", getattr(self, name), f"at least {least}"
+                    f"sentence-kv:{name}", getattr(self, name), f"at least {min_value}"
                 )
         if self.kernel < 1 or self.kernel % 2 == 0:
             raise BadConfig.field("sentence-kv:kernel", self.kernel, "an odd number, at least 1")
-        least = self.sinks + self.recent + 1
-        what = f"{self.sinks} first rows, {self.recent} last ones and one between them"
-        check_budget("sentence-kv", self.budget, least, what)
+        min_value = self.sinks + self.recent + 1
+        reserved_rows = f"{self.sinks} first rows, {self.recent} last ones and one between them"
+        check_budget("sentence-kv", self.budget, min_value, reserved_rows)
         if not self.factor * self.budget >= self.window + 1 or self.factor < 1:
-            allowed = f"at least 1, and with the budget room for a window of {self.window}"
-            raise BadConfig.field("sentence-kv:factor", self.factor, allowed)
+            allowed_values = f"at least 1, and with the budget room for a window of {self.window}"
+            raise BadConfig.field("sentence-kv:factor", self.factor, allowed_values)
 
-    def policy(self, target: Model) -> Sentences:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Sentences:
+        self.check_target(target)
         return Sentences(
             int(self.factor * self.budget),
             0,
@@ -100,120 +100,143 @@ class Sentences(Voted):
     closed: int = 0  # rows that stand in sentences that have ended
     # The running sentence's queries, means over heads that share keys: of each layer their sum (KV,
     # D), how many they are, and those of the scratch rows (KV, rows, D).
-    asked: dict[int, torch.Tensor] = field(default_factory=dict)
+    query_sums: dict[int, torch.Tensor] = field(default_factory=dict)
     count: int = 0
     queries: dict[int, torch.Tensor] = field(default_factory=dict)
     walked: tuple[Any, list[Node]] | None = None  # of the running job
 
     plain = False
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
         self.stops, self.places, self.index, self.closed = (), {}, {}, 0
-        self.asked, self.count, self.queries, self.walked = {}, 0, {}, None
+        self.query_sums, self.count, self.queries, self.walked = {}, 0, {}, None
 
     @property
     def bytes(self) -> int:
-        return bytes_of(part for index in self.index.values() for part in (index.of, index.means))
+        return bytes_of(
+            part for index in self.index.values() for part in (index.sentence_of, index.means)
+        )
 
-    def room(self, length: int) -> int:
-        room = super().room(length)
-        return min(room, self.prompt - length) if length < self.prompt else room
+    def room_left(self, length: int) -> int:
+        eviction_room = super().room_left(length)
+        return min(eviction_room, self.prompt - length) if length < self.prompt else eviction_room
 
-    def watches(self, job: Any) -> bool:
-        return job.cache.length >= self.prompt or super().watches(job)
+    def watches_job(self, job: Any) -> bool:
+        return job.cache.length >= self.prompt or super().watches_job(job)
 
     # --- what is committed
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
         if cache.length < self.prompt:
-            super().keep(cache, nodes)
-            ended = [i for i, node in enumerate(nodes) if cache.tokens[node] in self.ends]
-            self.stops = (*self.stops, *(cache.length + i for i in ended))
+            super().keep_nodes(cache, nodes)
+            end_indices = [i for i, node in enumerate(nodes) if cache.tokens[node] in self.ends]
+            self.stops = (*self.stops, *(cache.length + i for i in end_indices))
             return
-        first = 0
+        running_start = 0
         for i, node in enumerate(nodes):
             if cache.tokens[node] in self.ends:
-                self._close(cache.k, cache.base + i + 1)
-                first = i + 1
-        running = list(nodes[first:])
-        if running:
-            self.count += len(running)
-            sums = {layer: part[:, running].sum(1) for layer, part in self.queries.items()}
-            self.asked = {layer: part + self.asked.get(layer, 0) for layer, part in sums.items()}
+                self._close_sentence(cache.k, cache.base + i + 1)
+                running_start = i + 1
+        running_nodes = list(nodes[running_start:])
+        if running_nodes:
+            self.count += len(running_nodes)
+            node_sums = {
+                layer: layer_queries[:, running_nodes].sum(1)
+                for layer, layer_queries in self.queries.items()
+            }
+            self.query_sums = {
+                layer: layer_queries + self.query_sums.get(layer, 0)
+                for layer, layer_queries in node_sums.items()
+            }
         self.queries, self.walked = {}, None
 
-    def _close(self, keys: Sequence[torch.Tensor], end: int) -> None:
+    def _close_sentence(self, keys: Sequence[torch.Tensor], end: int) -> None:
         """The rows before `end` that stand in no sentence yet are one."""
-        rows = range(self.closed, end)
-        self.index = {layer: index.closed(keys[layer], rows) for layer, index in self.index.items()}
-        self.closed, self.asked, self.count = end, {}, 0
+        sentence_rows = range(self.closed, end)
+        self.index = {
+            layer: index.close_sentence(keys[layer], sentence_rows)
+            for layer, index in self.index.items()
+        }
+        self.closed, self.query_sums, self.count = end, {}, 0
 
-    def chosen(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
-        rows = super().chosen(cache, layer, received)
-        self.places = {**self.places, layer: rows.sort(-1).values}
-        return rows
+    def choose_rows(self, cache: Any, layer: int, received: torch.Tensor) -> torch.Tensor:
+        chosen_rows = super().choose_rows(cache, layer, received)
+        self.places = {**self.places, layer: chosen_rows.sort(-1).values}
+        return chosen_rows
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         """Behind the prompt: what it has too much goes, and its end ends a sentence."""
         if cache.length != self.prompt:
             return
-        super().change(cache)
+        super().change_rows(cache)
         self.index = {}
         for layer, buffer in enumerate(cache.k):
             keys = buffer[:, : cache.base]
-            every = torch.arange(cache.base, device=keys.device).expand(len(keys), -1)
-            places = self.places.get(layer, every)
-            self.index[layer] = Index.of_places(keys, places, self.stops)
+            all_rows = torch.arange(cache.base, device=keys.device).expand(len(keys), -1)
+            row_places = self.places.get(layer, all_rows)
+            self.index[layer] = Index.of_places(keys, row_places, self.stops)
         self.closed = cache.base
         self.received, self.places = {}, {}
 
     # --- what is read
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
         if job.cache.length < self.prompt:
-            return super().attend(job, asked)
-        return attend_to(self._reads(job, asked.layer, asked.q, asked.keys), asked)
+            return super().attend_job(job, attention)
+        return attend_to(
+            self._read_rows(job, attention.layer, attention.q, attention.keys), attention
+        )
 
-    def _nodes(self, job: Any, rows: int, device: torch.device) -> list[Node]:
+    def _job_nodes(self, job: Any, row_count: int, device: torch.device) -> list[Node]:
         """The new nodes of a job, which are the same in every layer."""
         if self.walked is None or self.walked[0] is not job:
             plan, base = job.cache.plan, job.cache.base
-            found = paths(plan.tokens, plan.parents, job.start - base, self.ends)
-            self.walked = (job, self.share.nodes(found, base, rows, device))
+            new_paths = node_paths(plan.tokens, plan.parents, job.start - base, self.ends)
+            self.walked = (job, self.share.place_nodes(new_paths, base, row_count, device))
         return self.walked[1]
 
-    def _reads(
+    def _read_rows(
         self, job: Any, layer: int, q: torch.Tensor, keys: torch.Tensor
     ) -> Listed | torch.Tensor:
         """The rows that each new node reads, bool (KV, n, rows), or a list of them."""
-        first, rows = job.start - job.cache.base, keys.shape[1]
-        found = self._nodes(job, rows, q.device)
-        own = q.unflatten(0, (len(keys), -1)).mean(1, dtype=self.index[layer].means.dtype)
-        if first:
-            own = torch.cat([self.queries[layer][:, :first], own], 1)
-        self.queries = {**self.queries, layer: own}
-        read = [q.new_ones(len(keys), rows, dtype=torch.bool)] * len(found)
+        scratch_start, row_count = job.start - job.cache.base, keys.shape[1]
+        job_nodes = self._job_nodes(job, row_count, q.device)
+        mean_queries = q.unflatten(0, (len(keys), -1)).mean(1, dtype=self.index[layer].means.dtype)
+        if scratch_start:
+            mean_queries = torch.cat([self.queries[layer][:, :scratch_start], mean_queries], 1)
+        self.queries = {**self.queries, layer: mean_queries}
+        read_masks = [q.new_ones(len(keys), row_count, dtype=torch.bool)] * len(job_nodes)
         # By the scratch rows that end a sentence above a node.
         indexes: dict[tuple[int, ...], Index] = {(): self.index[layer]}
-        for i, node in enumerate(found):
-            asked, count = self._asked(layer, own, node.path)
+        for i, node in enumerate(job_nodes):
+            sentence_query, count = self._mean_query(layer, mean_queries, node.path)
             if node.hidden is None or count <= self.threshold:
                 continue
-            ends = node.path.ends
-            if ends not in indexes:
-                begun = range(self.closed, job.cache.base)
-                indexes[ends] = self.index[layer].above(keys, node.path, begun)
-            if len(found) == 1 and job.seen is None:  # it sees all rows
-                return self.share.listed(indexes[ends].given(asked, rows - self.share.recent))
-            read[i] = self.share.read(indexes[ends].given(asked, rows), node.hidden)
-        return torch.stack(read, 1)
+            sentence_ends = node.path.ends
+            if sentence_ends not in indexes:
+                open_rows = range(self.closed, job.cache.base)
+                indexes[sentence_ends] = self.index[layer].extend_along(keys, node.path, open_rows)
+            if len(job_nodes) == 1 and job.seen is None:  # it sees all rows
+                return self.share.list_rows(
+                    indexes[sentence_ends].score_rows(sentence_query, row_count - self.share.recent)
+                )
+            read_masks[i] = self.share.read_mask(
+                indexes[sentence_ends].score_rows(sentence_query, row_count), node.hidden
+            )
+        return torch.stack(read_masks, 1)
 
-    def _asked(self, layer: int, own: torch.Tensor, path: Path) -> tuple[torch.Tensor, int]:
+    def _mean_query(
+        self, layer: int, mean_queries: torch.Tensor, path: Path
+    ) -> tuple[torch.Tensor, int]:
         """The mean query of a node's running sentence (KV, D), and of how many it is."""
-        rows, count = path.running, len(path.running)
-        in_a_row = rows[-1] - rows[0] == count - 1
-        total = (own[:, rows[0] : rows[-1] + 1] if in_a_row else own[:, rows]).sum(1)
+        sentence_rows, count = path.running_rows, len(path.running_rows)
+        are_adjacent = sentence_rows[-1] - sentence_rows[0] == count - 1
+        query_sum = (
+            mean_queries[:, sentence_rows[0] : sentence_rows[-1] + 1]
+            if are_adjacent
+            else mean_queries[:, sentence_rows]
+        ).sum(1)
         if self.count and not path.ends:
-            total, count = total + self.asked.get(layer, 0), count + self.count
-        return total / count, count
+            query_sum, count = query_sum + self.query_sums.get(layer, 0), count + self.count
+        return query_sum / count, count

@@ -62,7 +62,7 @@ class Viewed(Model):
         # What it knows of rows grows between drafts, and changes no law.
         assert cache.policy is not None
         cache.policy.waits = True
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         return self.base.compute(jobs, taps)
@@ -86,19 +86,19 @@ class ViewedCache(Cache):
     def _allocate(self) -> None:
         """It has no memory of its own."""
 
-    def begin(self, rows: int) -> None:
+    def begin_buffers(self, rows: int) -> None:
         """The same."""
 
     def reserve(self, rows: int) -> None:
         """Rows of the running draft outlive a growth of the buffers, as those of the text do."""
-        used = max(self.beside.base + len(self.beside.tokens), self.base + len(self.tokens))
-        self.beside.grow(rows, used)
+        used_rows = max(self.beside.base + len(self.beside.tokens), self.base + len(self.tokens))
+        self.beside.grow_buffers(rows, used_rows)
 
     @property
     def bytes(self) -> int:
         """Of the draft's rows, and of what its policy knows of the others."""
-        held = 0 if self.policy is None else self.policy.bytes
-        return len(self.tokens) * row_bytes(self.layout, self.dtype) + held
+        policy_bytes = 0 if self.policy is None else self.policy.bytes
+        return len(self.tokens) * row_bytes(self.layout, self.dtype) + policy_bytes
 
     @property
     def allocated(self) -> int:
@@ -114,17 +114,17 @@ class ViewedCache(Cache):
         """Takes note of the rows that came since."""
         beside = self.beside
         beside.commit(tokens)
-        beside.own()
+        beside.unshare_rows()
         self._clear_scratch()
         if beside.length < self.length:  # they were given up, and computed again
             self.forget()
         assert self.policy is not None
-        fresh = beside.base - self.base
-        if fresh:
-            self.policy.keep(self, range(fresh))
+        new_rows = beside.base - self.base
+        if new_rows:
+            self.policy.keep_nodes(self, range(new_rows))
         self.length, self.base = beside.length, beside.base
         if self.length >= self.changes_at:
-            self.policy.change(self)
+            self.policy.change_rows(self)
             self._plan_change()
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
@@ -145,85 +145,87 @@ class Once(Selecting):
 
     inner: Selecting
     # Of each layer which committed rows are read, bool (H or KV, 1, base).
-    found: dict[int, torch.Tensor] = field(default_factory=dict)
+    root_rows: dict[int, torch.Tensor] = field(default_factory=dict)
     watched: bool = False  # whether anything is left out of this draft
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.inner.begin(prompt)
-        self.found = {}
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.inner.begin_text(prompt)
+        self.root_rows = {}
 
     def fork(self) -> Once:
         twin = super().fork()
         assert isinstance(twin, Once)
         inner = self.inner.fork()
         assert isinstance(inner, Selecting)
-        twin.inner, twin.found = inner, dict(self.found)
+        twin.inner, twin.root_rows = inner, dict(self.root_rows)
         return twin
 
-    def room(self, length: int) -> int:
-        return self.inner.room(length)
+    def room_left(self, length: int) -> int:
+        return self.inner.room_left(length)
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
-        self.found = {}
-        self.inner.keep(cache, nodes)
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
+        self.root_rows = {}
+        self.inner.keep_nodes(cache, nodes)
 
-    def change(self, cache: Any) -> None:
-        self.inner.change(cache)
+    def change_rows(self, cache: Any) -> None:
+        self.inner.change_rows(cache)
 
     @property
     def bytes(self) -> int:
         return self.inner.bytes
 
-    def watches(self, job: Any) -> bool:
+    def watches_job(self, job: Any) -> bool:
         if job.first <= 0:
-            self.watched = self.inner.watches(job)
+            self.watched = self.inner.watches_job(job)
         return self.watched
 
-    def reads(self, job: Any, asked: Attention) -> torch.Tensor:
-        base, rows = job.cache.base, asked.keys.shape[1]
+    def select_rows(self, job: Any, attention: Attention) -> torch.Tensor:
+        base, rows = job.cache.base, attention.keys.shape[1]
         if job.first <= 0:
-            self.found[asked.layer] = self._of_root(job, asked)[..., :base]
-        known = self.found[asked.layer]
-        drafted = known.new_ones(len(known), 1, rows - base)
-        return torch.cat([known, drafted], -1).expand(-1, asked.q.shape[1], -1)
+            self.root_rows[attention.layer] = self._select_for_root(job, attention)[..., :base]
+        known_rows = self.root_rows[attention.layer]
+        drafted_rows = known_rows.new_ones(len(known_rows), 1, rows - base)
+        return torch.cat([known_rows, drafted_rows], -1).expand(-1, attention.q.shape[1], -1)
 
-    def _of_root(self, job: Any, asked: Attention) -> torch.Tensor:
+    def _select_for_root(self, job: Any, attention: Attention) -> torch.Tensor:
         """Which rows the tree's root reads, bool (H or KV, 1, rows)."""
-        root = slice(-job.first, 1 - job.first)
-        mask = None if asked.mask is None else asked.mask[..., root, :]
-        read = self.inner.reads(job, replace(asked, q=asked.q[:, root], mask=mask))
-        if isinstance(read, Listed):
-            return read.read(asked.keys.shape[1])
-        assert read is not None, "a policy that watches selects"
-        return read
+        root_range = slice(-job.first, 1 - job.first)
+        mask = None if attention.mask is None else attention.mask[..., root_range, :]
+        selected_rows = self.inner.select_rows(
+            job, replace(attention, q=attention.q[:, root_range], mask=mask)
+        )
+        if isinstance(selected_rows, Listed):
+            return selected_rows.mask_rows(attention.keys.shape[1])
+        assert selected_rows is not None, "a policy that watches selects"
+        return selected_rows
 
 
-def viewed(target: Model, kv: KV, method: str, once: bool = False) -> Viewed:
-    """`target` over the rows of its own caches that the policy reads; `once`: over those that it
+def build_viewed(target: Model, kv: KV, method: str, per_draft: bool = False) -> Viewed:
+    """`target` over the rows of its own caches that the policy reads; `per_draft`: over those that it
     reads for the last token. Raises BadConfig for a policy that is no view, Unsupported for a
     target without such rows.
     """
     check_whole(method.partition(":")[0], target)
-    policy = kv.view(target)
+    policy = kv.build_view(target)
     if not isinstance(policy, Selecting):
-        allowed = (
+        allowed_values = (
             "a policy that reads a part of the rows and keeps all, such as quest, double-sparsity "
             "or streaming-llm: others change them"
         )
-        raise BadConfig.field(method, kv.name, allowed)
-    return Viewed(target, over(policy, once), f"rows by {kv.name}")
+        raise BadConfig.field(method, kv.name, allowed_values)
+    return Viewed(target, once_per_draft(policy, per_draft), f"rows by {kv.name}")
 
 
-def check_whole(what: str, target: Model) -> None:
+def check_whole(method_name: str, target: Model) -> None:
     """Raises Unsupported for a target that has not all of a text in rows of every layer."""
     cure = "use the method suffix"
-    check_rows(what, target, cure)
+    check_rows(method_name, target, cure)
     if target.state_bytes:
-        need = "a target without recurrent layers, whose states cannot be read in part"
-        raise Unsupported.missing(what, target.name, need, cure)
+        missing_need = "a target without recurrent layers, whose states cannot be read in part"
+        raise Unsupported.missing_capability(method_name, target.name, missing_need, cure)
 
 
-def over(policy: Selecting, once: bool) -> Selecting:
+def once_per_draft(policy: Selecting, per_draft: bool) -> Selecting:
     """The policy, or what it selects once a draft."""
-    return Once(policy.dense, policy) if once else policy
+    return Once(policy.dense, policy) if per_draft else policy

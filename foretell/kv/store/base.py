@@ -24,25 +24,25 @@ Rows = tuple[torch.Tensor, torch.Tensor]  # keys and values of a layer (KV, n, D
 class Form:
     """How rows are stored. It knows nothing of a text, so requests share it."""
 
-    def encode(self, keys: Layers, values: Layers, place: int) -> Codes:
-        """What stands for these rows, whole blocks. `place`: the rows stored before them; 0: they
+    def encode_rows(self, keys: Layers, values: Layers, stored_count: int) -> Codes:
+        """What stands for these rows, whole blocks. `stored_count`: the rows stored before them; 0: they
         are a prompt's. Tensors are no parts of others, so that they take what they hold.
         """
         raise NotImplementedError
 
-    def decode(self, code: Code, layer: int) -> Rows:
-        """The rows of a layer, of those that `encode` was given, in their own type.
+    def decode_rows(self, code: Code, layer: int) -> Rows:
+        """The rows of a layer, of those that `encode_rows` was given, in their own type.
 
-        `code`: what lies under `under(layer)`.
+        `code`: what lies under `code_layer(layer)`.
         """
         raise NotImplementedError
 
     def decode_all(self, codes: Sequence[Code], layer: int) -> Rows:
         """The rows of all of these, one behind another."""
-        parts = [self.decode(code, layer) for code in codes]
-        return torch.cat([k for k, _ in parts], 1), torch.cat([v for _, v in parts], 1)
+        row_parts = [self.decode_rows(code, layer) for code in codes]
+        return torch.cat([k for k, _ in row_parts], 1), torch.cat([v for _, v in row_parts], 1)
 
-    def under(self, layer: int) -> int:
+    def code_layer(self, layer: int) -> int:
         """The layer under which this one's code lies: where layers share one, the same."""
         return layer
 
@@ -53,57 +53,60 @@ class LayerForm(Form):
     # Whether `decode` takes codes of one shape together, stacked: tensors with a dimension more.
     batched = False
 
-    def encode(self, keys: Layers, values: Layers, place: int) -> Codes:
+    def encode_rows(self, keys: Layers, values: Layers, stored_count: int) -> Codes:
         layers = range(len(keys))
         return {
-            layer: self.encode_layer(keys[layer], values[layer], layer, place) for layer in layers
+            layer: self.encode_layer(keys[layer], values[layer], layer, stored_count)
+            for layer in layers
         }
 
-    def decode(self, code: Code, layer: int) -> Rows:
+    def decode_rows(self, code: Code, layer: int) -> Rows:
         return self.decode_layer(code)
 
     def decode_all(self, codes: Sequence[Code], layer: int) -> Rows:
         if not self.batched:
             return super().decode_all(codes, layer)
-        parts = []
-        for alike in runs(codes):
-            if len(alike) == 1:
-                parts.append(self.decode(alike[0], layer))
+        row_parts = []
+        for code_run in group_alike(codes):
+            if len(code_run) == 1:
+                row_parts.append(self.decode_rows(code_run[0], layer))
                 continue
-            stacked = {name: torch.stack([code[name] for code in alike]) for name in alike[0]}
-            keys, values = self.decode(stacked, layer)
-            parts.append((keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2)))
-        return torch.cat([k for k, _ in parts], 1), torch.cat([v for _, v in parts], 1)
+            stacked = {name: torch.stack([code[name] for code in code_run]) for name in code_run[0]}
+            keys, values = self.decode_rows(stacked, layer)
+            row_parts.append(
+                (keys.transpose(0, 1).flatten(1, 2), values.transpose(0, 1).flatten(1, 2))
+            )
+        return torch.cat([k for k, _ in row_parts], 1), torch.cat([v for _, v in row_parts], 1)
 
     def encode_layer(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, stored_count: int
     ) -> Code:
-        """`encode` of a layer's rows (KV, n, D)."""
+        """`encode_rows` of a layer's rows (KV, n, D)."""
         raise NotImplementedError
 
     def decode_layer(self, code: Code) -> Rows:
-        """`decode` of a layer's code."""
+        """`decode_rows` of a layer's code."""
         raise NotImplementedError
 
 
-def runs(codes: Sequence[Code]) -> list[list[Code]]:
+def group_alike(codes: Sequence[Code]) -> list[list[Code]]:
     """Those that follow one another and have tensors of one shape, together."""
-    found: list[list[Code]] = []
-    last = None
+    code_runs: list[list[Code]] = []
+    last_shape = None
     for code in codes:
-        shape = {name: tensor.shape for name, tensor in code.items()}
-        if shape != last:
-            found.append([])
-        found[-1].append(code)
-        last = shape
-    return found
+        code_shape = {name: tensor.shape for name, tensor in code.items()}
+        if code_shape != last_shape:
+            code_runs.append([])
+        code_runs[-1].append(code)
+        last_shape = code_shape
+    return code_runs
 
 
 class AsTheyAre(LayerForm):
     """Rows as they were computed."""
 
     def encode_layer(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, stored_count: int
     ) -> Code:
         return {"keys": keys.clone(), "values": values.clone()}
 
@@ -116,18 +119,18 @@ class Shelf:
 
     in_memory = True
 
-    def opened(self) -> Shelf:
+    def open_shelf(self) -> Shelf:
         """An empty one for one more text."""
         return self
 
-    def put(self, codes: Codes) -> Codes:
+    def put_codes(self, codes: Codes) -> Codes:
         """The same codes, which lie on it from now on."""
         return codes
 
-    def share(self) -> None:
+    def add_user(self) -> None:
         """One more fork uses it."""
 
-    def leave(self) -> None:
+    def remove_user(self) -> None:
         """One fewer does: behind the last, nothing is left of what lies on it."""
 
 
@@ -139,33 +142,33 @@ def bytes_of(codes: Codes) -> int:
 
 @dataclass
 class Stored(Holding):
-    """Holds rows in a form, on a shelf. `held`: of each time that blocks left, their codes."""
+    """Holds rows in a form, on a shelf. `held_codes`: of each time that blocks left, their codes."""
 
     form: Form = field(default_factory=AsTheyAre)
     shelf: Shelf = field(default_factory=Shelf)
-    place: Shelf | None = None  # this text's own
-    held: tuple[Codes, ...] = ()
+    text_shelf: Shelf | None = None  # this text's own
+    held_codes: tuple[Codes, ...] = ()
     sizes: tuple[int, ...] = ()  # bytes of each of them
     rows: int = 0  # that they stand for
 
     def fork(self) -> Stored:
         twin = super().fork()
         assert isinstance(twin, Stored)
-        if twin.place is not None:
-            twin.place.share()
+        if twin.text_shelf is not None:
+            twin.text_shelf.add_user()
         return twin
 
-    def clear(self) -> None:
-        if self.place is not None:
-            self.place.leave()
-        self.place, self.held, self.sizes, self.rows = None, (), (), 0
+    def clear_held(self) -> None:
+        if self.text_shelf is not None:
+            self.text_shelf.remove_user()
+        self.text_shelf, self.held_codes, self.sizes, self.rows = None, (), (), 0
 
     def drop(self) -> None:
-        self.clear()
+        self.clear_held()
 
     @property
-    def holds(self) -> bool:
-        return bool(self.held)
+    def holds_rows(self) -> bool:
+        return bool(self.held_codes)
 
     @property
     def held_bytes(self) -> int:
@@ -176,25 +179,28 @@ class Stored(Holding):
     def bytes(self) -> int:
         return self.held_bytes if self.shelf.in_memory else 0
 
-    def hold(self, keys: Layers, values: Layers) -> None:
-        codes = self.form.encode(keys, values, self.rows)
-        if self.place is None:
-            self.place = self.shelf.opened()
-        self.held = (*self.held, self.place.put(codes))
+    def hold_rows(self, keys: Layers, values: Layers) -> None:
+        codes = self.form.encode_rows(keys, values, self.rows)
+        if self.text_shelf is None:
+            self.text_shelf = self.shelf.open_shelf()
+        self.held_codes = (*self.held_codes, self.text_shelf.put_codes(codes))
         self.sizes = (*self.sizes, bytes_of(codes))
         self.rows += next(rows.shape[1] for rows in keys if rows is not None)
 
-    def decoded(self, layer: int, device: torch.device | str = "cpu") -> Rows:
+    def decode_held(self, layer: int, device: torch.device | str = "cpu") -> Rows:
         """All rows of a layer that are held."""
-        under = self.form.under(layer)
-        codes = [
-            {name: tensor.to(device) for name, tensor in held[under].items()} for held in self.held
+        code_layer = self.form.code_layer(layer)
+        device_codes = [
+            {name: tensor.to(device) for name, tensor in layer_codes[code_layer].items()}
+            for layer_codes in self.held_codes
         ]
-        return self.form.decode_all(codes, layer)
+        return self.form.decode_all(device_codes, layer)
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
         """In one piece, so that rows as they are count bit by bit as if they had stayed."""
-        return asked.among(*self.decoded(asked.layer, asked.q.device), self.first).whole()
+        return attention.among(
+            *self.decode_held(attention.layer, attention.q.device), self.first_rows
+        ).full_output()
 
-    def parts(self, job: Any, asked: Attention) -> Sequence[Part]:
-        return [asked.over(*self.decoded(asked.layer, asked.q.device))]
+    def attend_held(self, job: Any, attention: Attention) -> Sequence[Part]:
+        return [attention.over(*self.decode_held(attention.layer, attention.q.device))]

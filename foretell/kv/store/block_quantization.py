@@ -28,9 +28,9 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.base import KV
-from foretell.kv.slots import Turn, turning
+from foretell.kv.slots import Turn, find_turn
 from foretell.kv.store.base import Code, LayerForm, Rows, Stored
-from foretell.kv.store.packing import divisor, pack, unpack
+from foretell.kv.store.packing import largest_divisor, pack_codes, unpack_codes
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -59,13 +59,13 @@ class BlockQuantization(KV):
             if value < 1:
                 raise BadConfig.field(f"block-quantization:{name}", value, "at least 1")
 
-    def policy(self, target: Model) -> Stored:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Stored:
+        self.check_target(target)
         widths = tuple(shape[1] for shape in target.layout if shape is not None)
         partners = None
         if self.sort:
-            turn = turning(self.name, target)
-            partners = {width: pairs(turn, width, target.device) for width in {*widths}}
+            turn = find_turn(self.name, target)
+            partners = {width: channel_partners(turn, width, target.device) for width in {*widths}}
         return Stored(0, 0, self.buffer, form=Blocks(self.bits, self.block, widths, partners))
 
 
@@ -83,71 +83,85 @@ class Blocks(LayerForm):
     batched = True
 
     def encode_layer(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, stored_count: int
     ) -> Code:
         code = {"values": values.clone()}
         width = keys.shape[2]
         if self.partners is not None:
-            order = by_size(keys, self.partners[width])
-            code["order"] = order.to(torch.uint8 if width <= 256 else torch.int16)
-            keys = keys.gather(2, order[:, None].expand_as(keys))
-        code["codes"], code["exponents"] = encoded(keys, self.bits, divisor(width, self.block))
+            channel_order = order_by_size(keys, self.partners[width])
+            code["order"] = channel_order.to(torch.uint8 if width <= 256 else torch.int16)
+            keys = keys.gather(2, channel_order[:, None].expand_as(keys))
+        code["codes"], code["exponents"] = encode_blocks(
+            keys, self.bits, largest_divisor(width, self.block)
+        )
         return code
 
-    def decode(self, code: Code, layer: int) -> Rows:
+    def decode_rows(self, code: Code, layer: int) -> Rows:
         values = code["values"]
-        wide = torch.promote_types(values.dtype, torch.float32)
-        keys = decoded(code["codes"], code["exponents"], self.bits, self.widths[layer], wide)
+        wide_type = torch.promote_types(values.dtype, torch.float32)
+        keys = decode_blocks(
+            code["codes"], code["exponents"], self.bits, self.widths[layer], wide_type
+        )
         if "order" in code:
-            back = code["order"].long().argsort(-1)
-            keys = keys.gather(-1, back[..., None, :].expand_as(keys))
+            channel_places = code["order"].long().argsort(-1)
+            keys = keys.gather(-1, channel_places[..., None, :].expand_as(keys))
         return keys.to(values.dtype), values
 
 
-def encoded(numbers: torch.Tensor, bits: int, block: int) -> tuple[torch.Tensor, torch.Tensor]:
+def encode_blocks(
+    numbers: torch.Tensor, bits: int, block: int
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Numbers (..., D) as packed mantissas, uint8 (..., D * bits / 8), and an exponent for each
     block, int8 (..., D / block).
     """
     blocks = numbers.unflatten(-1, (-1, block))
-    wide = blocks.to(torch.promote_types(numbers.dtype, torch.float32))
-    exponents = wide.abs().amax(-1).frexp().exponent - 1  # of the largest number, rounded down
+    wide_blocks = blocks.to(torch.promote_types(numbers.dtype, torch.float32))
+    exponents = (
+        wide_blocks.abs().amax(-1).frexp().exponent - 1
+    )  # of the largest number, rounded down
     exponents = exponents.clamp(SMALLEST, LARGEST)
-    half = 1 << bits - 1
-    codes = (wide / steps(exponents, bits, wide.dtype)).round().clamp(-half, half - 1)
-    return pack((codes + half).flatten(-2), bits), exponents.to(torch.int8)
+    half_range = 1 << bits - 1
+    codes = (
+        (wide_blocks / mantissa_steps(exponents, bits, wide_blocks.dtype))
+        .round()
+        .clamp(-half_range, half_range - 1)
+    )
+    return pack_codes((codes + half_range).flatten(-2), bits), exponents.to(torch.int8)
 
 
-def decoded(
+def decode_blocks(
     codes: torch.Tensor, exponents: torch.Tensor, bits: int, width: int, dtype: torch.dtype
 ) -> torch.Tensor:
     """The numbers (..., width) that these stand for."""
-    mantissas = unpack(codes, bits, width).to(dtype) - (1 << bits - 1)
+    mantissas = unpack_codes(codes, bits, width).to(dtype) - (1 << bits - 1)
     blocks = mantissas.unflatten(-1, (exponents.shape[-1], -1))
-    return (blocks * steps(exponents, bits, dtype)).flatten(-2)
+    return (blocks * mantissa_steps(exponents, bits, dtype)).flatten(-2)
 
 
-def steps(exponents: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
+def mantissa_steps(exponents: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
     """What a mantissa of 1 stands for, (..., blocks, 1)."""
     return torch.ones((), dtype=dtype, device=exponents.device).ldexp(
         exponents.to(dtype)[..., None] - (bits - 2)
     )
 
 
-def pairs(turn: Turn, width: int, device: torch.device) -> torch.Tensor:
+def channel_partners(turn: Turn, width: int, device: torch.device) -> torch.Tensor:
     """Of each channel of a key the one that it turns with, else itself (D,)."""
     channels = torch.eye(width, device=device)
-    moved = [turn(channels[None], torch.full((width,), by, device=device))[0] for by in MOVES]
-    mixed = torch.stack(moved).abs().sum(0) * (1 - channels)
-    most, partner = mixed.max(1)
-    return torch.where(most > 0, partner, torch.arange(width, device=device))
+    turned_channels = [
+        turn(channels[None], torch.full((width,), distance, device=device))[0] for distance in MOVES
+    ]
+    mixed_channels = torch.stack(turned_channels).abs().sum(0) * (1 - channels)
+    largest_mix, partner = mixed_channels.max(1)
+    return torch.where(largest_mix > 0, partner, torch.arange(width, device=device))
 
 
-def by_size(keys: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
+def order_by_size(keys: torch.Tensor, partners: torch.Tensor) -> torch.Tensor:
     """The channels (KV, D) of each head's keys (KV, n, D), the pairs of small numbers first.
     Turning a pair changes no size.
     """
     squares = keys.to(torch.promote_types(keys.dtype, torch.float32)).square().sum(1)
-    sizes = squares + squares[:, partners]
+    pair_sizes = squares + squares[:, partners]
     channels = torch.arange(len(partners), device=keys.device)
-    together = torch.minimum(channels, partners).argsort(stable=True)
-    return together[sizes[:, together].argsort(dim=1, stable=True)]
+    paired_channels = torch.minimum(channels, partners).argsort(stable=True)
+    return paired_channels[pair_sizes[:, paired_channels].argsort(dim=1, stable=True)]

@@ -39,20 +39,22 @@ class Composition(KV):
             raise BadConfig(f"kv: nothing is joined; {LEGAL}")
         for part in self.parts:
             if part.role not in ROLES and len(self.parts) > 1:
-                why = "reads the rows of one cache" if part.role == "selector" else "goes alone"
-                raise BadConfig(f"kv={self.name}: {part.name} {why} and joins no other; {LEGAL}")
+                reason = "reads the rows of one cache" if part.role == "selector" else "goes alone"
+                raise BadConfig(f"kv={self.name}: {part.name} {reason} and joins no other; {LEGAL}")
         for role in ROLES:
-            alike = [part.name for part in self.parts if part.role == role]
-            if len(alike) > 1:
-                what = f"{role}s: {' and '.join(alike)}"
-                raise BadConfig(f"kv={self.name}: there are two {what}; leave one out, as {LEGAL}")
-        evictor = self.of("evictor")
+            role_names = [part.name for part in self.parts if part.role == role]
+            if len(role_names) > 1:
+                conflict = f"{role}s: {' and '.join(role_names)}"
+                raise BadConfig(
+                    f"kv={self.name}: there are two {conflict}; leave one out, as {LEGAL}"
+                )
+        evictor = self.find_part("evictor")
         if evictor is not None and not evictor.settles and len(self.parts) > 1:
             raise BadConfig(
                 f"kv={self.name}: {evictor.name} gives up rows at every step, and rows that are "
                 f"stored are not given up one by one; {LEGAL}"
             )
-        encoder = self.of("encoder")
+        encoder = self.find_part("encoder")
         if evictor is not None and encoder is not None and encoder.aligned:
             raise BadConfig(
                 f"kv={self.name}: {encoder.name} merges what layers hold of a token, and "
@@ -63,32 +65,40 @@ class Composition(KV):
     def name(self) -> str:
         return "+".join(part.name for part in self.parts)
 
-    def of(self, role: str) -> KV | None:
+    def find_part(self, role: str) -> KV | None:
         """The policy of this role."""
         return next((part for part in self.parts if part.role == role), None)
 
     def with_budget(self, rows: int) -> Composition | None:
         """The evictor decides how many rows are left."""
-        evictor = self.of("evictor")
-        changed = None if evictor is None else evictor.with_budget(rows)
-        if changed is None:
+        evictor = self.find_part("evictor")
+        changed_evictor = None if evictor is None else evictor.with_budget(rows)
+        if changed_evictor is None:
             return None
-        return Composition(tuple(changed if part is evictor else part for part in self.parts))
+        return Composition(
+            tuple(changed_evictor if part is evictor else part for part in self.parts)
+        )
 
-    def policy(self, target: Model) -> CachePolicy:
+    def build_policy(self, target: Model) -> CachePolicy:
         if len(self.parts) == 1:
-            return self.parts[0].policy(target)
-        made = {role: part.policy(target) for role in ROLES if (part := self.of(role)) is not None}
-        store = made.get("store")
-        stored = made.get("encoder", store)
-        assert isinstance(stored, Stored), "encoders and stores make policies that store rows"
-        if store is not stored and isinstance(store, Stored):
-            stored = replace(stored, shelf=store.shelf)
-        evictor = made.get("evictor")
+            return self.parts[0].build_policy(target)
+        role_policies = {
+            role: part.build_policy(target)
+            for role in ROLES
+            if (part := self.find_part(role)) is not None
+        }
+        store = role_policies.get("store")
+        stored_policy = role_policies.get("encoder", store)
+        assert isinstance(stored_policy, Stored), (
+            "encoders and stores make policies that store rows"
+        )
+        if store is not stored_policy and isinstance(store, Stored):
+            stored_policy = replace(stored_policy, shelf=store.shelf)
+        evictor = role_policies.get("evictor")
         if evictor is None:
-            return stored
+            return stored_policy
         assert isinstance(evictor, Evicting), "what settles evicts by a budget"
-        return EvictedFirst(evictor, stored)
+        return EvictedFirst(evictor, stored_policy)
 
 
 @dataclass
@@ -100,16 +110,16 @@ class EvictedFirst(CachePolicy):
 
     plain = False
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.evictor.begin(prompt)
-        self.stored.begin(prompt)
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.evictor.begin_text(prompt)
+        self.stored.begin_text(prompt)
 
     def fork(self) -> EvictedFirst:
         twin = super().fork()
         assert isinstance(twin, EvictedFirst)
-        twin.evictor, stored = self.evictor.fork(), self.stored.fork()  # type: ignore[assignment]
-        twin.stored = stored
+        twin.evictor, stored_policy = self.evictor.fork(), self.stored.fork()  # type: ignore[assignment]
+        twin.stored = stored_policy
         return twin
 
     def drop(self) -> None:
@@ -120,24 +130,24 @@ class EvictedFirst(CachePolicy):
     def bytes(self) -> int:
         return self.evictor.bytes + self.stored.bytes
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         if length < self.prompt:
             return min(self.evictor.room_of(length, self.prompt), self.prompt - length)
-        left = min(self.prompt, self.evictor.budget)
-        return self.stored.room_behind(length - self.prompt + left)
+        surviving_rows = min(self.prompt, self.evictor.budget)
+        return self.stored.room_behind(length - self.prompt + surviving_rows)
 
-    def watches(self, job: Any) -> bool:
-        return self.stored.watches(job) or self.evictor.watches(job)
+    def watches_job(self, job: Any) -> bool:
+        return self.stored.watches_job(job) or self.evictor.watches_job(job)
 
-    def keep(self, cache: Any, nodes: Sequence[int]) -> None:
+    def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
         if cache.length < self.prompt:
-            self.evictor.keep(cache, nodes)
+            self.evictor.keep_nodes(cache, nodes)
 
-    def change(self, cache: Any) -> None:
+    def change_rows(self, cache: Any) -> None:
         if cache.length <= self.prompt:
-            self.evictor.change(cache)
-        self.stored.change(cache)
+            self.evictor.change_rows(cache)
+        self.stored.change_rows(cache)
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        policy = self.stored if self.stored.watches(job) else self.evictor
-        return policy.attend(job, asked)
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        acting_policy = self.stored if self.stored.watches_job(job) else self.evictor
+        return acting_policy.attend_job(job, attention)

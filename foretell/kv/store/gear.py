@@ -32,7 +32,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.kv.base import KV
 from foretell.kv.store.base import Code, LayerForm, Rows, Stored
-from foretell.kv.store.packing import BITS, Rounded, divisor, rounded
+from foretell.kv.store.packing import BITS, Rounded, largest_divisor, round_to_grid
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -59,14 +59,14 @@ class Gear(KV):
             raise BadConfig.field("gear:bits", self.bits, "1, 2, 4 or 8")
         if not 0 <= self.outliers <= 1:
             raise BadConfig.field("gear:outliers", self.outliers, "a share from 0 to 1")
-        least = {"group": 1, "rank": 0, "later": 0, "loops": 1, "buffer": 1}
-        for name, smallest in least.items():
+        min_values = {"group": 1, "rank": 0, "later": 0, "loops": 1, "buffer": 1}
+        for name, min_value in min_values.items():
             value = getattr(self, name)
-            if value < smallest:
-                raise BadConfig.field(f"gear:{name}", value, f"at least {smallest}")
+            if value < min_value:
+                raise BadConfig.field(f"gear:{name}", value, f"at least {min_value}")
 
-    def policy(self, target: Model) -> Stored:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Stored:
+        self.check_target(target)
         return Stored(0, 0, self.buffer, form=Recipe(self))
 
 
@@ -76,76 +76,94 @@ class Recipe(LayerForm):
     are of (n, KV * D), as a token's largest numbers are those of all its heads.
     """
 
-    set: Gear
+    settings: Gear
 
     batched = True
 
     def encode_layer(
-        self, keys: torch.Tensor, values: torch.Tensor, layer: int, place: int
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, stored_count: int
     ) -> Code:
         heads, count, width = values.shape
         by_channel = keys.transpose(1, 2).reshape(-1, count)
         by_token = values.transpose(0, 1).reshape(count, -1)
-        rank = self.set.later if place else self.set.rank
-        seed = (place << 20) + 2 * layer
+        rank = self.settings.later if stored_count else self.settings.rank
+        seed = (stored_count << 20) + 2 * layer
         coded: dict[str, torch.Tensor] = {}
         for name, numbers, group in (
-            ("k", by_channel, divisor(self.set.buffer, self.set.group)),
-            ("v", by_token, divisor(width, self.set.group)),
+            ("k", by_channel, largest_divisor(self.settings.buffer, self.settings.group)),
+            ("v", by_token, largest_divisor(width, self.settings.group)),
         ):
-            kept = extremes(numbers, self.set.outliers)
-            counted = None
-            if kept.shape[1]:
-                counted = torch.ones_like(numbers, dtype=torch.bool).scatter_(1, kept, False)
-            grid = rounded(numbers, self.set.bits, group, counted)
-            lost = numbers - grid.numbers(self.set.bits, numbers.shape[1])
-            lost = lost.scatter(1, kept, 0)
-            by_head = lost.view(heads, -1, count) if name == "k" else lost.view(count, heads, -1)
+            outlier_places = extreme_places(numbers, self.settings.outliers)
+            counted_mask = None
+            if outlier_places.shape[1]:
+                counted_mask = torch.ones_like(numbers, dtype=torch.bool).scatter_(
+                    1, outlier_places, False
+                )
+            grid = round_to_grid(numbers, self.settings.bits, group, counted_mask)
+            rounding_loss = numbers - grid.restore_numbers(self.settings.bits, numbers.shape[1])
+            rounding_loss = rounding_loss.scatter(1, outlier_places, 0)
+            by_head = (
+                rounding_loss.view(heads, -1, count)
+                if name == "k"
+                else rounding_loss.view(count, heads, -1)
+            )
             by_head = by_head.transpose(1, 2) if name == "k" else by_head.transpose(0, 1)
-            left, right = thin(by_head, rank, self.set.loops, seed + (name == "v"), numbers.dtype)
-            low, counts = in_segments(kept, numbers.shape[1])
+            left_matrix, right_matrix = thin_matrices(
+                by_head, rank, self.settings.loops, seed + (name == "v"), numbers.dtype
+            )
+            segment_places, segment_counts = in_segments(outlier_places, numbers.shape[1])
             coded |= {
                 f"{name}.codes": grid.codes,
                 f"{name}.low": grid.low,
                 f"{name}.step": grid.step,
-                f"{name}.kept": numbers.gather(1, kept),
-                f"{name}.places": low,
-                f"{name}.counts": counts,
-                f"{name}.left": left,
-                f"{name}.right": right,
+                f"{name}.kept": numbers.gather(1, outlier_places),
+                f"{name}.places": segment_places,
+                f"{name}.counts": segment_counts,
+                f"{name}.left": left_matrix,
+                f"{name}.right": right_matrix,
             }
         return coded
 
     def decode_layer(self, code: Code) -> Rows:
-        *stacked, heads, count, _ = code["k.left"].shape
-        width, wide = code["k.right"].shape[-2], code["v.right"].shape[-2]
-        keys = self._numbers(code, "k", count).view(*stacked, heads, width, count)
-        values = self._numbers(code, "v", heads * wide).view(*stacked, count, heads, wide)
+        *stacked, heads, row_count, _ = code["k.left"].shape
+        key_width, value_width = code["k.right"].shape[-2], code["v.right"].shape[-2]
+        keys = self._restore_numbers(code, "k", row_count).view(
+            *stacked, heads, key_width, row_count
+        )
+        values = self._restore_numbers(code, "v", heads * value_width).view(
+            *stacked, row_count, heads, value_width
+        )
         return keys.transpose(-1, -2), values.transpose(-3, -2)
 
-    def _numbers(self, code: Code, name: str, count: int) -> torch.Tensor:
+    def _restore_numbers(self, code: Code, name: str, count: int) -> torch.Tensor:
         """All vectors (..., vectors, count) that were rounded."""
         grid = Rounded(*(code[f"{name}.{part}"] for part in ("codes", "low", "step")))
-        numbers = grid.numbers(self.set.bits, count)
-        left, right = (code[f"{name}.{part}"].to(numbers) for part in ("left", "right"))
-        if left.shape[-1]:
-            lost = left @ right.transpose(-1, -2)  # (..., KV, n, D)
-            lost = lost.transpose(-1, -2) if name == "k" else lost.transpose(-3, -2)
-            numbers = numbers + lost.reshape(numbers.shape)
-        kept = code[f"{name}.kept"]
-        places = from_segments(code[f"{name}.places"], code[f"{name}.counts"])
-        return numbers.to(kept.dtype).scatter(-1, places, kept)
+        numbers = grid.restore_numbers(self.settings.bits, count)
+        left_matrix, right_matrix = (
+            code[f"{name}.{part}"].to(numbers) for part in ("left", "right")
+        )
+        if left_matrix.shape[-1]:
+            rounding_loss = left_matrix @ right_matrix.transpose(-1, -2)  # (..., KV, n, D)
+            rounding_loss = (
+                rounding_loss.transpose(-1, -2) if name == "k" else rounding_loss.transpose(-3, -2)
+            )
+            numbers = numbers + rounding_loss.reshape(numbers.shape)
+        outlier_numbers = code[f"{name}.kept"]
+        outlier_places = from_segments(code[f"{name}.places"], code[f"{name}.counts"])
+        return numbers.to(outlier_numbers.dtype).scatter(-1, outlier_places, outlier_numbers)
 
 
-def extremes(numbers: torch.Tensor, share: float) -> torch.Tensor:
+def extreme_places(numbers: torch.Tensor, share: float) -> torch.Tensor:
     """The places (vectors, m), in order, of each vector's largest and smallest numbers, half of
     `share` each.
     """
     count = numbers.shape[1]
-    half = int(share * count / 2 + 0.5)
-    order = numbers.argsort(dim=1, stable=True)
-    kept = torch.cat([order[:, :half], order[:, max(half, count - half) :]], 1)
-    return kept.sort(1).values
+    half_count = int(share * count / 2 + 0.5)
+    number_order = numbers.argsort(dim=1, stable=True)
+    outlier_places = torch.cat(
+        [number_order[:, :half_count], number_order[:, max(half_count, count - half_count) :]], 1
+    )
+    return outlier_places.sort(1).values
 
 
 def in_segments(places: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -159,35 +177,46 @@ def in_segments(places: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.T
     return (places % SEGMENT).to(torch.uint8), counts.to(torch.uint8)
 
 
-def from_segments(low: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+def from_segments(segment_places: torch.Tensor, segment_counts: torch.Tensor) -> torch.Tensor:
     """The places again."""
-    if not counts.shape[-1]:
-        return low.long()
-    starts = torch.arange(counts.shape[-1], device=low.device).mul_(SEGMENT).expand(counts.shape)
-    high = starts.flatten().repeat_interleave(counts.flatten().long())
-    return high.view(low.shape) + low
+    if not segment_counts.shape[-1]:
+        return segment_places.long()
+    all_starts = (
+        torch.arange(segment_counts.shape[-1], device=segment_places.device)
+        .mul_(SEGMENT)
+        .expand(segment_counts.shape)
+    )
+    segment_starts = all_starts.flatten().repeat_interleave(segment_counts.flatten().long())
+    return segment_starts.view(segment_places.shape) + segment_places
 
 
-def thin(
-    lost: torch.Tensor, rank: int, loops: int, seed: int, dtype: torch.dtype
+def thin_matrices(
+    rounding_loss: torch.Tensor, rank: int, loops: int, seed: int, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Two matrices for every head, (KV, n, r) and (KV, D, r), whose product is near to what was
     lost (KV, n, D), by power iteration (Algorithm 2). Zeros where it is not.
     """
-    heads, count, width = lost.shape
+    heads, count, width = rounding_loss.shape
     rank = min(rank, count, width)
-    random = torch.Generator().manual_seed(seed)
-    right = torch.rand(heads, width, rank, generator=random, dtype=torch.float64).to(lost)
-    left = lost.new_zeros(heads, count, rank)
+    generator = torch.Generator().manual_seed(seed)
+    right_matrix = torch.rand(heads, width, rank, generator=generator, dtype=torch.float64).to(
+        rounding_loss
+    )
+    left_matrix = rounding_loss.new_zeros(heads, count, rank)
     for loop in range(loops if rank else 0):
         if loop == loops - 1:
-            right = torch.linalg.qr(right).Q
-        left = lost @ right
+            right_matrix = torch.linalg.qr(right_matrix).Q
+        left_matrix = rounding_loss @ right_matrix
         if loop == loops - 1:
-            left = torch.linalg.qr(left).Q
-        right = lost.transpose(1, 2) @ left
-    left, right = left.to(dtype), right.to(dtype)
-    beside = (lost - left.to(lost) @ right.to(lost).transpose(1, 2)).norm(dim=(1, 2))
-    nearer = (beside < lost.norm(dim=(1, 2)))[:, None, None]
+            left_matrix = torch.linalg.qr(left_matrix).Q
+        right_matrix = rounding_loss.transpose(1, 2) @ left_matrix
+    left_matrix, right_matrix = left_matrix.to(dtype), right_matrix.to(dtype)
+    remaining_loss = (
+        rounding_loss
+        - left_matrix.to(rounding_loss) @ right_matrix.to(rounding_loss).transpose(1, 2)
+    ).norm(dim=(1, 2))
+    is_nearer = (remaining_loss < rounding_loss.norm(dim=(1, 2)))[:, None, None]
     # What is no number, where squares overflowed, is not nearer either.
-    return left.where(nearer, 0).contiguous(), right.where(nearer, 0).contiguous()
+    return left_matrix.where(is_nearer, 0).contiguous(), right_matrix.where(
+        is_nearer, 0
+    ).contiguous()

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from foretell.kv.base import CachePolicy
-from foretell.ops.attention import Attention, merge
+from foretell.ops.attention import Attention, merge_parts
 
 Layers = list[Any]  # of each layer (KV, n, D), None where it keeps no rows
 Part = tuple[torch.Tensor, torch.Tensor]  # see ops.attention.merge
@@ -25,24 +25,24 @@ Part = tuple[torch.Tensor, torch.Tensor]  # see ops.attention.merge
 
 @dataclass
 class Holding(CachePolicy):
-    """Takes blocks of `block` rows out of its cache, behind the `first` and before the `recent`.
+    """Takes blocks of `block` rows out of its cache, behind the `first_rows` and before the `recent`.
 
     `whole`: a prompt is read as a whole before anything leaves. Else blocks leave as soon as they
     can, and the prompt is read over what is held.
     """
 
-    first: int
+    first_rows: int
     recent: int
     block: int
     whole: bool = True
 
     plain = False
 
-    def begin(self, prompt: int) -> None:
-        super().begin(prompt)
-        self.clear()
+    def begin_text(self, prompt: int) -> None:
+        super().begin_text(prompt)
+        self.clear_held()
 
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         if self.whole and length < self.prompt:
             return self.prompt - length
         return self.room_behind(length)
@@ -51,35 +51,37 @@ class Holding(CachePolicy):
         """Tokens until the next block leaves, of a text with so many rows, those that are held
         included.
         """
-        beyond = rows - self.first - self.recent
-        return self.block - (beyond % self.block if beyond > 0 else beyond)
+        rows_beyond = rows - self.first_rows - self.recent
+        return self.block - (rows_beyond % self.block if rows_beyond > 0 else rows_beyond)
 
-    def change(self, cache: Any) -> None:
-        blocks = (cache.base - self.first - self.recent) // self.block
-        if blocks > 0 and (cache.length >= self.prompt or not self.whole):
-            self.hold(*cache.give(blocks * self.block, self.first))
+    def change_rows(self, cache: Any) -> None:
+        block_count = (cache.base - self.first_rows - self.recent) // self.block
+        if block_count > 0 and (cache.length >= self.prompt or not self.whole):
+            self.hold_rows(*cache.give_rows(block_count * self.block, self.first_rows))
 
-    def watches(self, job: Any) -> bool:
-        return self.holds
+    def watches_job(self, job: Any) -> bool:
+        return self.holds_rows
 
-    def attend(self, job: Any, asked: Attention) -> torch.Tensor:
-        return merge([asked.part(), *self.parts(job, asked)]).to(asked.q.dtype)
+    def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
+        return merge_parts([attention.part(), *self.attend_held(job, attention)]).to(
+            attention.q.dtype
+        )
 
     # --- what a policy decides
 
     @property
-    def holds(self) -> bool:
+    def holds_rows(self) -> bool:
         """Whether it holds any rows."""
         raise NotImplementedError
 
-    def clear(self) -> None:
+    def clear_held(self) -> None:
         """Holds nothing from now on."""
         raise NotImplementedError
 
-    def hold(self, keys: Layers, values: Layers) -> None:
+    def hold_rows(self, keys: Layers, values: Layers) -> None:
         """Takes whole blocks of rows, which follow those that it holds already."""
         raise NotImplementedError
 
-    def parts(self, job: Any, asked: Attention) -> Sequence[Part]:
+    def attend_held(self, job: Any, attention: Attention) -> Sequence[Part]:
         """The attention of a job's nodes over what is held, in one part or more."""
         raise NotImplementedError

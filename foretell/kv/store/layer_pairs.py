@@ -29,42 +29,48 @@ class Pair(NamedTuple):
     angles: torch.Tensor
 
 
-def merged(shallow: torch.Tensor, deep: torch.Tensor, t: float) -> Pair:
+def merge_layers(shallow: torch.Tensor, deep: torch.Tensor, t: float) -> Pair:
     """Rows (U, n, W) of two layers; the direction is a share `t` of the way from the shallow one's
     to the deep one's along the arc (equation 3).
     """
     rows = torch.stack([shallow, deep])
     rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
     sizes = rows.norm(dim=-1)
-    one, other = rows / sizes.clamp_min(torch.finfo(rows.dtype).tiny)[..., None]
+    shallow_directions, deep_directions = (
+        rows / sizes.clamp_min(torch.finfo(rows.dtype).tiny)[..., None]
+    )
     # An arc cosine would lose half of the digits of small angles.
-    angles = 2 * torch.atan2((one - other).norm(dim=-1), (one + other).norm(dim=-1))
+    angles = 2 * torch.atan2(
+        (shallow_directions - deep_directions).norm(dim=-1),
+        (shallow_directions + deep_directions).norm(dim=-1),
+    )
     sines = angles.sin()
-    near = sines.abs() < PARALLEL
-    whole = sines.masked_fill(near, 1)
+    parallel_mask = sines.abs() < PARALLEL
+    safe_sines = sines.masked_fill(parallel_mask, 1)
     shares = [
-        torch.where(near, share, (share * angles).sin() / whole)[..., None] for share in (1 - t, t)
+        torch.where(parallel_mask, share, (share * angles).sin() / safe_sines)[..., None]
+        for share in (1 - t, t)
     ]
-    return Pair(shares[0] * one + shares[1] * other, sizes, angles)
+    return Pair(shares[0] * shallow_directions + shares[1] * deep_directions, sizes, angles)
 
 
-def restored(directions: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
+def restore_layer(directions: torch.Tensor, sizes: torch.Tensor) -> torch.Tensor:
     """A layer's rows: along directions (..., W) of any length, with these sizes (...)."""
-    wide = directions.to(sizes.dtype)
-    lengths = wide.norm(dim=-1).clamp_min(torch.finfo(wide.dtype).tiny)
-    return wide * (sizes / lengths)[..., None]
+    wide_directions = directions.to(sizes.dtype)
+    lengths = wide_directions.norm(dim=-1).clamp_min(torch.finfo(wide_directions.dtype).tiny)
+    return wide_directions * (sizes / lengths)[..., None]
 
 
-def apart(angles: torch.Tensor, gamma: float, rule: str) -> torch.Tensor:
+def distant_tokens(angles: torch.Tensor, gamma: float, rule: str) -> torch.Tensor:
     """Which tokens are kept as they are, bool (U, n): those whose angle lies within the last share
     `gamma` of the range from the least to the largest of their unit, or for the rule `similar` in
     the first, as section 4.2 has it in print; and those with opposite directions.
     """
-    low, high = angles.aminmax(dim=-1, keepdim=True)
+    min_angle, max_angle = angles.aminmax(dim=-1, keepdim=True)
     if gamma >= 1:
         return torch.ones_like(angles, dtype=torch.bool)
     if rule == "distant":
-        kept = angles > high - gamma * (high - low)
+        kept_mask = angles > max_angle - gamma * (max_angle - min_angle)
     else:
-        kept = angles < low + gamma * (high - low)
-    return kept | (angles > math.pi - OPPOSITE)
+        kept_mask = angles < min_angle + gamma * (max_angle - min_angle)
+    return kept_mask | (angles > math.pi - OPPOSITE)

@@ -34,8 +34,8 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.kv.base import KV
 from foretell.kv.store.base import Code, Codes, Form, Rows, Stored
 from foretell.kv.store.holding import Layers
-from foretell.kv.store.layer_pairs import RULES, apart, merged, restored
-from foretell.kv.store.packing import Rounded, divisor, rounded
+from foretell.kv.store.layer_pairs import RULES, distant_tokens, merge_layers, restore_layer
+from foretell.kv.store.packing import Rounded, largest_divisor, round_to_grid
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -61,30 +61,32 @@ class Minicache(KV):
     buffer: int = 64  # tokens that are stored together
 
     def __post_init__(self) -> None:
-        for name, low, high in (("t", 0, 1), ("gamma", 0, 1)):
+        for name, min_share, max_share in (("t", 0, 1), ("gamma", 0, 1)):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if not min_share <= value <= max_share:
                 raise BadConfig.field(f"minicache:{name}", value, "a share from 0 to 1")
-        for name, least in (("start", 0), ("buffer", 1)):
+        for name, min_value in (("start", 0), ("buffer", 1)):
             value = getattr(self, name)
-            if value < least:
-                raise BadConfig.field(f"minicache:{name}", value, f"at least {least}")
+            if value < min_value:
+                raise BadConfig.field(f"minicache:{name}", value, f"at least {min_value}")
         if self.bits not in BITS:
             raise BadConfig.field("minicache:bits", self.bits, "2, 4, 8 or 16")
         if self.rule not in RULES:
             raise BadConfig.field("minicache:rule", self.rule, f"one of {', '.join(RULES)}")
 
-    def policy(self, target: Model) -> Stored:
-        self.fits(target)
+    def build_policy(self, target: Model) -> Stored:
+        self.check_target(target)
         loop = getattr(target, "loop", None)
-        one_kind = loop is None or loop.kinds is None
-        turned = {
+        single_kind = loop is None or loop.kinds is None
+        rope_uses = {
             bool(getattr(getattr(layer, "self_attn", layer), "use_rope", True))
             for layer in (loop.layers if loop is not None else ())
         }
-        if len({*target.layout}) > 1 or not one_kind or len(turned) > 1:
-            need = "rows of one shape and one kind of position in every layer"
-            raise Unsupported.missing("kv=minicache", target.name, need, "leave kv out")
+        if len({*target.layout}) > 1 or not single_kind or len(rope_uses) > 1:
+            missing_need = "rows of one shape and one kind of position in every layer"
+            raise Unsupported.missing_capability(
+                "kv=minicache", target.name, missing_need, "leave kv out"
+            )
         shape: Any = target.layout[0]
         return Stored(0, 0, self.buffer, form=Pairs(self, len(target.layout), *shape))
 
@@ -93,91 +95,111 @@ class Minicache(KV):
 class Pairs(Form):
     """A pair's code lies under its shallow layer. Units are all heads of a layer, or each head."""
 
-    set: Minicache
+    settings: Minicache
     layers: int
     heads: int
     key_width: int
     value_width: int
 
     @property
-    def start(self) -> int:
-        return self.set.start or self.layers // 2
+    def first_paired(self) -> int:
+        return self.settings.start or self.layers // 2
 
-    def under(self, layer: int) -> int:
-        if layer < self.start:
+    def code_layer(self, layer: int) -> int:
+        if layer < self.first_paired:
             return layer
-        first = layer - (layer - self.start) % 2
-        return first if first + 1 < self.layers else layer
+        shallow_layer = layer - (layer - self.first_paired) % 2
+        return shallow_layer if shallow_layer + 1 < self.layers else layer
 
-    def paired(self, layer: int) -> bool:
+    def is_paired(self, layer: int) -> bool:
         """Whether this is the shallow layer of a pair."""
-        return layer >= self.start and (layer - self.start) % 2 == 0 and layer + 1 < self.layers
+        return (
+            layer >= self.first_paired
+            and (layer - self.first_paired) % 2 == 0
+            and layer + 1 < self.layers
+        )
 
-    def encode(self, keys: Layers, values: Layers, place: int) -> Codes:
+    def encode_rows(self, keys: Layers, values: Layers, stored_count: int) -> Codes:
         codes = {}
         for layer in range(self.layers):
-            if self.under(layer) < layer:
+            if self.code_layer(layer) < layer:
                 continue
             code: dict[str, torch.Tensor] = {}
             for name, rows in (("k", keys), ("v", values)):
-                if self.paired(layer):
-                    code |= self._pair(name, rows[layer], rows[layer + 1])
+                if self.is_paired(layer):
+                    code |= self._merge_pair(name, rows[layer], rows[layer + 1])
                 else:
-                    code |= self._stored(name, rows[layer])
+                    code |= self._encode_units(name, rows[layer])
             codes[layer] = code
         return codes
 
-    def _pair(self, name: str, shallow: torch.Tensor, deep: torch.Tensor) -> Code:
+    def _merge_pair(self, name: str, shallow: torch.Tensor, deep: torch.Tensor) -> Code:
         """What stands for rows (KV, n, D) of two layers."""
-        both = torch.stack([self._units(shallow), self._units(deep)])  # (2, U, n, W)
-        pair = merged(both[0], both[1], self.set.t)
-        kept = apart(pair.angles, self.set.gamma, self.set.rule).flatten().nonzero()[:, 0]
+        both_layers = torch.stack(
+            [self._split_units(shallow), self._split_units(deep)]
+        )  # (2, U, n, W)
+        merged_pair = merge_layers(both_layers[0], both_layers[1], self.settings.t)
+        kept_tokens = (
+            distant_tokens(merged_pair.angles, self.settings.gamma, self.settings.rule)
+            .flatten()
+            .nonzero()[:, 0]
+        )
         return {
-            **self._stored(name, pair.directions.to(shallow.dtype)),
-            f"{name}.sizes": pair.sizes,
-            f"{name}.kept": kept.int(),
-            f"{name}.rows": both.flatten(1, 2)[:, kept],
+            **self._encode_units(name, merged_pair.directions.to(shallow.dtype)),
+            f"{name}.sizes": merged_pair.sizes,
+            f"{name}.kept": kept_tokens.int(),
+            f"{name}.rows": both_layers.flatten(1, 2)[:, kept_tokens],
         }
 
-    def _units(self, rows: torch.Tensor) -> torch.Tensor:
+    def _split_units(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows (KV, n, D) as (U, n, W)."""
-        return rows if self.set.per_head else rows.transpose(0, 1).flatten(1)[None]
+        return rows if self.settings.per_head else rows.transpose(0, 1).flatten(1)[None]
 
-    def _stored(self, name: str, rows: torch.Tensor) -> Code:
+    def _encode_units(self, name: str, rows: torch.Tensor) -> Code:
         """Rows (U, n, W), rounded keys by channel and values by token."""
-        if self.set.bits == WHOLE:
+        if self.settings.bits == WHOLE:
             return {name: rows.clone(memory_format=torch.contiguous_format)}
-        along = rows.transpose(1, 2) if name == "k" else rows
-        grid = rounded(along, self.set.bits, self._group(name, rows.shape[2]))
+        grouped_rows = rows.transpose(1, 2) if name == "k" else rows
+        grid = round_to_grid(
+            grouped_rows, self.settings.bits, self._group_size(name, rows.shape[2])
+        )
         return {f"{name}.codes": grid.codes, f"{name}.low": grid.low, f"{name}.step": grid.step}
 
-    def _group(self, name: str, width: int) -> int:
-        return divisor(self.set.buffer if name == "k" else width, GROUP)
+    def _group_size(self, name: str, width: int) -> int:
+        return largest_divisor(self.settings.buffer if name == "k" else width, GROUP)
 
-    def _read(self, name: str, code: Code, width: int) -> torch.Tensor:
-        """The rows (U, n, W), W being `width`, that `_stored` was given, up to rounding."""
+    def _decode_units(self, name: str, code: Code, width: int) -> torch.Tensor:
+        """The rows (U, n, W), W being `width`, that `_encode_units` was given, up to rounding."""
         if name in code:
             return code[name]
         grid = Rounded(*(code[f"{name}.{part}"] for part in ("codes", "low", "step")))
-        count = grid.low.shape[-1] * self._group(name, width)
-        numbers = grid.numbers(self.set.bits, count).to(grid.low.dtype)
+        count = grid.low.shape[-1] * self._group_size(name, width)
+        numbers = grid.restore_numbers(self.settings.bits, count).to(grid.low.dtype)
         return numbers.transpose(1, 2) if name == "k" else numbers
 
-    def decode(self, code: Code, layer: int) -> Rows:
-        keys, values = (self._decoded(name, code, layer) for name in ("k", "v"))
+    def decode_rows(self, code: Code, layer: int) -> Rows:
+        keys, values = (self._restore_rows(name, code, layer) for name in ("k", "v"))
         return keys, values
 
-    def _decoded(self, name: str, code: Code, layer: int) -> torch.Tensor:
+    def _restore_rows(self, name: str, code: Code, layer: int) -> torch.Tensor:
         """A layer's rows (KV, n, D)."""
         if f"{name}.sizes" not in code:
-            return self._read(name, code, self.key_width if name == "k" else self.value_width)
-        which = layer - self.under(layer)
-        rows = code[f"{name}.rows"]
-        directions = self._read(name, code, rows.shape[-1])
-        found = restored(directions, code[f"{name}.sizes"][which]).to(rows.dtype)
-        units, count, width = found.shape
-        kept = code[f"{name}.kept"].long()
-        found = found.reshape(-1, width).index_copy(0, kept, rows[which]).view(units, count, width)
-        if self.set.per_head:
-            return found
-        return found[0].view(count, self.heads, -1).transpose(0, 1)
+            return self._decode_units(
+                name, code, self.key_width if name == "k" else self.value_width
+            )
+        pair_index = layer - self.code_layer(layer)
+        kept_rows = code[f"{name}.rows"]
+        directions = self._decode_units(name, code, kept_rows.shape[-1])
+        restored_rows = restore_layer(directions, code[f"{name}.sizes"][pair_index]).to(
+            kept_rows.dtype
+        )
+        units, count, width = restored_rows.shape
+        kept_tokens = code[f"{name}.kept"].long()
+        restored_rows = (
+            restored_rows.reshape(-1, width)
+            .index_copy(0, kept_tokens, kept_rows[pair_index])
+            .view(units, count, width)
+        )
+        if self.settings.per_head:
+            return restored_rows
+        return restored_rows[0].view(count, self.heads, -1).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Stores rows in files, and reads them a layer at a time.
+"""Stores rows in files, and reads them a layer at a time: offloading.
 
 A prompt is stored when it is read; behind it every `block` tokens are, and until then they stay in
 memory. Every request has a folder of its own, which is removed when the request ends. Joined with
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from foretell.errors import BadConfig
 from foretell.kv.base import KV
 from foretell.kv.store.base import Stored
-from foretell.kv.store.spilling import Files, checked
+from foretell.kv.store.spilling import Files, writable_folder
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -46,7 +46,7 @@ class Offload(KV):
         if self.block < 1:
             raise BadConfig.field("offload:block", self.block, "at least 1")
 
-    def policy(self, target: Model) -> Stored:
-        self.fits(target)
-        folder = checked(Path(self.dir or tempfile.gettempdir()), "offload:dir")
+    def build_policy(self, target: Model) -> Stored:
+        self.check_target(target)
+        folder = writable_folder(Path(self.dir or tempfile.gettempdir()), "offload:dir")
         return Stored(0, 0, self.block, shelf=Files(folder, CURE))

@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from foretell.cache.buffers import bytes_of
-from foretell.errors import BadConfig, BadFile, ForetellError, RequestFailed, first_line
+from foretell.errors import BadConfig, BadFile, ForetellError, RequestFailed, first_message_line
 from foretell.kv.store.base import Code, Codes, Shelf
 
 # Folders of rows: a folder may be shared by machines, and numbers of processes are each one's own.
@@ -56,71 +56,75 @@ class Spill:
     def __init__(self, parent: Path, cure: str = SPACE):
         self.parent, self.cure = parent, cure
         self.size = 0
-        with self._writing():
+        with self._report_errors():
             parent.mkdir(parents=True, exist_ok=True)
-            clear(parent)
+            remove_stale(parent)
             self.folder = Path(tempfile.mkdtemp(prefix=f"{MINE}{os.getpid()}-", dir=parent))
         self.path = self.folder / "rows"
         # Where nobody leaves it in order, as at the end of the process.
         self.remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
-    def write(self, pieces: Sequence[np.ndarray]) -> list[Piece]:
+    def write_pieces(self, pieces: Sequence[np.ndarray]) -> list[Piece]:
         """Puts these behind what is there: uint8 (n,), each of whole words."""
-        made, end = [], self.size
+        written_pieces, file_end = [], self.size
         for data in pieces:
-            made.append(Piece(end, len(data), checksum(data)))
-            end += len(data)
-        left = memoryview(np.concatenate(pieces).data)
-        with self._writing():
-            file = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
+            written_pieces.append(Piece(file_end, len(data), word_checksums(data)))
+            file_end += len(data)
+        remaining_bytes = memoryview(np.concatenate(pieces).data)
+        with self._report_errors():
+            file_handle = os.open(self.path, os.O_WRONLY | os.O_CREAT, 0o600)
             try:
-                while left:  # the system may write a part
-                    left = left[os.pwrite(file, left, end - len(left)) :]
+                while remaining_bytes:  # the system may write a part
+                    remaining_bytes = remaining_bytes[
+                        os.pwrite(file_handle, remaining_bytes, file_end - len(remaining_bytes)) :
+                    ]
             finally:
-                os.close(file)
-        self.size = end
-        return made
+                os.close(file_handle)
+        self.size = file_end
+        return written_pieces
 
-    def read(self, piece: Piece, what: str) -> np.ndarray:
-        """Uint8 (n,). `what` it is. Raises BadFile where these are not the bytes written."""
+    def read_piece(self, piece: Piece, content_name: str) -> np.ndarray:
+        """Uint8 (n,). `content_name` it is. Raises BadFile where these are not the bytes written."""
         data = np.empty(piece.size, np.uint8)
         try:
-            file = os.open(self.path, os.O_RDONLY)
+            file_handle = os.open(self.path, os.O_RDONLY)
             try:
-                got = os.preadv(file, [data.data], piece.start)
+                read_bytes = os.preadv(file_handle, [data.data], piece.start)
             finally:
-                os.close(file)
+                os.close(file_handle)
         except OSError as error:
-            raise self._bad(f"{what} cannot be read ({_why(error)})") from error
-        if got < piece.size:
-            raise self._bad(f"{what} is damaged (it is too short)")
-        if checksum(data) != piece.sum:
-            raise self._bad(f"{what} is damaged (other bytes than were written)")
+            raise self._damage_error(
+                f"{content_name} cannot be read ({_reason_of(error)})"
+            ) from error
+        if read_bytes < piece.size:
+            raise self._damage_error(f"{content_name} is damaged (it is too short)")
+        if word_checksums(data) != piece.sum:
+            raise self._damage_error(f"{content_name} is damaged (other bytes than were written)")
         return data
 
-    def _bad(self, fault: str) -> BadFile:
+    def _damage_error(self, fault: str) -> BadFile:
         cure = "check the disk or name another folder, and send the request again"
         return BadFile(f"{self.path}: {fault}; {cure}")
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _report_errors(self) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise RequestFailed(
-                f"{self.parent}: rows cannot be written ({_why(error)}); {self.cure}"
+                f"{self.parent}: rows cannot be written ({_reason_of(error)}); {self.cure}"
             ) from error
 
 
-def clear(parent: Path) -> None:
+def remove_stale(parent: Path) -> None:
     """Removes what processes of this machine left there that ended without doing so."""
     for folder in parent.glob(f"{MINE}*-*"):
-        process = folder.name.removeprefix(MINE).partition("-")[0]
-        if process.isdecimal() and not _runs(int(process)):
+        process_id = folder.name.removeprefix(MINE).partition("-")[0]
+        if process_id.isdecimal() and not _process_runs(int(process_id)):
             shutil.rmtree(folder, ignore_errors=True)  # another user's stays
 
 
-def _runs(process: int) -> bool:
+def _process_runs(process: int) -> bool:
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -130,43 +134,43 @@ def _runs(process: int) -> bool:
     return True
 
 
-def checksum(data: np.ndarray) -> tuple[int, ...]:
+def word_checksums(data: np.ndarray) -> tuple[int, ...]:
     """Of bytes, whole words: check sums of the sums of its rows of words, of those of its columns,
     and of the rest. About as quick as reading them; words that changed places are noticed too.
     """
     words = data.view(np.uint64)
-    whole = len(words) // ROW * ROW
-    rows = words[:whole].reshape(-1, ROW)
-    parts = rows.sum(0, dtype=np.uint64), rows.sum(1, dtype=np.uint64), words[whole:]
-    return tuple(zlib.crc32(part.data) for part in parts)
+    full_words = len(words) // ROW * ROW
+    rows = words[:full_words].reshape(-1, ROW)
+    word_sums = rows.sum(0, dtype=np.uint64), rows.sum(1, dtype=np.uint64), words[full_words:]
+    return tuple(zlib.crc32(part.data) for part in word_sums)
 
 
-def padded(data: np.ndarray) -> np.ndarray:
+def pad_words(data: np.ndarray) -> np.ndarray:
     """Bytes with zeros behind them, whole words."""
     return np.concatenate([data, np.zeros(-len(data) % WORD, np.uint8)])
 
 
-def checked(folder: Path, name: str) -> Path:
+def writable_folder(folder: Path, name: str) -> Path:
     """A folder that can be written into. Raises BadConfig."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         raise BadConfig(
-            f"{name}={str(folder)!r}: rows cannot be written there ({_why(error)}); "
+            f"{name}={str(folder)!r}: rows cannot be written there ({_reason_of(error)}); "
             "name another folder"
         ) from error
     return folder
 
 
-def _why(error: OSError) -> str:
-    return error.strerror or first_line(error)
+def _reason_of(error: OSError) -> str:
+    return error.strerror or first_message_line(error)
 
 
-def _bytes(tensor: torch.Tensor) -> np.ndarray:
+def _tensor_bytes(tensor: torch.Tensor) -> np.ndarray:
     """Uint8 (n,)."""
-    flat: np.ndarray = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-    return flat
+    flat_bytes: np.ndarray = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+    return flat_bytes
 
 
 # --- codes of stored rows
@@ -183,7 +187,7 @@ class Files(Shelf):
 
     in_memory = False
 
-    def opened(self) -> Shelf:
+    def open_shelf(self) -> Shelf:
         return Folder(Spill(self.folder, self.cure))
 
 
@@ -196,17 +200,17 @@ class Folder(Shelf):
         self.spill = spill
         self.users = 1
 
-    def put(self, codes: Codes) -> Codes:
-        flattened = {layer: flat(code) for layer, code in codes.items()}
-        pieces = self.spill.write([data for data, _ in flattened.values()])
-        parts = [parts for _, parts in flattened.values()]
-        filed = zip(pieces, parts, strict=True)
-        return Opened(self.spill, dict(zip(flattened, filed, strict=True)))
+    def put_codes(self, codes: Codes) -> Codes:
+        flat_codes = {layer: flatten_code(code) for layer, code in codes.items()}
+        pieces = self.spill.write_pieces([data for data, _ in flat_codes.values()])
+        parts = [parts for _, parts in flat_codes.values()]
+        filed_codes = zip(pieces, parts, strict=True)
+        return Opened(self.spill, dict(zip(flat_codes, filed_codes, strict=True)))
 
-    def share(self) -> None:
+    def add_user(self) -> None:
         self.users += 1
 
-    def leave(self) -> None:
+    def remove_user(self) -> None:
         self.users -= 1
         if not self.users:
             self.spill.remove()
@@ -230,11 +234,13 @@ class Opened(Mapping[int, Code]):
 
     def __getitem__(self, layer: int) -> Code:
         piece, parts = self.filed[layer]
-        whole = torch.from_numpy(self.spill.read(piece, f"what is stored of layer {layer}"))
+        piece_bytes = torch.from_numpy(
+            self.spill.read_piece(piece, f"what is stored of layer {layer}")
+        )
         code = {}
         for part in parts:
-            size = part.dtype.itemsize * int(np.prod(part.shape, dtype=np.int64))
-            tensor = whole[part.start : part.start + size].view(part.dtype)
+            tensor_bytes = part.dtype.itemsize * int(np.prod(part.shape, dtype=np.int64))
+            tensor = piece_bytes[part.start : part.start + tensor_bytes].view(part.dtype)
             code[part.name] = tensor.view(part.shape)
         return code
 
@@ -245,12 +251,12 @@ class Opened(Mapping[int, Code]):
         return len(self.filed)
 
 
-def flat(code: Code) -> tuple[np.ndarray, tuple[Part, ...]]:
+def flatten_code(code: Code) -> tuple[np.ndarray, tuple[Part, ...]]:
     """The bytes of a code's tensors, one behind another, and which is where."""
     pieces, parts, start = [], [], 0
     for name, tensor in code.items():
         parts.append(Part(name, start, tensor.dtype, tuple(tensor.shape)))
-        pieces.append(padded(_bytes(tensor)))
+        pieces.append(pad_words(_tensor_bytes(tensor)))
         start += len(pieces[-1])
     return np.concatenate(pieces), tuple(parts)
 
@@ -265,10 +271,10 @@ class BlockStore(Protocol):
     def bytes(self) -> int:
         """Of memory that its blocks take."""
 
-    def add(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
+    def add_blocks(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
         """Takes blocks of all layers in; their slots."""
 
-    def read(self, layer: int, slots: torch.Tensor) -> Pair:
+    def read_blocks(self, layer: int, slots: torch.Tensor) -> Pair:
         """The rows of a layer that lie in these slots (n,), in their order."""
 
 
@@ -284,10 +290,10 @@ class RamBlocks:
     def bytes(self) -> int:
         return bytes_of(rows[:, : self.used] for pair in self.buffers for rows in pair)
 
-    def add(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
+    def add_blocks(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
         start, end = self.used, self.used + keys[0].shape[1]
         if end > self.capacity:
-            self._grow(max(FIRST_SLOTS, end, 2 * self.capacity), keys, values)
+            self._grow_buffers(max(FIRST_SLOTS, end, 2 * self.capacity), keys, values)
         for (own_keys, own_values), new_keys, new_values in zip(
             self.buffers, keys, values, strict=True
         ):
@@ -296,25 +302,28 @@ class RamBlocks:
         self.used = end
         return [*range(start, end)]
 
-    def _grow(
-        self, slots: int, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
+    def _grow_buffers(
+        self, slot_count: int, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]
     ) -> None:
-        self.capacity = slots
+        self.capacity = slot_count
         for layer, pair in enumerate(zip(keys, values, strict=True)):
-            longer = [
-                torch.empty(new.shape[0], slots, *new.shape[2:], dtype=new.dtype) for new in pair
+            longer_rows = [
+                torch.empty(
+                    new_rows.shape[0], slot_count, *new_rows.shape[2:], dtype=new_rows.dtype
+                )
+                for new_rows in pair
             ]
             if self.used:
-                for made, had in zip(longer, self.buffers[layer], strict=True):
-                    made[:, : self.used] = had[:, : self.used]
-                self.buffers[layer] = (longer[0], longer[1])
+                for longer_buffer, old_buffer in zip(longer_rows, self.buffers[layer], strict=True):
+                    longer_buffer[:, : self.used] = old_buffer[:, : self.used]
+                self.buffers[layer] = (longer_rows[0], longer_rows[1])
             else:
-                self.buffers.append((longer[0], longer[1]))
+                self.buffers.append((longer_rows[0], longer_rows[1]))
 
-    def read(self, layer: int, slots: torch.Tensor) -> Pair:
+    def read_blocks(self, layer: int, slots: torch.Tensor) -> Pair:
         keys, values = self.buffers[layer]
-        at = slots.cpu()
-        return keys.index_select(1, at), values.index_select(1, at)
+        slot_indices = slots.cpu()
+        return keys.index_select(1, slot_indices), values.index_select(1, slot_indices)
 
 
 class DiskBlocks:
@@ -331,35 +340,41 @@ class DiskBlocks:
         self.shapes: list[tuple[torch.Size, torch.Size]] = []  # of a block's keys and values
         self.dtype = torch.float32
 
-    def add(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
-        first, blocks = len(self.slots), keys[0].shape[1]
-        pairs = [*zip(keys, values, strict=True)]
-        if not first:
+    def add_blocks(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
+        first_slot, block_count = len(self.slots), keys[0].shape[1]
+        layer_pairs = [*zip(keys, values, strict=True)]
+        if not first_slot:
             self.dtype = keys[0].dtype
-            self.shapes = [(k[:, 0].shape, v[:, 0].shape) for k, v in pairs]
-        for block in range(blocks):
-            parts = [(_bytes(k[:, block]), _bytes(v[:, block])) for k, v in pairs]
-            with self._removed():
-                self.slots.append(self.spill.write([padded(np.concatenate(p)) for p in parts]))
-        return [*range(first, first + blocks)]
+            self.shapes = [(k[:, 0].shape, v[:, 0].shape) for k, v in layer_pairs]
+        for block in range(block_count):
+            layer_bytes = [
+                (_tensor_bytes(k[:, block]), _tensor_bytes(v[:, block])) for k, v in layer_pairs
+            ]
+            with self._remove_on_error():
+                self.slots.append(
+                    self.spill.write_pieces([pad_words(np.concatenate(p)) for p in layer_bytes])
+                )
+        return [*range(first_slot, first_slot + block_count)]
 
-    def read(self, layer: int, slots: torch.Tensor) -> Pair:
+    def read_blocks(self, layer: int, slots: torch.Tensor) -> Pair:
         keys, values = (
             torch.empty(shape[0], len(slots), *shape[1:], dtype=self.dtype)
             for shape in self.shapes[layer]
         )
-        sizes = [shape.numel() for shape in self.shapes[layer]]
-        for place, slot in enumerate(slots.tolist()):
-            with self._removed():
-                raw = self.spill.read(self.slots[slot][layer], f"block {slot} of layer {layer}")
-            used = raw[: sum(sizes) * self.dtype.itemsize]
-            rows = torch.from_numpy(used).view(self.dtype).split(sizes)
-            keys[:, place] = rows[0].view(self.shapes[layer][0])
-            values[:, place] = rows[1].view(self.shapes[layer][1])
+        row_sizes = [shape.numel() for shape in self.shapes[layer]]
+        for slot_index, slot in enumerate(slots.tolist()):
+            with self._remove_on_error():
+                block_bytes = self.spill.read_piece(
+                    self.slots[slot][layer], f"block {slot} of layer {layer}"
+                )
+            used_bytes = block_bytes[: sum(row_sizes) * self.dtype.itemsize]
+            block_rows = torch.from_numpy(used_bytes).view(self.dtype).split(row_sizes)
+            keys[:, slot_index] = block_rows[0].view(self.shapes[layer][0])
+            values[:, slot_index] = block_rows[1].view(self.shapes[layer][1])
         return keys, values
 
     @contextlib.contextmanager
-    def _removed(self) -> Iterator[None]:
+    def _remove_on_error(self) -> Iterator[None]:
         try:
             yield
         except ForetellError:
@@ -391,54 +406,64 @@ class NearBlocks:
 
     @property
     def bytes(self) -> int:
-        near = self.layers.values()
-        return self.store.bytes + bytes_of(rows for one in near for rows in (one.keys, one.values))
+        near_layers = self.layers.values()
+        return self.store.bytes + bytes_of(
+            rows for near_layer in near_layers for rows in (near_layer.keys, near_layer.values)
+        )
 
-    def add(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
-        slots = self.store.add([k.cpu() for k in keys], [v.cpu() for v in values])
+    def add_blocks(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
+        slots = self.store.add_blocks([k.cpu() for k in keys], [v.cpu() for v in values])
         self.slots = slots[-1] + 1
         return slots
 
-    def read(self, layer: int, slots: torch.Tensor) -> Pair:
+    def read_blocks(self, layer: int, slots: torch.Tensor) -> Pair:
         if len(slots) > self.count:
-            return self._far(layer, slots)
-        near = self.layers.get(layer)
-        if near is None:
-            keys, values = self._far(layer, slots[:1])
-            none = torch.full((self.count,), -1, device=self.device)
-            rows = [
-                part.new_empty(part.shape[0], self.count, *part.shape[2:])
-                for part in (keys, values)
+            return self._read_far(layer, slots)
+        near_layer = self.layers.get(layer)
+        if near_layer is None:
+            keys, values = self._read_far(layer, slots[:1])
+            no_owner = torch.full((self.count,), -1, device=self.device)
+            empty_rows = [
+                row_part.new_empty(row_part.shape[0], self.count, *row_part.shape[2:])
+                for row_part in (keys, values)
             ]
-            near = _Near(rows[0], rows[1], none, none.clone(), none[:0])
-            self.layers[layer] = near
-        if len(near.table) < self.slots:
-            more = near.table.new_full((2 * self.slots - len(near.table),), -1)
-            near.table = torch.cat([near.table, more])
-        near.clock += 1
-        at = near.table[slots]
-        missing = at < 0
-        if bool(missing.any()):
-            near.used[at[~missing]] = near.clock
-            new = slots[missing]
-            places = near.used.argsort()[: len(new)]  # those that were read longest ago
-            given_up = near.owner[places]
-            near.table[given_up[given_up >= 0]] = -1
-            near.keys[:, places], near.values[:, places] = self._far(layer, new)
-            near.owner[places], near.table[new] = new, places
-            at = near.table[slots]
-        near.used[at] = near.clock
-        return near.keys.index_select(1, at), near.values.index_select(1, at)
+            near_layer = _Near(
+                empty_rows[0], empty_rows[1], no_owner, no_owner.clone(), no_owner[:0]
+            )
+            self.layers[layer] = near_layer
+        if len(near_layer.table) < self.slots:
+            missing_slots = near_layer.table.new_full((2 * self.slots - len(near_layer.table),), -1)
+            near_layer.table = torch.cat([near_layer.table, missing_slots])
+        near_layer.clock += 1
+        near_places = near_layer.table[slots]
+        missing_mask = near_places < 0
+        if bool(missing_mask.any()):
+            near_layer.used[near_places[~missing_mask]] = near_layer.clock
+            new_slots = slots[missing_mask]
+            freed_places = near_layer.used.argsort()[
+                : len(new_slots)
+            ]  # those that were read longest ago
+            evicted_slots = near_layer.owner[freed_places]
+            near_layer.table[evicted_slots[evicted_slots >= 0]] = -1
+            near_layer.keys[:, freed_places], near_layer.values[:, freed_places] = self._read_far(
+                layer, new_slots
+            )
+            near_layer.owner[freed_places], near_layer.table[new_slots] = new_slots, freed_places
+            near_places = near_layer.table[slots]
+        near_layer.used[near_places] = near_layer.clock
+        return near_layer.keys.index_select(1, near_places), near_layer.values.index_select(
+            1, near_places
+        )
 
-    def _far(self, layer: int, slots: torch.Tensor) -> Pair:
-        keys, values = self.store.read(layer, slots)
+    def _read_far(self, layer: int, slots: torch.Tensor) -> Pair:
+        keys, values = self.store.read_blocks(layer, slots)
         return keys.to(self.device), values.to(self.device)
 
 
-def blocks_in(folder: str, near: int, device: torch.device) -> BlockStore:
-    """A new store in a folder of its own in this one, "": in RAM; `near` blocks of each layer are
+def blocks_in(folder: str, near_count: int, device: torch.device) -> BlockStore:
+    """A new store in a folder of its own in this one, "": in RAM; `near_count` blocks of each layer are
     kept on the device where they lie elsewhere. Raises RequestFailed.
     """
     if not folder and device.type == "cpu":
         return RamBlocks()
-    return NearBlocks(DiskBlocks(folder) if folder else RamBlocks(), near, device)
+    return NearBlocks(DiskBlocks(folder) if folder else RamBlocks(), near_count, device)

@@ -32,7 +32,7 @@ from foretell.core.model import Computed
 from foretell.errors import BadModel, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.packed import WHOLE_NUMBERS
-from foretell.ops.expert_blocks import dense, routed, union
+from foretell.ops.expert_blocks import active_blocks, all_blocks, route_blocks
 
 PROBED = 64  # tokens by which unions are first measured
 RATE = 1 / 16  # of the running means
@@ -69,21 +69,21 @@ class BlockFFN(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x (..., E) -> (..., E)."""
         logits = self.router(x)
-        scores = routed(logits, self.router_scale, self.eps)
-        watched = WATCHED.get()
-        if watched is not None:
-            watched.append(logits)
+        scores = route_blocks(logits, self.router_scale, self.eps)
+        router_log = WATCHED.get()
+        if router_log is not None:
+            router_log.append(logits)
         # A recording would keep the union of its example, and blocks that learn need all gradients.
         if torch.is_grad_enabled() or torch.jit.is_tracing() or torch.compiler.is_compiling():
-            return dense(x, scores, self.up, self.down)
-        out, count = union(x, scores, self.up, self.down)
-        rows = scores.flatten(0, -2)
-        self.last = len(rows), count, float((rows != 0).sum()) / len(rows)
-        return out
+            return all_blocks(x, scores, self.up, self.down)
+        output, block_count = active_blocks(x, scores, self.up, self.down)
+        score_rows = scores.flatten(0, -2)
+        self.last = len(score_rows), block_count, float((score_rows != 0).sum()) / len(score_rows)
+        return output
 
 
 class BlockFFNForCausalLM(LlamaForCausalLM):
-    """Llama with such layers."""
+    """Llama with feed-forward layers of blocks."""
 
     config_class = BlockFFNConfig
 
@@ -94,14 +94,16 @@ class BlockFFNForCausalLM(LlamaForCausalLM):
 
 
 @contextmanager
-def routers() -> Iterator[list[torch.Tensor]]:
-    """Inside, the logits (B, n, blocks) of every layer's router are added to the list."""
-    seen: list[torch.Tensor] = []
-    token = WATCHED.set(seen)
+def watch_routers() -> Iterator[list[torch.Tensor]]:
+    """Inside, the logits (B, n, blocks) of every layer's router are added to the list that this
+    yields.
+    """
+    router_logits: list[torch.Tensor] = []
+    context_token = WATCHED.set(router_logits)
     try:
-        yield seen
+        yield router_logits
     finally:
-        WATCHED.reset(token)
+        WATCHED.reset(context_token)
 
 
 class Unions:
@@ -111,88 +113,108 @@ class Unions:
         self.blocks = blocks  # of all layers
         self.means: dict[int, float] = {}
 
-    def note(self, rows: int, part: float) -> None:
-        """A forward of so many rows needed this part of the blocks."""
-        before = self.means.get(rows)
-        self.means[rows] = part if before is None else before + RATE * (part - before)
+    def note_share(self, row_count: int, share: float) -> None:
+        """Notes that a forward of so many rows needed this part of the blocks."""
+        previous = self.means.get(row_count)
+        self.means[row_count] = share if previous is None else previous + RATE * (share - previous)
 
-    def curve(self, size: int) -> np.ndarray:
-        """Parts (size,) that forwards of 1, 2, ..., `size` rows need; never falling."""
-        known = sorted(self.means)
-        rising = np.maximum.accumulate([self.means[rows] for rows in known])
-        rows = np.log2(np.arange(1, size + 1))
-        parts: np.ndarray = np.interp(rows, np.log2(known), rising)
-        return parts
+    def share_curve(self, max_rows: int) -> np.ndarray:
+        """Parts (max_rows,) that forwards of 1, 2, ..., `max_rows` rows need; never falling."""
+        row_counts = sorted(self.means)
+        rising = np.maximum.accumulate([self.means[rows] for rows in row_counts])
+        rows = np.log2(np.arange(1, max_rows + 1))
+        shares: np.ndarray = np.interp(rows, np.log2(row_counts), rising)
+        return shares
 
 
 class BlockDecoder(Decoder):
     """A decoder of blocks, computed by torch, which knows what unions cost."""
 
-    def __init__(self, hf: Any, name: str):
+    def __init__(self, hf_model: Any, model_name: str):
         self.unions = Unions(0)
-        self.layers = [module for module in hf.modules() if isinstance(module, BlockFFN)]
-        super().__init__(hf, name)
-        blocks = sum(layer.router.out_features for layer in self.layers)
-        self.unions = Unions(blocks)
+        self.layers = [module for module in hf_model.modules() if isinstance(module, BlockFFN)]
+        super().__init__(hf_model, model_name)
+        block_count = sum(layer.router.out_features for layer in self.layers)
+        self.unions = Unions(block_count)
         self.block_bytes = sum(layer.up.nbytes + layer.down.nbytes for layer in self.layers)
-        self._probe()
+        self._probe_unions()
 
     @torch.inference_mode()
-    def _probe(self) -> None:
-        """First means, of random tokens: a text's are noted as it is computed."""
+    def _probe_unions(self) -> None:
+        """Measures first means on random tokens: those of a text are noted as it is computed."""
         generator = torch.Generator().manual_seed(0)
-        count = min(PROBED, self.context)
-        ids = torch.randint(self.vocab, (1, count), generator=generator).to(self.device)
-        with routers() as seen:
-            self.hf(input_ids=ids, use_cache=False)
-        active = torch.cat([logits[0] > 0 for logits in seen], -1)  # (n, all blocks)
-        size = 1
-        while size <= count:
-            groups = active[: count // size * size].unflatten(0, (-1, size)).any(1)
-            self.unions.note(size, float(groups.float().mean()))
-            size *= 2
+        token_count = min(PROBED, self.context)
+        token_ids = torch.randint(self.vocab, (1, token_count), generator=generator).to(self.device)
+        with watch_routers() as router_logits:
+            self.hf(input_ids=token_ids, use_cache=False)
+        is_active = torch.cat([logits[0] > 0 for logits in router_logits], -1)  # (n, all blocks)
+        row_count = 1
+        while row_count <= token_count:
+            group_active = (
+                is_active[: token_count // row_count * row_count]
+                .unflatten(0, (-1, row_count))
+                .any(1)
+            )
+            self.unions.note_share(row_count, float(group_active.float().mean()))
+            row_count *= 2
 
     def _by_torch(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         for layer in self.layers:
             layer.last = None
         computed = super()._by_torch(jobs, taps)
-        ran = [layer.last for layer in self.layers if layer.last is not None]
-        if len(ran) == len(self.layers) and self.unions.blocks:
-            rows = ran[0][0]
-            self.unions.note(rows, sum(last[1] for last in ran) / self.unions.blocks)
-            if rows > 1:
-                self.unions.note(1, sum(last[2] for last in ran) / self.unions.blocks)
+        statistics = [layer.last for layer in self.layers if layer.last is not None]
+        if len(statistics) == len(self.layers) and self.unions.blocks:
+            row_count = statistics[0][0]
+            self.unions.note_share(
+                row_count,
+                sum(layer_statistics[1] for layer_statistics in statistics) / self.unions.blocks,
+            )
+            if row_count > 1:
+                self.unions.note_share(
+                    1,
+                    sum(layer_statistics[2] for layer_statistics in statistics)
+                    / self.unions.blocks,
+                )
         return computed
 
-    def work(self, size: int) -> np.ndarray:
-        """What forwards of 1, 2, ..., `size` rows cost, (size,), in bytes of weights that they
-        read: what all need, and the union of their blocks. Beyond LARGEST rows it grows with them.
+    def work(self, max_rows: int) -> np.ndarray:
+        """The cost of forwards of 1, 2, ..., `max_rows` rows, (max_rows,), in bytes of weights that
+        they read: what all need, and the union of their blocks. Beyond LARGEST rows it grows with
+        them.
         """
-        rows = np.arange(1, size + 1)
-        read = self.weight_bytes - self.block_bytes + self.block_bytes * self.unions.curve(size)
-        cost: np.ndarray = read * (1 + np.maximum(0, rows - LARGEST) / LARGEST)
+        row_counts = np.arange(1, max_rows + 1)
+        bytes_read = (
+            self.weight_bytes
+            - self.block_bytes
+            + self.block_bytes * self.unions.share_curve(max_rows)
+        )
+        cost: np.ndarray = bytes_read * (1 + np.maximum(0, row_counts - LARGEST) / LARGEST)
         return cost
 
 
-def model_class(raw: Mapping[str, Any]) -> type[BlockFFNForCausalLM]:
-    """What loads a folder with these settings. Raises BadModel."""
-    for name in ("num_blocks", "block_width"):
-        value = raw.get(name)
+def model_class(raw_settings: Mapping[str, Any]) -> type[BlockFFNForCausalLM]:
+    """The class that loads a folder with these settings. Raises BadModel."""
+    for setting in ("num_blocks", "block_width"):
+        value = raw_settings.get(setting)
         if not isinstance(value, int) or value < 1:
-            raise BadModel(f"config.json: {name}={value!r} must be how many a BlockFFN layer has")
+            raise BadModel(
+                f"config.json: {setting}={value!r} must be how many a BlockFFN layer has"
+            )
     return BlockFFNForCausalLM
 
 
-def adapter(hf: Any, name: str, exact_bits: bool, dtype: str, executor: str) -> BlockDecoder:
-    """See own.py. Torch alone computes unions."""
-    asked = []
+def make_adapter(
+    hf_model: Any, model_name: str, exact_bits: bool, dtype: str, executor: str
+) -> BlockDecoder:
+    """Makes the adapter, see own.py. Torch alone computes unions."""
+    refused_options = []
     if exact_bits:
-        asked.append("exact_bits=True")
+        refused_options.append("exact_bits=True")
     if dtype in WHOLE_NUMBERS:
-        asked.append(f"dtype={dtype!r}")
+        refused_options.append(f"dtype={dtype!r}")
     if executor not in ("auto", "torch"):
-        asked.append(f"executor={executor!r}")
-    if asked:
+        refused_options.append(f"executor={executor!r}")
+    if refused_options:
         need = "a model whose layers are no blocks: unions of blocks are computed by torch"
-        raise Unsupported.missing(asked[0], name, need, "leave it out")
-    return BlockDecoder(hf, name)
+        raise Unsupported.missing_capability(refused_options[0], model_name, need, "leave it out")
+    return BlockDecoder(hf_model, model_name)

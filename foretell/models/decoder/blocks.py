@@ -22,13 +22,13 @@ class Blocks(Cache):
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
         self.commit(tokens)
-        job, whole = super().prepare(ask, tokens, chunk)
-        if whole:
-            pending = -job.first
-            seen = torch.ones(len(job.tokens), len(job.tokens), dtype=torch.bool)
-            seen[:pending].tril_()
-            job.seen = seen
-        return job, whole
+        job, is_complete = super().prepare(ask, tokens, chunk)
+        if is_complete:
+            pending_nodes = -job.first
+            visible_nodes = torch.ones(len(job.tokens), len(job.tokens), dtype=torch.bool)
+            visible_nodes[:pending_nodes].tril_()
+            job.seen = visible_nodes
+        return job, is_complete
 
     def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
         plan: Any = self.plan

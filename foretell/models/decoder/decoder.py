@@ -4,8 +4,8 @@ The model's own modules run on the packed row; attention is registered through t
 AttentionInterface and chosen for the time of a forward, so that the model stays usable by itself.
 Where a family has the usual skeleton the loop over its layers is ours too (loop.py), which gives
 hidden states, layer subsets and entry in the middle; others run whole. What a family really does is
-measured when it is loaded, never looked up by its name, and one that cannot be right is refused
-before the first forward.
+measured when it is loaded, a sliding window too, never looked up by its name, and one that cannot
+be right is refused before the first forward.
 """
 
 from __future__ import annotations
@@ -26,24 +26,30 @@ from foretell.cache.job import Job
 from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import ForetellError, Unsupported, first_line
-from foretell.models.decoder.adapted import adapted
+from foretell.errors import ForetellError, Unsupported, first_message_line
+from foretell.models.decoder.adapted import adapt_decoder
 from foretell.models.decoder.layered import run_layers
 from foretell.models.decoder.learning import Learning, learning_decoder
-from foretell.models.decoder.loop import Block, Loop, attending
+from foretell.models.decoder.loop import Block, Loop, use_attention
 from foretell.models.decoder.packed import (
     WHOLE_NUMBERS,
     PackedLinear,
-    as_near,
     held_bytes,
-    unrounded,
+    is_as_near,
+    without_rounding,
 )
 from foretell.models.decoder.parallel import LayerParallel
-from foretell.models.decoder.probing import PROBE, AttentionCall, AttentionProbe, alike, check_calls
+from foretell.models.decoder.probing import (
+    PROBE,
+    AttentionCall,
+    AttentionProbe,
+    check_calls,
+    rows_agree,
+)
 from foretell.models.decoder.retrieving import Retrieving
-from foretell.models.decoder.skipping import skipping
+from foretell.models.decoder.skipping import run_skipping
 from foretell.models.decoder.turning import Move, Turn, move_of, turn_of
-from foretell.models.executor import Executor, interleave
+from foretell.models.executor import Executor, interleave_results
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -60,7 +66,7 @@ Accelerate = Callable[[Loop], list[Block] | None]
 Make = Callable[[Loop, Layout, torch.dtype, int], Executor]
 
 
-def _attend(
+def _attend_packed(
     module: nn.Module,
     q: torch.Tensor,
     k: torch.Tensor,
@@ -77,7 +83,7 @@ def _attend(
     return out[None], None
 
 
-AttentionInterface.register("foretell", _attend)
+AttentionInterface.register("foretell", _attend_packed)
 AttentionMaskInterface.register("foretell", lambda *args, **kwargs: None)
 
 
@@ -86,11 +92,11 @@ def context_of(config: Any) -> int:
     limit = int(getattr(config, "max_position_embeddings", None) or UNLIMITED)
     original = getattr(config, "original_max_position_embeddings", None)
     rope = getattr(config, "rope_parameters", None) or {}
-    for part in (rope, *rope.values()):  # one rotation, or one for each kind of layer
-        if isinstance(part, dict) and part.get("rope_type") in ("dynamic", "longrope"):
+    for rotation in (rope, *rope.values()):  # one rotation, or one for each kind of layer
+        if isinstance(rotation, dict) and rotation.get("rope_type") in ("dynamic", "longrope"):
             # Their frequencies depend on the longest request of a forward, so only the original
             # range is exact.
-            exact = part.get("original_max_position_embeddings") or original or limit
+            exact = rotation.get("original_max_position_embeddings") or original or limit
             limit = min(limit, int(exact))
     return limit
 
@@ -110,42 +116,43 @@ class Decoder(Model):
     skips = True  # whether cache policies may let tokens leave out layers
 
     def __init__(
-        self, hf: PreTrainedModel, name: str = "model", accelerate: Accelerate | None = None
+        self, hf_model: PreTrainedModel, name: str = "model", accelerate: Accelerate | None = None
     ):
-        self.hf = hf.eval()
+        self.hf = hf_model.eval()
         self.name = name
-        self.config = hf.config.get_text_config()
-        self.device = hf.device
-        self.dtype = hf.dtype
+        self.config = hf_model.config.get_text_config()
+        self.device = hf_model.device
+        self.dtype = hf_model.dtype
         self.executor: Executor | None = None  # computes ordinary steps in torch's place
         self.loop: Loop | None = None
         self.fused = False  # whether no module of a layer is called
         self.loop_refused: str | None = None
         self.blocks_refused: str | None = None
         # The format of linear layers of 8 or 4 bits, else None.
-        formats = {m.packed.format for m in hf.modules() if isinstance(m, PackedLinear)}
-        self.matrices = next((name for name in reversed(WHOLE_NUMBERS) if name in formats), None)
+        formats = {m.packed.format for m in hf_model.modules() if isinstance(m, PackedLinear)}
+        self.matrices = next((kind for kind in reversed(WHOLE_NUMBERS) if kind in formats), None)
         # Whether it has some: executors round their activations in different ways.
         self.narrow = self.matrices is not None
-        head = self._find_head()
-        if head is None or hf.config.is_encoder_decoder:
+        output_head = self._find_head()
+        if output_head is None or hf_model.config.is_encoder_decoder:
             raise self._refusal(f"a decoder with {self._head_in_words}")
-        self.head = head
-        self.vocab, self.row_size = self._sizes()
+        self.head = output_head
+        self.vocab, self.row_size = self._row_sizes()
         self.known_ids = self.vocab  # ids that can be embedded; a view may have more
         self.context = context_of(self.config)
         self.probe_ids = [(1 + 37 * i) % self.vocab for i in range(7)]
-        self.takes_rows = "logits_to_keep" in inspect.signature(hf.forward).parameters
+        self.takes_rows = "logits_to_keep" in inspect.signature(hf_model.forward).parameters
         try:
             with torch.inference_mode():
-                self.layout, windows = self._layout()
-                self.loop = self._loop(windows, accelerate)
+                self.layout, windows = self._measure_layout()
+                self.loop = self._build_loop(windows, accelerate)
                 if self.config.model_type not in PROVEN:
                     self.self_test()
         except ForetellError:
             raise
         except Exception as error:  # the forward of an unknown family may raise anything
-            raise self._refusal(f"the usual forward of a decoder ({first_line(error)})") from error
+            reason = first_message_line(error)
+            raise self._refusal(f"the usual forward of a decoder ({reason})") from error
         if self.loop is not None:
             self.caps = Model.caps | {"layers", "taps"} | ({"parts"} if self.loop.halved else set())
 
@@ -156,58 +163,60 @@ class Decoder(Model):
     def _find_head(self) -> Any:
         return self.hf.get_output_embeddings()
 
-    def _sizes(self) -> tuple[int, int]:
+    def _row_sizes(self) -> tuple[int, int]:
         """How many token ids there are, and how many numbers a row has."""
-        vocab = getattr(self.head, "out_features", 0) or int(self.head.weight.shape[0])
-        return vocab, vocab
+        vocab_size = getattr(self.head, "out_features", 0) or int(self.head.weight.shape[0])
+        return vocab_size, vocab_size
 
     def _stock_rows(
-        self, ids: torch.Tensor, rows: torch.Tensor | None = None, **inputs: Any
+        self, token_ids: torch.Tensor, rows: torch.Tensor | None = None, **inputs: Any
     ) -> torch.Tensor:
         """Rows (n, V) of ids (1, n), or (R, V) of these `rows`, by the model's own forward."""
-        selects = rows is not None and self.takes_rows
-        if selects:
+        selects_rows = rows is not None and self.takes_rows
+        if selects_rows:
             inputs["logits_to_keep"] = rows
-        logits: torch.Tensor = self.hf(input_ids=ids, use_cache=False, **inputs).logits[0]
-        return logits if rows is None or selects else logits[rows]
+        logits: torch.Tensor = self.hf(input_ids=token_ids, use_cache=False, **inputs).logits[0]
+        return logits if rows is None or selects_rows else logits[rows]
 
     # --- what a family does, measured
 
     def _refusal(self, capability: str) -> Unsupported:
-        model = f"{self.name} (family {self.config.model_type})"
+        model_title = f"{self.name} (family {self.config.model_type})"
         cure = "use transformers' own generate for it"
-        return Unsupported.missing("foretell", model, capability, cure)
+        return Unsupported.missing_capability("foretell", model_title, capability, cure)
 
-    def _attention(self, kind: str = "foretell") -> AbstractContextManager[None]:
-        return attending(self.config, kind)
+    def _use_attention(self, attention_kind: str = "foretell") -> AbstractContextManager[None]:
+        return use_attention(self.config, attention_kind)
 
-    def _layout(self) -> tuple[Layout, list[int | None]]:
-        """What each layer stores, and its window.
-
-        Raises Unsupported where a layer does not leave all of attention to us.
+    def _measure_layout(self) -> tuple[Layout, list[int | None]]:
+        """Measures what each layer stores, and its window. Raises Unsupported where a layer does
+        not leave all of attention to us.
         """
         calls = self._attention_calls()
         return tuple(call.shape for call in calls.values()), [c.window for c in calls.values()]
 
-    def _attention_calls(self, others: Collection[int] = ()) -> dict[int, AttentionCall]:
-        """What each layer hands to attention, in order; these `others` need not hand it anything.
+    def _attention_calls(self, exempt_layers: Collection[int] = ()) -> dict[int, AttentionCall]:
+        """Records what each layer hands to attention, in order; `exempt_layers` may hand it
+        nothing.
 
         Raises Unsupported as `_layout` does.
         """
         probe = AttentionProbe(min(self.context, UNLIMITED))
-        token = PROBE.set(probe)
+        context_token = PROBE.set(probe)
         try:
-            with self._attention("foretell-probe"):
-                ids = torch.tensor([self.probe_ids], device=self.device)
-                self.hf(input_ids=ids, use_cache=False)
+            with self._use_attention("foretell-probe"):
+                token_ids = torch.tensor([self.probe_ids], device=self.device)
+                self.hf(input_ids=token_ids, use_cache=False)
         finally:
-            PROBE.reset(token)
-        count = max([int(self.config.num_hidden_layers), *(i + 1 for i in probe.calls)])
-        missing = [str(i) for i in range(count) if i not in probe.calls and i not in others]
-        if missing:
+            PROBE.reset(context_token)
+        layer_count = max([int(self.config.num_hidden_layers), *(i + 1 for i in probe.calls)])
+        missing_layers = [
+            str(i) for i in range(layer_count) if i not in probe.calls and i not in exempt_layers
+        ]
+        if missing_layers:
             raise self._refusal(
                 f"attention through transformers' interface in every layer, which layers "
-                f"{', '.join(missing[:6])} do not use (recurrent, or of an older kind)"
+                f"{', '.join(missing_layers[:6])} do not use (recurrent, or of an older kind)"
             )
         calls = {i: probe.calls[i] for i in sorted(probe.calls)}
         try:
@@ -216,85 +225,81 @@ class Decoder(Model):
             raise self._refusal(str(error)) from error
         return calls
 
-    def agrees(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    def agrees(self, our_rows: torch.Tensor, their_rows: torch.Tensor) -> bool:
         """Whether two computations of the same rows differ by rounding only."""
-        wide = self.dtype in (torch.float32, torch.float64) and not self.narrow
+        is_wide = self.dtype in (torch.float32, torch.float64) and not self.narrow
         if self.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
-            wide = False  # torch was told that products in float32 may round as coarser ones
-        return alike(ours.float(), theirs.float(), wide)
+            is_wide = False  # torch was told that products in float32 may round as coarser ones
+        return rows_agree(our_rows.float(), their_rows.float(), is_wide)
 
-    def _loop(self, windows: list[int | None], accelerate: Accelerate | None) -> Loop | None:
-        """The loop if it gives the rows of the model's own forward, else None: then the model runs
-        whole, and `loop_refused` says why.
-        """
-        ids = torch.tensor([self.probe_ids], device=self.device)
+    def _build_loop(self, windows: list[int | None], accelerate: Accelerate | None) -> Loop | None:
+        """The loop if it gives the model's own rows, else None, and `loop_refused` says why."""
+        token_ids = torch.tensor([self.probe_ids], device=self.device)
         positions = torch.arange(len(self.probe_ids), device=self.device)[None]
         tree = TokenTree(self.probe_ids[0]).chain(self.probe_ids[1:])
-        job, _ = self.cache().prepare(Ask(tree), self.probe_ids[:1], len(tree))
+        probe_job, _ = self.cache().prepare(Ask(tree), self.probe_ids[:1], len(tree))
 
-        def rows(loop: Loop, halved: bool = False) -> torch.Tensor:
+        def loop_rows(loop: Loop, halved: bool = False) -> torch.Tensor:
             parts: list[Any] = [*range(len(loop.layers))]
             if halved:
                 parts = [(i, half) for i in parts for half in ("attention", "mlp")]
-            h = loop.run(loop.embedded(ids), positions, parts, (), {})
-            return loop.logits(h[0])
+            states = loop.run(loop.embedded(token_ids), positions, parts, (), {})
+            return loop.logits(states[0])
 
         def stock_forward() -> torch.Tensor:
-            return self._packed_stock_rows(ids, positions)
+            return self._packed_stock_rows(token_ids, positions)
 
-        def right(loop: Loop) -> bool:
-            if self.agrees(rows(loop), loop.stock_rows):
+        def is_right(loop: Loop) -> bool:
+            if self.agrees(loop_rows(loop), loop.stock_rows):
                 return True
             if not self.narrow:
                 return False
-            with unrounded():
-                return self.agrees(rows(loop), stock_forward())
+            with without_rounding():
+                return self.agrees(loop_rows(loop), stock_forward())
 
-        token = STEP.set([job])
+        context_token = STEP.set([probe_job])
         try:
-            with self._attention():
-                loop = Loop(self.hf, self.head, windows, self.context, ids, stock_forward)
-                if not right(loop):
+            with self._use_attention():
+                loop = Loop(self.hf, self.head, windows, self.context, token_ids, stock_forward)
+                if not is_right(loop):
                     self.loop_refused = "its layers, called one by one, give other rows"
                     return None
-                stock = loop.blocks
-                faster = accelerate(loop) if accelerate else None
-                loop.blocks = faster or stock
-                if accelerate and not faster:
+                stock_blocks = loop.blocks
+                faster_blocks = accelerate(loop) if accelerate else None
+                loop.blocks = faster_blocks or stock_blocks
+                if accelerate and not faster_blocks:
                     self.blocks_refused = loop.refused or "its layers are of another build"
-                elif faster and not right(loop):
+                elif faster_blocks and not is_right(loop):
                     self.blocks_refused = "they give other rows than the model's own layers"
-                    loop.blocks = stock
-                self.fused = loop.blocks is not stock
-                loop.halved = self._halved(loop, rows)
+                    loop.blocks = stock_blocks
+                self.fused = loop.blocks is not stock_blocks
+                loop.halved = self._halves_agree(loop, loop_rows)
                 return loop
         except (LookupError, AttributeError, TypeError) as error:
-            self.loop_refused = first_line(error)
+            self.loop_refused = first_message_line(error)
             return None
         finally:
-            STEP.reset(token)
+            STEP.reset(context_token)
 
-    def _halved(self, loop: Loop, rows: Callable[[Loop, bool], torch.Tensor]) -> bool:
+    def _halves_agree(self, loop: Loop, run_rows: Callable[[Loop, bool], torch.Tensor]) -> bool:
         """Whether the halves of its layers, one by one, give the rows of the whole."""
         if self.fused:
             return all(hasattr(block, "attention") for block in loop.blocks)
-        wanted = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+        expected_parts = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
         for layer in loop.layers:
-            if {name for name, _ in layer.named_children()} != wanted:
+            if {part_name for part_name, _ in layer.named_children()} != expected_parts:
                 return False
         try:
-            return self.agrees(rows(loop, True), rows(loop, False))
+            return self.agrees(run_rows(loop, True), run_rows(loop, False))
         except (AttributeError, TypeError):  # parts of the same names that are called otherwise
             return False
 
     def self_test(self) -> None:
-        """A tree behind a prompt in pieces must give the rows of its paths as the model alone
-        computes them. Raises Unsupported.
-        """
+        """Tests a tree behind a prompt in pieces against the model's rows. Raises Unsupported."""
         tree = TokenTree(self.probe_ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
-        for node, row in enumerate(self._rows_of(tree, self.probe_ids)):
-            path = torch.tensor([self.probe_ids + tree.tokens_to(node)], device=self.device)
-            if not self.agrees(row, self._stock_rows(path)[-1]):
+        for node, tree_row in enumerate(self._rows_of(tree, self.probe_ids)):
+            path_ids = torch.tensor([self.probe_ids + tree.tokens_to(node)], device=self.device)
+            if not self.agrees(tree_row, self._stock_rows(path_ids)[-1]):
                 raise self._refusal(
                     "a tree to give the rows of its paths, and a self-test found that it does not"
                 )
@@ -302,48 +307,46 @@ class Decoder(Model):
     def _rows_of(self, tree: TokenTree, tokens: Sequence[int]) -> torch.Tensor:
         """Rows (N, V) of a tree below `tokens`, which an empty cache takes in by three."""
         cache = self.cache()
-        done = False
-        while not done:
-            job, done = cache.prepare(Ask(tree), tokens, 3)
+        finished = False
+        while not finished:
+            job, finished = cache.prepare(Ask(tree), tokens, 3)
             reply = self.forward([job])[0]
         return reply.logits
 
     # --- executors
 
-    def use(self, make: Make) -> None:
-        """Hands ordinary steps to another executor. Raises LookupError, with the reason, where it
-        cannot have them.
-        """
+    def use(self, make_executor: Make) -> None:
+        """Hands ordinary steps to an executor. Raises LookupError, saying why, if it refuses."""
         if self.loop is None:
             raise LookupError("the loop over the layers of this family is its own")
-        with self._attention():
-            executor = make(self.loop, self.layout, self.dtype, self.row_size)
+        with self._use_attention():
+            executor = make_executor(self.loop, self.layout, self.dtype, self.row_size)
         # A tree it was not recorded with, below rows of another forward, shows what was wrongly
         # recorded as a constant.
         generator = torch.Generator().manual_seed(0)
-        tokens = torch.randint(self.vocab, (12,), generator=generator).tolist()
-        tree = TokenTree(tokens[5]).chain(tokens[6:9]).chain(tokens[9:11])
-        before = self.executor
+        token_ids = torch.randint(self.vocab, (12,), generator=generator).tolist()
+        tree = TokenTree(token_ids[5]).chain(token_ids[6:9]).chain(token_ids[9:11])
+        previous = self.executor
         answers = []
         try:
             for self.executor in (None, executor):
                 with torch.inference_mode():
-                    answers.append(self._rows_of(tree, tokens[:6]))
+                    answers.append(self._rows_of(tree, token_ids[:6]))
         except Exception as error:  # a runtime may refuse a graph only when it compiles or runs it
-            raise LookupError(f"it fails: {first_line(error)}") from error
+            raise LookupError(f"it fails: {first_message_line(error)}") from error
         finally:
-            self.executor = before
+            self.executor = previous
         by_torch, by_executor = answers
 
         def exact() -> torch.Tensor:
-            with torch.inference_mode(), unrounded():
-                return self._rows_of(tree, tokens[:6])
+            with torch.inference_mode(), without_rounding():
+                return self._rows_of(tree, token_ids[:6])
 
         if self.narrow:
-            right = as_near(by_executor, by_torch, exact)
+            agrees = is_as_near(by_executor, by_torch, exact)
         else:
-            right = self.agrees(by_executor, by_torch)
-        if not right:
+            agrees = self.agrees(by_executor, by_torch)
+        if not agrees:
             raise LookupError("its logits differ from torch's by more than rounding")
         self.executor, self.most_jobs = executor, executor.most_jobs
 
@@ -352,7 +355,7 @@ class Decoder(Model):
             cache = self.executor.cache()
         else:
             cache = self.cache_type(self.layout, self.dtype, self.device)
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)
 
     @property
     def weight_bytes(self) -> int:  # type: ignore[override]
@@ -365,10 +368,10 @@ class Decoder(Model):
     @property
     def mask_copies(self) -> int:  # type: ignore[override]
         """Heads that share keys have a mask together, and so do layers of one window."""
-        shared = min(shape[0] for shape in self.layout)
-        heads = getattr(self.config, "num_attention_heads", shared)
-        windows = 1 if self.loop is None else len(set(self.loop.windows))
-        return max(1, heads // shared) * windows
+        key_heads = min(shape[0] for shape in self.layout)
+        query_heads = getattr(self.config, "num_attention_heads", key_heads)
+        window_count = 1 if self.loop is None else len(set(self.loop.windows))
+        return max(1, query_heads // key_heads) * window_count
 
     @property
     def exact_bits(self) -> bool:
@@ -384,114 +387,114 @@ class Decoder(Model):
         return self.executor is None or self.executor.takes_segments
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        """Plain jobs by the executor, the others by torch: on the same caches."""
-        return skipping(jobs, taps, self._compute)
+        """Computes plain jobs by the executor and the others by torch, on the same caches."""
+        return run_skipping(jobs, taps, self._compute_jobs)
 
-    def _compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
+    def _compute_jobs(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         executor = self.executor
         if executor is None:
             return self._by_torch(jobs, taps)
-        kinds = ("layers", "segments", "watched", "canvases")
-        takes = [getattr(executor, f"takes_{kind}") for kind in kinds]
-        plain = [job for job in jobs if job.suits(*takes)]
-        others = [job for job in jobs if job not in plain]
-        if not plain:
+        job_kinds = ("layers", "segments", "watched", "canvases")
+        taken_kinds = [getattr(executor, f"takes_{job_kind}") for job_kind in job_kinds]
+        plain_jobs = [job for job in jobs if job.suits(*taken_kinds)]
+        other_jobs = [job for job in jobs if job not in plain_jobs]
+        if not plain_jobs:
             return self._by_torch(jobs, taps)
-        computed = executor(plain, self._threads(), taps)
+        computed = executor(plain_jobs, self._thread_count(), taps)
         if computed is None:
             return self._by_torch(jobs, taps)
         computed.computed_by, computed.width = executor.name, executor.size
-        if not others:
+        if not other_jobs:
             return computed
-        rest = self._by_torch(others, taps)
-        return interleave(jobs, (plain, computed), (others, rest))
+        torch_result = self._by_torch(other_jobs, taps)
+        return interleave_results(jobs, (plain_jobs, computed), (other_jobs, torch_result))
 
-    def _threads(self) -> int:
+    def _thread_count(self) -> int:
         return self.threads_wanted or torch.get_num_threads()
 
     def _by_torch(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        with torch_threads(self._threads()):
+        with torch_threads(self._thread_count()):
             return super().compute(jobs, taps)
 
     # --- torch; the views (views.py) replace single parts of it
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         if self.loop is None:
-            with self._attention():
-                return self._packed_stock_rows(ids, positions, rows.long()), {}
-        return run_layers(self, ids, positions, rows, first, taps)
+            with self._use_attention():
+                return self._packed_stock_rows(token_ids, positions, row_indices.long()), {}
+        return run_layers(self, token_ids, positions, row_indices, first_job, taps)
 
     def _packed_stock_rows(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
+        self, token_ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """As `_stock_rows`, of the packed row. A 4-D mask keeps transformers from building one."""
+        """Takes `_stock_rows` of the packed row. A 4-D mask keeps transformers from making one."""
         mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
-        return self._stock_rows(ids, rows, position_ids=positions, attention_mask=mask)
+        return self._stock_rows(token_ids, rows, position_ids=positions, attention_mask=mask)
 
-    def layer_parallel(self, size: int) -> LayerParallel:
-        """This decoder as a rough draft model with layers in groups of `size`, see parallel.py.
+    def layer_parallel(self, group_size: int) -> LayerParallel:
+        """Makes a rough draft model with layers in groups of `group_size`, see parallel.py.
 
         Raises Unsupported.
         """
         try:
             if self.loop is None:
                 raise LookupError(self.loop_refused)
-            return LayerParallel(self, self.loop, size, partial(run_layers, self))
+            return LayerParallel(self, self.loop, group_size, partial(run_layers, self))
         except LookupError as error:
             need = f"layers whose attention can be computed by itself ({error})"
             cure = "use the method draft"
-            raise Unsupported.missing("easyspec", self.name, need, cure) from error
+            raise Unsupported.missing_capability("easyspec", self.name, need, cure) from error
 
-    def retrieving(self, budget: int, chunk: int) -> Retrieving:
-        """This decoder over `budget` retrieved rows, see retrieving.py. Raises Unsupported."""
-        return Retrieving(self, budget, chunk)
+    def retrieving_model(self, max_rows: int, chunk_size: int) -> Retrieving:
+        """Makes a model over `max_rows` retrieved rows, see retrieving.py. Raises Unsupported."""
+        return Retrieving(self, max_rows, chunk_size)
 
-    def turning(self, method: str) -> Turn:
-        """How its keys are moved to other positions, see turning.py. Raises Unsupported."""
+    def find_turn(self, method: str) -> Turn:
+        """Finds how its keys move by some positions, see turning.py. Raises Unsupported."""
         try:
             return turn_of(self)
         except LookupError as error:
             need = f"positions that are rotations ({error})"
-            raise Unsupported.missing(method, self.name, need, "leave kv out") from error
+            raise Unsupported.missing_capability(method, self.name, need, "leave kv out") from error
 
-    def moving(self, method: str) -> Move:
-        """How its keys are moved from one position to another. Raises Unsupported."""
+    def find_move(self, method: str) -> Move:
+        """Finds how its keys are moved from one position to another. Raises Unsupported."""
         try:
             return move_of(self)
         except LookupError as error:
             need = f"positions that are rotations ({error})"
-            raise Unsupported.missing(method, self.name, need, "use generate") from error
+            raise Unsupported.missing_capability(method, self.name, need, "use generate") from error
 
-    def learning(self, kept: torch.Tensor | None = None) -> Learning:
-        """It as a draft model that learns, see learning.py; `kept`: the tokens that its rows are
-        of, None: all. Raises Unsupported.
+    def learning(self, row_tokens: torch.Tensor | None = None) -> Learning:
+        """Makes a draft model that learns, see learning.py; `row_tokens`: of its rows. Raises
+        Unsupported.
         """
-        return learning_decoder(self, Decoder, kept)
+        return learning_decoder(self, Decoder, row_tokens)
 
     def adapted(self, folder: str) -> Model:
-        """It with the LoRA weights in a folder, see adapted.py. Raises Unsupported, BadModel."""
-        return adapted(self, Decoder, folder)
+        """Adds the LoRA weights in a folder, see adapted.py. Raises Unsupported, BadModel."""
+        return adapt_decoder(self, Decoder, folder)
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         return self.embedded(torch.tensor(tokens, device=self.device))
 
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """What enters layer 0 for these ids, (..., E)."""
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """States (..., E) that enter layer 0 for these ids."""
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
-        return self.loop.embedded(ids)
+        return self.loop.embedded(token_ids)
 
-    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]:
+    def layers_to_run(self, layers: Sequence[Any] | None) -> Sequence[Any]:
         """The layers to run where a job names these; None: it wants them all."""
         return range(len(self.layout)) if layers is None else layers
 
-    def read(self, h: torch.Tensor) -> torch.Tensor:
-        """Rows (n, `row_size`) of what left the last layer, (n, E)."""
+    def head_rows(self, states: torch.Tensor) -> torch.Tensor:
+        """Rows (n, `row_size`) of states (n, E) that left the last layer."""
         assert self.loop is not None, "a model that runs whole lacks the capability `layers`"
-        return self.loop.logits(h)
+        return self.loop.logits(states)

@@ -18,9 +18,9 @@ class Derived(Model):
     `mark` says in its name what it is. torch computes it, whatever computes the base.
     """
 
-    def __init__(self, base: Any, mark: str):
+    def __init__(self, base: Any, name_mark: str):
         self.base = base
-        self.name = f"{base.name}[{mark}]"
+        self.name = f"{base.name}[{name_mark}]"
         self.vocab = base.vocab
         self.context = base.context
         self.layout = base.layout
@@ -30,8 +30,8 @@ class Derived(Model):
         self.tokenizer = base.tokenizer
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
-        embedded: torch.Tensor = self.base.embed(tokens)
-        return embedded
+        embeddings: torch.Tensor = self.base.embed(tokens)
+        return embeddings
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         with torch_threads(self.threads_wanted or torch.get_num_threads()):
@@ -42,9 +42,9 @@ class Derived(Model):
         ids: torch.Tensor,
         positions: torch.Tensor,
         rows: torch.Tensor,
-        first: Job,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        found: tuple[torch.Tensor, dict[int, torch.Tensor]]
-        found = self.base.run(ids, positions, rows, first, taps)
-        return found
+        result: tuple[torch.Tensor, dict[int, torch.Tensor]]
+        result = self.base.run(ids, positions, rows, first_job, taps)
+        return result

@@ -39,7 +39,7 @@ from foretell.cache.job import Job
 from foretell.core.model import STEP
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import Fused, blocks
+from foretell.models.decoder.fused import Fused, fused_blocks
 from foretell.models.decoder.head_merging import FIELD
 from foretell.models.decoder.loop import Block, Loop
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear
@@ -63,18 +63,18 @@ def in_pieces(function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor)
     padding = -len(flat) % VECTOR
     if padding:
         flat = F.pad(flat, (0, padding))
-    parts = [function(part) for part in flat.split(PIECE)]
-    out = torch.cat(parts) if len(parts) > 1 else parts[0]
-    return out[: x.numel()].view(x.shape)
+    pieces = [function(piece) for piece in flat.split(PIECE)]
+    output = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+    return output[: x.numel()].view(x.shape)
 
 
-def exp2(x: torch.Tensor) -> torch.Tensor:
+def exact_exp2(x: torch.Tensor) -> torch.Tensor:
     return in_pieces(torch.exp2, x)
 
 
-def tanh(x: torch.Tensor) -> torch.Tensor:
-    """x float64."""
-    return 1 - 2 / (exp2(x * (2 * LOG2E)) + 1)
+def exact_tanh(x: torch.Tensor) -> torch.Tensor:
+    """The hyperbolic tangent of x float64."""
+    return 1 - 2 / (exact_exp2(x * (2 * LOG2E)) + 1)
 
 
 def round_by(x: torch.Tensor, shift: torch.Tensor | float) -> torch.Tensor:
@@ -86,7 +86,7 @@ def round_by(x: torch.Tensor, shift: torch.Tensor | float) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class Scope:
-    """What the queries of one call of attention see.
+    """Rows that the queries of one call of attention see.
 
     `end`: rows there are. `masked_from`: the first row that a node may not see. `mask` (n, end -
     masked_from): 0 or -inf from there on; None: each node sees all rows.
@@ -96,9 +96,9 @@ class Scope:
     masked_from: int
     mask: torch.Tensor | None
 
-    def part(self, low: int, high: int) -> Scope:
-        """The same of the nodes low to high - 1."""
-        mask = None if self.mask is None else self.mask[low:high]
+    def part(self, first_node: int, end_node: int) -> Scope:
+        """The scope of the nodes `first_node` to `end_node` - 1."""
+        mask = None if self.mask is None else self.mask[first_node:end_node]
         return Scope(self.end, self.masked_from, mask)
 
 
@@ -120,52 +120,61 @@ class ExactJob(Job):
     ) -> torch.Tensor:
         """q (H, n, D), k, v (KV, n, D) -> (n, H, D). `node`: of this new node only, n is 1."""
         if bias is not None or not self.cache.plain:
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 "a bias, a cache policy or a shared prefix",
                 "a model with exact_bits=True",
                 "attention that is not exact",
                 "leave exact_bits out",
             )
-        count = q.shape[1]
-        width = v.shape[-1]
-        self._store(layer, k, v, self.start + (node or 0))
+        node_count = q.shape[1]
+        value_width = v.shape[-1]
+        self._store_rows(layer, k, v, self.start + (node or 0))
         # Queries become numbers of 22 bits beside their row's largest, as keys do: products have 44
         # bits, and sums 53.
-        wide = q.double().mul_(scale if softcap is not None else scale * LOG2E)
-        wide = round_by(wide, wide.abs().amax(-1, keepdim=True) * 2.0**32)
-        wide = wide.view(len(k), -1, count, q.shape[-1])
-        scope = self._scope(window, node)
-        whole = scope.end + -scope.end % VECTOR  # rows from the end on only make vectors whole
-        keys = self.cache.k[layer][:, :whole]
-        values = self.cache.v[layer][:, :whole]
-        sizes = values[..., width].contiguous()
+        rounded_queries = q.double().mul_(scale if softcap is not None else scale * LOG2E)
+        rounded_queries = round_by(
+            rounded_queries, rounded_queries.abs().amax(-1, keepdim=True) * 2.0**32
+        )
+        rounded_queries = rounded_queries.view(len(k), -1, node_count, q.shape[-1])
+        scope = self._node_scope(window, node)
+        padded_end = scope.end + -scope.end % VECTOR  # rows from the end on only make vectors whole
+        keys = self.cache.k[layer][:, :padded_end]
+        values = self.cache.v[layer][:, :padded_end]
+        value_scales = values[..., value_width].contiguous()
         # As many nodes at a time as the processor's caches hold.
-        step = max(1, SCORES // (len(q) * scope.end))
-        outs = []
-        for low in range(0, count, step):
-            part = scope.part(low, low + step)
-            queries = wide[:, :, low : low + step]
-            outs.append(self._attend(queries, keys, values, sizes, part, softcap, sinks))
-        out = outs[0] if len(outs) == 1 else torch.cat(outs, 2)
-        return out.to(q.dtype).view(-1, count, width).transpose(0, 1)
+        nodes_at_once = max(1, SCORES // (len(q) * scope.end))
+        outputs = []
+        for first_node in range(0, node_count, nodes_at_once):
+            part_scope = scope.part(first_node, first_node + nodes_at_once)
+            queries = rounded_queries[:, :, first_node : first_node + nodes_at_once]
+            outputs.append(
+                self._attend_exactly(
+                    queries, keys, values, value_scales, part_scope, softcap, sinks
+                )
+            )
+        output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
+        return output.to(q.dtype).view(-1, node_count, value_width).transpose(0, 1)
 
-    def _store(self, layer: int, k: torch.Tensor, v: torch.Tensor, first: int) -> None:
-        """Writes k, v (KV, n, D) to the rows from `first` on, in 22 bits beside a row's largest.
+    def _store_rows(self, layer: int, k: torch.Tensor, v: torch.Tensor, first_row: int) -> None:
+        """Writes k, v (KV, n, D) to the rows from `first_row` on, in 22 bits beside a row's
+        largest.
 
         Values are stored as multiples of that largest number, which is their last column.
         """
-        end = first + k.shape[1]
-        width = v.shape[-1]
-        wide = k.double()
-        largest = wide.abs().amax(-1, keepdim=True)
-        self.cache.k[layer][:, first:end] = round_by(wide, largest * 2.0**32)
-        wide = v.double()
-        largest = wide.abs().amax(-1, keepdim=True).clamp_min_(2.0**-500)
+        end_row = first_row + k.shape[1]
+        value_width = v.shape[-1]
+        wide_rows = k.double()
+        largest_numbers = wide_rows.abs().amax(-1, keepdim=True)
+        self.cache.k[layer][:, first_row:end_row] = round_by(wide_rows, largest_numbers * 2.0**32)
+        wide_rows = v.double()
+        largest_numbers = wide_rows.abs().amax(-1, keepdim=True).clamp_min_(2.0**-500)
         values = self.cache.v[layer]
-        values[:, first:end, :width] = round_by(wide / largest, 1.5 * 2**31)
-        values[:, first:end, width:] = largest
+        values[:, first_row:end_row, :value_width] = round_by(
+            wide_rows / largest_numbers, 1.5 * 2**31
+        )
+        values[:, first_row:end_row, value_width:] = largest_numbers
 
-    def _scope(self, window: int | None, node: int | None) -> Scope:
+    def _node_scope(self, window: int | None, node: int | None) -> Scope:
         if window is not None and self.scratch_positions and max(self.scratch_positions) < window:
             window = None
         mask = self.mask(window, torch.float64)
@@ -175,57 +184,59 @@ class ExactJob(Job):
         return Scope(self.start + len(self.tokens), masked_from, mask)
 
     @staticmethod
-    def _attend(
+    def _attend_exactly(
         q: torch.Tensor,
         keys: torch.Tensor,
         values: torch.Tensor,
-        sizes: torch.Tensor,
+        value_scales: torch.Tensor,
         scope: Scope,
         softcap: float | None,
         sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        """q (KV, G, n, D) over keys, values (KV, rows, D), of which `sizes` (KV, rows) are the
-        largest numbers -> (KV, G, n, D).
+        """q (KV, G, n, D) over keys, values (KV, rows, D), of which `value_scales` (KV, rows) are
+        the largest numbers -> (KV, G, n, D).
         """
-        heads, _, count, key_width = q.shape
-        whole = keys.shape[1]
-        width = values.shape[-1] - 1
-        end = scope.end
+        heads, _, node_count, key_width = q.shape
+        padded_end = keys.shape[1]
+        value_width = values.shape[-1] - 1
+        end_row = scope.end
         masked_from = scope.masked_from
         mask = scope.mask
         scores = torch.bmm(q.reshape(heads, -1, key_width), keys.transpose(1, 2))
         if softcap is not None:
-            scores = tanh(scores.div_(softcap)).mul_(softcap * LOG2E)
-        scores = scores.view(heads, -1, count, whole)
-        scores[..., end:] = -torch.inf
+            scores = exact_tanh(scores.div_(softcap)).mul_(softcap * LOG2E)
+        scores = scores.view(heads, -1, node_count, padded_end)
+        scores[..., end_row:] = -torch.inf
         if mask is None:
-            largest = sizes[:, :end].amax(-1)[:, None]  # (KV, 1)
+            largest_values = value_scales[:, :end_row].amax(-1)[:, None]  # (KV, 1)
         else:
-            scores[..., masked_from:end] += mask
-            largest = (sizes[:, None, masked_from:end] + mask).amax(-1)  # (KV, n)
+            scores[..., masked_from:end_row] += mask
+            largest_values = (value_scales[:, None, masked_from:end_row] + mask).amax(-1)  # (KV, n)
             if masked_from:
-                largest = torch.maximum(largest, sizes[:, :masked_from].amax(-1)[:, None])
-        top = scores.amax(-1, keepdim=True)
+                largest_values = torch.maximum(
+                    largest_values, value_scales[:, :masked_from].amax(-1)[:, None]
+                )
+        top_scores = scores.amax(-1, keepdim=True)
         if sinks is not None:
-            sink = (sinks.double() * LOG2E).view(heads, -1, 1, 1)
-            top = torch.maximum(top, sink)
-        scores.sub_(top)
-        for part in scores.view(-1).split(PIECE):  # whole vectors, since `whole` is
-            part.exp2_()
+            sink_scores = (sinks.double() * LOG2E).view(heads, -1, 1, 1)
+            top_scores = torch.maximum(top_scores, sink_scores)
+        scores.sub_(top_scores)
+        for piece in scores.view(-1).split(PIECE):  # whole vectors, since `whole` is
+            piece.exp2_()
         # Powers in multiples of 2**-36: a row of up to 2**17 of them is summed exactly.
         powers = round_by(scores, 1.5 * 2**16)
-        total = powers.sum(-1, keepdim=True)
+        power_sums = powers.sum(-1, keepdim=True)
         if sinks is not None:
-            total = total + exp2(sink - top)
+            power_sums = power_sums + exact_exp2(sink_scores - top_scores)
         # What all rows can add up to, in 31 bits; with a value's 22 that makes 53.
-        weights = powers.mul_(sizes[:, None, None])
-        weights = round_by(weights, largest[:, None, :, None] * total * 2.0**23)
-        out = torch.bmm(weights.view(heads, -1, whole), values[..., :width])
-        return out.view(heads, -1, count, width).div_(total)
+        weights = powers.mul_(value_scales[:, None, None])
+        weights = round_by(weights, largest_values[:, None, :, None] * power_sums * 2.0**23)
+        output = torch.bmm(weights.view(heads, -1, padded_end), values[..., :value_width])
+        return output.view(heads, -1, node_count, value_width).div_(power_sums)
 
 
 class SingleNode:
-    """One new node of a job, for a forward of one row."""
+    """A new node of a job, for a forward of one row."""
 
     def __init__(self, job: ExactJob, node: int):
         self.job = job
@@ -261,8 +272,8 @@ class ExactCache(Cache):
         device: torch.device,
         capacity: int = VECTOR,
     ):
-        wider = tuple(shape and (shape[0], shape[1], shape[2] + 1) for shape in layout)
-        super().__init__(wider, torch.float64, device, -(-capacity // VECTOR) * VECTOR)
+        wider_layout = tuple(shape and (shape[0], shape[1], shape[2] + 1) for shape in layout)
+        super().__init__(wider_layout, torch.float64, device, -(-capacity // VECTOR) * VECTOR)
 
 
 class ExactFused(Fused):
@@ -272,7 +283,7 @@ class ExactFused(Fused):
 
     takes_padding = False
 
-    def activate(self, gate: torch.Tensor) -> torch.Tensor:
+    def activate_gate(self, gate: torch.Tensor) -> torch.Tensor:
         if isinstance(self.act, (nn.SiLU, type(ACT2FN["silu"]))):
             return in_pieces(F.silu, gate)
         return torch.cat([self.act(row.clone()) for row in gate.split(1)])
@@ -283,9 +294,9 @@ class ExactFused(Fused):
 
     @staticmethod
     def rotate(
-        x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        x: torch.Tensor, turned_rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
-        return x * cos + turned * sin
+        return x * cos + turned_rows * sin
 
 
 class RowByRow:
@@ -307,16 +318,18 @@ class RowByRow:
                 nodes.append(job)
             else:
                 nodes += [SingleNode(job, node) for node in range(len(job.tokens))]
-        outs = []
-        for i, node in enumerate(nodes):
-            row = slice(i, i + 1)
-            turned = tuple(part[:, row].clone() for part in rotary)
-            token = STEP.set([node])  # type: ignore[list-item]
+        outputs = []
+        for index, node in enumerate(nodes):
+            row = slice(index, index + 1)
+            row_rotary = tuple(part[:, row].clone() for part in rotary)
+            context_token = STEP.set([node])  # type: ignore[list-item]
             try:
-                outs.append(self.block(hidden[:, row].clone(), turned, positions[:, row].clone()))
+                outputs.append(
+                    self.block(hidden[:, row].clone(), row_rotary, positions[:, row].clone())
+                )
             finally:
-                STEP.reset(token)
-        return torch.cat(outs, 1)
+                STEP.reset(context_token)
+        return torch.cat(outputs, 1)
 
 
 class ExactDecoder(Decoder):
@@ -328,75 +341,88 @@ class ExactDecoder(Decoder):
     cache_type = ExactCache
     skips = False  # no policy watches its attention
 
-    def __init__(self, hf: PreTrainedModel, name: str = "model"):
-        self.name = name
-        if hf.device.type != "cpu":
-            raise self._unsupported("a CPU", "use device='cpu'")
-        super().__init__(hf, name, self._replace)
+    def __init__(self, hf_model: PreTrainedModel, model_name: str = "model"):
+        self.name = model_name
+        if hf_model.device.type != "cpu":
+            raise self._unsupported_error("a CPU", "use device='cpu'")
+        super().__init__(hf_model, model_name, self._replace_blocks)
         self.context = min(self.context, LENGTH)
         if self.loop is None:
-            family = self.config.model_type
-            raise self._unsupported(
-                f"layers whose loop is ours, and those of family {family} run whole"
+            family_name = self.config.model_type
+            raise self._unsupported_error(
+                f"layers whose loop is ours, and those of family {family_name} run whole"
             )
         if not self.fused:
             self.loop.blocks = [RowByRow(block) for block in self.loop.blocks]
             self.caps -= {"parts"}
-            norm = self.loop.norm
-            self.loop.norm = lambda h: torch.cat([norm(row.clone()) for row in h.split(1)])
-            self.loop.norm.weight = norm.weight  # by which files know a model
+            final_norm = self.loop.norm
+            self.loop.norm = lambda h: torch.cat([final_norm(row.clone()) for row in h.split(1)])
+            self.loop.norm.weight = final_norm.weight  # by which files know a model
 
-    def _unsupported(self, capability: str, cure: str = "leave exact_bits out") -> Unsupported:
-        return Unsupported.missing("exact_bits=True", self.name, capability, cure)
+    def _unsupported_error(
+        self, capability: str, cure: str = "leave exact_bits out"
+    ) -> Unsupported:
+        return Unsupported.missing_capability("exact_bits=True", self.name, capability, cure)
 
-    def _replace(self, loop: Loop) -> list[Block] | None:
+    def _replace_blocks(self, loop: Loop) -> list[Block] | None:
         """Makes the loop's own operations exact; its layers, too, where they can be fused."""
-        head = loop.head
-        if not isinstance(head, PackedLinear) or head.packed.format not in WHOLE_NUMBERS:
-            raise self._unsupported("linear layers of 8 or 4 bits", "load it with foretell.load")
+        output_head = loop.head
+        if (
+            not isinstance(output_head, PackedLinear)
+            or output_head.packed.format not in WHOLE_NUMBERS
+        ):
+            raise self._unsupported_error(
+                "linear layers of 8 or 4 bits", "load it with foretell.load"
+            )
         if max(shape[1] for shape in self.layout) > HEAD:
-            raise self._unsupported(f"heads of at most {HEAD}")
+            raise self._unsupported_error(f"heads of at most {HEAD}")
         loop.rotary_tables.clear()
-        loop.table = partial(self._table, loop)  # type: ignore[method-assign]
-        loop.logits = partial(_logits, loop)  # type: ignore[method-assign]
+        loop.table = partial(self._exact_table, loop)  # type: ignore[method-assign]
+        loop.logits = partial(_exact_logits, loop)  # type: ignore[method-assign]
         if self.config.hidden_size > WIDEST or getattr(self.config, FIELD, None) is not None:
             return None
-        fused = blocks(loop, ExactFused)
-        if fused is not None:
-            norm = loop.norm
-            loop.norm = partial(ExactFused.norm, norm)
-            loop.norm.weight = norm.weight  # by which files know a model
-        return fused
+        exact_blocks = fused_blocks(loop, ExactFused)
+        if exact_blocks is not None:
+            final_norm = loop.norm
+            loop.norm = partial(ExactFused.norm, final_norm)
+            loop.norm.weight = final_norm.weight  # by which files know a model
+        return exact_blocks
 
-    def _table(
-        self, loop: Loop, h: torch.Tensor, needed: int, *kind: str
+    def _exact_table(
+        self, loop: Loop, states: torch.Tensor, position_count: int, *kind: str
     ) -> tuple[torch.Tensor, ...]:
-        """As Loop.table; computed in parts of one size, so that it does not depend on when it was
+        """Computes Loop.table in parts of one size, so that it does not depend on when it was
         needed.
         """
         tables = loop.rotary_tables
-        known = tables[kind][0].shape[1] if kind in tables else 0
-        while known < needed:
+        known_count = tables[kind][0].shape[1] if kind in tables else 0
+        while known_count < position_count:
             # Some rotations change for every position once one is beyond the context.
-            positions = torch.arange(known, known + ROTARY).clamp_(max=self.context - 1)
-            made = loop.rotary(h, positions[None], *kind)
-            if not isinstance(made, tuple):
-                raise self._unsupported("rotations as cosines and sines")
-            if not all(part.ndim == 3 and part.shape[1] == ROTARY for part in made):
-                raise self._unsupported("rotations as cosines and sines")
-            if known:
-                made = tuple(torch.cat(parts, 1) for parts in zip(tables[kind], made, strict=True))
-            tables[kind] = made
-            known += ROTARY
+            positions = torch.arange(known_count, known_count + ROTARY).clamp_(max=self.context - 1)
+            rotation = loop.rotary(states, positions[None], *kind)
+            if not isinstance(rotation, tuple):
+                raise self._unsupported_error("rotations as cosines and sines")
+            if not all(part.ndim == 3 and part.shape[1] == ROTARY for part in rotation):
+                raise self._unsupported_error("rotations as cosines and sines")
+            if known_count:
+                rotation = tuple(
+                    torch.cat(parts, 1) for parts in zip(tables[kind], rotation, strict=True)
+                )
+            tables[kind] = rotation
+            known_count += ROTARY
         return tables[kind]
 
 
-def _logits(loop: Loop, h: torch.Tensor) -> torch.Tensor:
-    """As Loop.logits, with an exact cap."""
-    cap = loop.logit_cap
+def _exact_logits(loop: Loop, states: torch.Tensor) -> torch.Tensor:
+    """Computes Loop.logits with an exact cap."""
+    logit_cap = loop.logit_cap
     loop.logit_cap = None
     try:
-        out = Loop.logits(loop, h)
+        logits = Loop.logits(loop, states)
     finally:
-        loop.logit_cap = cap
-    return tanh(out.double() / cap).mul_(cap).to(out.dtype) if cap else out
+        loop.logit_cap = logit_cap
+    return (
+        exact_tanh(logits.double() / logit_cap).mul_(logit_cap).to(logits.dtype)
+        if logit_cap
+        else logits
+    )

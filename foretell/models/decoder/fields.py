@@ -56,59 +56,66 @@ OF_ROTATIONS = frozenset(
 )
 
 
-def unread(config: Any, modules: Iterable[nn.Module] = ()) -> str | None:
+def unread_field(config: Any, modules: Iterable[nn.Module] = ()) -> str | None:
     """Why layers made of `modules` cannot be replaced by faster ones: the first field that these do
     not honour. None: they honour all.
     """
-    declared = {field.name for field in dataclasses.fields(config)}
-    sources = _sources(modules)
-    for name, value in vars(config).items():
-        if name in HONOURED or name in SILENT or name.startswith("_"):
+    declared_fields = {field.name for field in dataclasses.fields(config)}
+    code_modules = _code_modules(modules)
+    for field_name, value in vars(config).items():
+        if field_name in HONOURED or field_name in SILENT or field_name.startswith("_"):
             continue
-        if name in UNLESS:
-            if UNLESS[name](value):
+        if field_name in UNLESS:
+            if UNLESS[field_name](value):
                 continue
-            return f"its configuration has {name}={_short(value)}, which they do not compute"
-        if name in declared or any(_names(source, name) for source in sources):
-            return f"its configuration has {name}, which they do not know"
+            value_text = _shorten_value(value)
+            return f"its configuration has {field_name}={value_text}, which they do not compute"
+        if field_name in declared_fields or any(
+            _names_field(code_module, field_name) for code_module in code_modules
+        ):
+            return f"its configuration has {field_name}, which they do not know"
     return _unread_rotation(getattr(config, "rope_parameters", None) or {})
 
 
-def _unread_rotation(rope: Mapping[str, Any]) -> str | None:
-    for name, value in rope.items():
+def _unread_rotation(rope_parameters: Mapping[str, Any]) -> str | None:
+    for field_name, value in rope_parameters.items():
         if isinstance(value, Mapping):  # a rotation for each kind of layer
             reason = _unread_rotation(value)
             if reason is not None:
                 return reason
-        elif name not in OF_ROTATIONS:
-            return f"its rotation has {name}, which they do not know"
-    kind = rope.get("rope_type", "default")
-    if kind not in ROTATIONS and not isinstance(kind, Mapping):
-        return f"its rotation is of the type {kind}, which they do not know"
+        elif field_name not in OF_ROTATIONS:
+            return f"its rotation has {field_name}, which they do not know"
+    rotation_type = rope_parameters.get("rope_type", "default")
+    if rotation_type not in ROTATIONS and not isinstance(rotation_type, Mapping):
+        return f"its rotation is of the type {rotation_type}, which they do not know"
     return None
 
 
-def _sources(modules: Iterable[nn.Module]) -> set[ModuleType]:
-    """Where the code of modules stands, and of what they share."""
-    found = {sys.modules[type(part).__module__] for module in modules for part in module.modules()}
-    own = {module for module in found if not module.__name__.startswith("torch.")}
-    return own | {masking_utils, modeling_rope_utils}
+def _code_modules(modules: Iterable[nn.Module]) -> set[ModuleType]:
+    """Python modules that hold the code of these layers, and of what they share."""
+    part_modules = {
+        sys.modules[type(part).__module__] for module in modules for part in module.modules()
+    }
+    family_modules = {module for module in part_modules if not module.__name__.startswith("torch.")}
+    return family_modules | {masking_utils, modeling_rope_utils}
 
 
 @cache
-def _text(module: ModuleType) -> str | None:
+def _source_text(module: ModuleType) -> str | None:
     try:
         return inspect.getsource(module)
     except (OSError, TypeError):
         return None
 
 
-def _names(module: ModuleType, field: str) -> bool:
+def _names_field(module: ModuleType, field_name: str) -> bool:
     """Whether a module's code may read a field of this name."""
-    text = _text(module)
-    return text is None or re.search(rf"\b{re.escape(field)}\b", text) is not None
+    source_text = _source_text(module)
+    return (
+        source_text is None or re.search(rf"\b{re.escape(field_name)}\b", source_text) is not None
+    )
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."

@@ -22,11 +22,11 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.core.model import forest_attention
-from foretell.models.decoder.fields import unread
-from foretell.models.decoder.head_merging import project
+from foretell.models.decoder.fields import unread_field
+from foretell.models.decoder.head_merging import project_heads
 from foretell.models.decoder.loop import Block, Loop
 from foretell.models.decoder.packed import PackedLinear
-from foretell.ops.memory import release, trim
+from foretell.ops.memory import release_pages, trim_memory
 
 Product = Callable[[torch.Tensor], torch.Tensor]
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -38,134 +38,150 @@ PARTS = {f"{name}.weight" for name in (*LINEARS, *NORMS, *HEAD_NORMS)}
 PARTS |= {f"{name}.bias" for name in LINEARS} | {"self_attn.key_basis"}
 
 
-def blocks(loop: Loop, kind: type[Fused] | None = None, ours: bool = False) -> list[Block] | None:
-    """A fused block for every layer, or None where a layer has another build, or the configuration
-    a field that they do not honour: `loop.refused` says which.
+def fused_blocks(
+    loop: Loop, block_class: type[Fused] | None = None, owns_weights: bool = False
+) -> list[Block] | None:
+    """Makes a fused block for every layer, or returns None where a layer has another build, or the
+    configuration a field that they do not honour: `loop.refused` says which.
 
-    `kind`: another way to compute it. `ours`: nobody else has a tensor of this model, so what was
-    joined may leave the memory.
+    `block_class`: another way to compute it. `owns_weights`: nobody else has a tensor of this
+    model, so what was joined may leave the memory.
     """
-    if not all(fits(layer) for layer in loop.layers):
+    if not all(fits_layer(layer) for layer in loop.layers):
         return None
-    loop.refused = unread(loop.config, loop.layers)
+    loop.refused = unread_field(loop.config, loop.layers)
     if loop.refused is None and not all(
-        _turns(layer.get_submodule("self_attn")) for layer in loop.layers
+        _turns_halves(layer.get_submodule("self_attn")) for layer in loop.layers
     ):
         loop.refused = "its heads turn in another order"
     if loop.refused is not None:
         return None
-    made: list[Block] = []
-    for i, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True)):
-        before = [p.data for p in layer.parameters()] if ours else []
-        made.append((kind or Fused)(layer, i, window))
-        kept = {p.data_ptr() for p in layer.parameters()}
-        release(t for t in before if t.data_ptr() not in kept)
-        if ours:
-            trim()
-    return made
+    layer_blocks: list[Block] = []
+    for index, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True)):
+        old_tensors = [parameter.data for parameter in layer.parameters()] if owns_weights else []
+        layer_blocks.append((block_class or Fused)(layer, index, window))
+        used_addresses = {parameter.data_ptr() for parameter in layer.parameters()}
+        release_pages(tensor for tensor in old_tensors if tensor.data_ptr() not in used_addresses)
+        if owns_weights:
+            trim_memory()
+    return layer_blocks
 
 
-def fits(layer: nn.Module) -> bool:
+def fits_layer(layer: nn.Module) -> bool:
     """Whether a layer has the parts that are joined here, and no others."""
     modules = dict(layer.named_modules())
     parameters = dict(layer.named_parameters())
-    wanted = {*LINEARS, *NORMS, "mlp.act_fn"}
-    if any(_watched(module) for module in modules.values()):
+    expected_modules = {*LINEARS, *NORMS, "mlp.act_fn"}
+    if any(_is_hooked(module) for module in modules.values()):
         return False
-    if not wanted <= modules.keys() or any(f"{name}.weight" not in parameters for name in NORMS):
+    if not expected_modules <= modules.keys() or any(
+        f"{part_name}.weight" not in parameters for part_name in NORMS
+    ):
         return False
-    if {name for name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
+    if {part_name for part_name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
         return False
     if not parameters.keys() <= PARTS:
         return False
-    if {type(modules[name]) for name in LINEARS} not in ({nn.Linear}, {PackedLinear}):
+    if {type(modules[part_name]) for part_name in LINEARS} not in ({nn.Linear}, {PackedLinear}):
         return False
-    if any(len({modules[name].bias is None for name in group}) > 1 for group in (INPUTS, GATES)):
+    if any(
+        len({modules[part_name].bias is None for part_name in linear_group}) > 1
+        for linear_group in (INPUTS, GATES)
+    ):
         return False
-    if not all(hasattr(modules[name], "variance_epsilon") for name in NORMS):
+    if not all(hasattr(modules[part_name], "variance_epsilon") for part_name in NORMS):
         return False
-    return len({f"{name}.weight" in parameters for name in HEAD_NORMS}) == 1
+    return len({f"{part_name}.weight" in parameters for part_name in HEAD_NORMS}) == 1
 
 
-def _turns(attention: Any) -> bool:
+def _turns_halves(attention: Any) -> bool:
     """Whether a family turns the first half of a head against the second, shown on random rows:
     with weights near 0 a probe of the whole model could miss it.
     """
-    family = sys.modules[type(attention).__module__]
-    rotate = getattr(attention, "rotate", None) or getattr(family, "apply_rotary_pos_emb", None)
-    if rotate is None:
+    family_module = sys.modules[type(attention).__module__]
+    rotate_heads = getattr(attention, "rotate", None) or getattr(
+        family_module, "apply_rotary_pos_emb", None
+    )
+    if rotate_heads is None:
         return False
-    draw = torch.Generator().manual_seed(0)
-    width = int(attention.head_dim)
-    q, k = torch.randn(2, 1, 2, 3, width, generator=draw)
-    cos, sin = torch.randn(2, 1, 3, width // 2, generator=draw).repeat(1, 1, 1, 2)
-    sign = torch.ones(width)
-    sign[: width // 2] = -1
+    generator = torch.Generator().manual_seed(0)
+    head_width = int(attention.head_dim)
+    q, k = torch.randn(2, 1, 2, 3, head_width, generator=generator)
+    cos, sin = torch.randn(2, 1, 3, head_width // 2, generator=generator).repeat(1, 1, 1, 2)
+    signs = torch.ones(head_width)
+    signs[: head_width // 2] = -1
     try:
-        theirs = rotate(q, k, cos, sin)
+        their_rotation = rotate_heads(q, k, cos, sin)
     except Exception:  # of another signature
         return False
-    ours = [Fused.rotate(x, x.roll(width // 2, -1), cos, sin * sign) for x in (q, k)]
-    return all(torch.allclose(x, y, atol=1e-5) for x, y in zip(ours, theirs, strict=True))
+    our_rotation = [Fused.rotate(x, x.roll(head_width // 2, -1), cos, sin * signs) for x in (q, k)]
+    return all(
+        torch.allclose(x, y, atol=1e-5) for x, y in zip(our_rotation, their_rotation, strict=True)
+    )
 
 
 @torch.inference_mode(False)  # else their owner could not train them any more
-def _beside(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
-    """One tensor of several, which become views of it."""
-    joined = torch.cat([p.data for p in parameters])
-    for p, part in zip(parameters, joined.split([len(p) for p in parameters]), strict=True):
-        p.data = part
-    return joined
+def _concat_weights(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Joins several tensors into one; they become views of it."""
+    joint = torch.cat([parameter.data for parameter in parameters])
+    for parameter, part in zip(
+        parameters, joint.split([len(parameter) for parameter in parameters]), strict=True
+    ):
+        parameter.data = part
+    return joint
 
 
-def _watched(module: nn.Module) -> bool:
+def _is_hooked(module: nn.Module) -> bool:
     """Whether somebody else acts when it is called: here it would not be."""
     hooks = module._forward_hooks or module._forward_pre_hooks
     return bool(hooks) or "forward" in module.__dict__
 
 
-def _join(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
-    """One product for several layers with the same input, side by side; their own matrices become
-    views of the joined one.
+def _join_linears(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
+    """Makes one product for several layers with the same input, side by side; their own matrices
+    become views of the joint one.
     """
-    packed = [m for m in linears if isinstance(m, PackedLinear)]
-    if packed:
-        if len(packed) == 1:
-            return packed[0]
-        return PackedLinear.join(packed) or (lambda x: torch.cat([m(x) for m in packed], -1))
-    stock = [m for m in linears if isinstance(m, nn.Linear)]
-    if len(stock) == 1:
-        return partial(F.linear, weight=stock[0].weight, bias=stock[0].bias)
-    weight = _beside([m.weight for m in stock])
-    biases = [m.bias for m in stock if m.bias is not None]
-    bias = _beside(biases) if biases else None
+    packed_layers = [linear for linear in linears if isinstance(linear, PackedLinear)]
+    if packed_layers:
+        if len(packed_layers) == 1:
+            return packed_layers[0]
+        return PackedLinear.join(packed_layers) or (
+            lambda x: torch.cat([linear(x) for linear in packed_layers], -1)
+        )
+    stock_layers = [linear for linear in linears if isinstance(linear, nn.Linear)]
+    if len(stock_layers) == 1:
+        return partial(F.linear, weight=stock_layers[0].weight, bias=stock_layers[0].bias)
+    weight = _concat_weights([linear.weight for linear in stock_layers])
+    biases = [linear.bias for linear in stock_layers if linear.bias is not None]
+    bias = _concat_weights(biases) if biases else None
     return partial(F.linear, weight=weight, bias=bias)
 
 
 class Fused:
-    """One layer: (hidden (1, P, E), (cos, sin) (1, T, D), positions (1, T)) -> hidden (1, P, E).
+    """A layer as few, large operations: (hidden (1, P, E), (cos, sin) (1, T, D), positions (1, T))
+    -> hidden (1, P, E).
 
     Rows from T on are padding.
     """
 
     takes_padding = True
 
-    def __init__(self, layer: nn.Module, index: int, window: int | None):
+    def __init__(self, layer: nn.Module, layer_index: int, window: int | None):
         attention: Any = layer.self_attn
         mlp: Any = layer.mlp
-        self.index = index
+        self.index = layer_index
         self.window = window
         self.width = int(attention.head_dim)
         self.scale = float(attention.scaling)
-        self.qkv = _join([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = _join([attention.o_proj])
-        self.gate_up = _join([mlp.gate_proj, mlp.up_proj])
-        self.down = _join([mlp.down_proj])
+        self.qkv = _join_linears([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.out = _join_linears([attention.o_proj])
+        self.gate_up = _join_linears([mlp.gate_proj, mlp.up_proj])
+        self.down = _join_linears([mlp.down_proj])
         self.act = mlp.act_fn
         # Other products are not kept by their sizes, and padding costs them as much as real rows.
         weight = getattr(attention.q_proj, "weight", None)
-        narrow = weight is not None and weight.dtype in (torch.bfloat16, torch.float16)
-        self.takes_padding = self.takes_padding and narrow
+        is_narrow = weight is not None and weight.dtype in (torch.bfloat16, torch.float16)
+        self.takes_padding = self.takes_padding and is_narrow
         self.queries = attention.q_proj.out_features // self.width
         self.keys = attention.k_proj.out_features // self.width
         self.basis: torch.Tensor | None = getattr(attention, "key_basis", None)  # projected.py
@@ -181,45 +197,49 @@ class Fused:
 
     @staticmethod
     def rotate(
-        x: torch.Tensor, turned: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        x: torch.Tensor, turned_rows: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> torch.Tensor:
-        return torch.addcmul(x * cos, turned, sin)
+        return torch.addcmul(x * cos, turned_rows, sin)
 
-    def activate(self, gate: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.act(gate)
-        return out
+    def activate_gate(self, gate: torch.Tensor) -> torch.Tensor:
+        activated: torch.Tensor = self.act(gate)
+        return activated
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         return self.mlp(self.attention(hidden, rotary, positions))
 
     def attention(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         """The layer's first half, the residual stream included."""
-        h = hidden[0]
-        return (h + self.attended(h, rotary, positions))[None]
+        states = hidden[0]
+        return (states + self.attended(states, rotary, positions))[None]
 
-    def attended(self, h: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        """What attention adds to h (P, E)."""
-        count = positions.shape[1]
-        padding = len(h) - count
-        x = self.qkv(self.norm(self.before, h))[:count].view(count, -1, self.width)
-        heads = self.queries
-        qk = x[:, : heads + self.keys]
-        v = x[:, heads + self.keys :].transpose(0, 1)
+    def attended(self, states: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
+        """The states (P, E) that attention adds to h (P, E)."""
+        node_count = positions.shape[1]
+        padding = len(states) - node_count
+        x = self.qkv(self.norm(self.before, states))[:node_count].view(node_count, -1, self.width)
+        query_heads = self.queries
+        qk = x[:, : query_heads + self.keys]
+        v = x[:, query_heads + self.keys :].transpose(0, 1)
         if self.norms is not None:
             q_norm, k_norm = self.norms
-            qk = torch.cat([self.norm(q_norm, qk[:, :heads]), self.norm(k_norm, qk[:, heads:])], 1)
+            qk = torch.cat(
+                [self.norm(q_norm, qk[:, :query_heads]), self.norm(k_norm, qk[:, query_heads:])], 1
+            )
         cos = rotary[0][0, :, None]
         sin = rotary[1][0, :, None]
         qk = self.rotate(qk, qk.roll(self.width // 2, -1), cos, sin * self.sign)
-        q = qk[:, :heads].transpose(0, 1)
-        k = qk[:, heads:].transpose(0, 1)
+        q = qk[:, :query_heads].transpose(0, 1)
+        k = qk[:, query_heads:].transpose(0, 1)
         if self.basis is not None:
-            q, k = project(q, k, self.basis)
-        out = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(count, -1)
-        return self.out(F.pad(out, (0, 0, 0, padding)) if padding else out)
+            q, k = project_heads(q, k, self.basis)
+        output = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(
+            node_count, -1
+        )
+        return self.out(F.pad(output, (0, 0, 0, padding)) if padding else output)
 
     def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
         """The layer's second half."""
-        h = hidden[0]
-        gate, up = self.gate_up(self.norm(self.after, h)).chunk(2, -1)
-        return (h + self.down(self.activate(gate) * up))[None]
+        states = hidden[0]
+        gate, up = self.gate_up(self.norm(self.after, states)).chunk(2, -1)
+        return (states + self.down(self.activate_gate(gate) * up))[None]

@@ -8,13 +8,13 @@ from typing import Any, Protocol
 
 import torch
 
-from foretell.cache.job import Job, entering
+from foretell.cache.job import Job, join_entry_states
 from foretell.core.model import STEP
-from foretell.models.decoder.loop import Loop, attending
+from foretell.models.decoder.loop import Loop, use_attention
 
 
 class Layered(Protocol):
-    """What `run_layers` needs: a Decoder with a loop, or a view of one."""
+    """A model that `run_layers` takes: a Decoder with a loop, or a view of one."""
 
     loop: Loop | None
     fused: bool
@@ -23,30 +23,40 @@ class Layered(Protocol):
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor: ...
 
-    def chosen(self, layers: Sequence[Any] | None) -> Sequence[Any]: ...
+    def layers_to_run(self, layers: Sequence[Any] | None) -> Sequence[Any]: ...
 
-    def read(self, h: torch.Tensor) -> torch.Tensor: ...
+    def head_rows(self, h: torch.Tensor) -> torch.Tensor: ...
 
 
 def run_layers(
     model: Layered,
-    ids: torch.Tensor,
+    token_ids: torch.Tensor,
     positions: torch.Tensor,
-    rows: torch.Tensor,
-    first: Job,
+    row_indices: torch.Tensor,
+    first_job: Job,
     taps: Sequence[int],
     loop: Loop | None = None,
 ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-    """What Model.run promises, by the loop over layers; `loop`: another than the model's own."""
+    """Computes what Model.run promises, by the loop over layers; `loop`: another than the model's
+    own.
+    """
     loop = loop or model.loop
     assert loop is not None
     jobs = STEP.get()
-    hidden: dict[int, torch.Tensor] = {}
-    with nullcontext() if model.fused else attending(loop.config):
-        states = entering(jobs, lambda tokens: model.embedded(torch.tensor(tokens).to(ids)))
-        h = model.embedded(ids) if states is None else states[None].to(model.dtype)
-        h = loop.run(h, positions, model.chosen(first.layers), taps, hidden)[0]
-    if not len(rows):
-        return h.new_zeros(0, model.row_size), hidden
-    every = all(job.rows == [*range(len(job.tokens))] for job in jobs)
-    return model.read(h if every else h[rows]), hidden
+    tapped_states: dict[int, torch.Tensor] = {}
+    with nullcontext() if model.fused else use_attention(loop.config):
+        entry_states = join_entry_states(
+            jobs, lambda tokens: model.embedded(torch.tensor(tokens).to(token_ids))
+        )
+        states = (
+            model.embedded(token_ids)
+            if entry_states is None
+            else entry_states[None].to(model.dtype)
+        )
+        states = loop.run(
+            states, positions, model.layers_to_run(first_job.layers), taps, tapped_states
+        )[0]
+    if not len(row_indices):
+        return states.new_zeros(0, model.row_size), tapped_states
+    takes_all = all(job.rows == [*range(len(job.tokens))] for job in jobs)
+    return model.head_rows(states if takes_all else states[row_indices]), tapped_states

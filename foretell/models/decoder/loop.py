@@ -16,13 +16,13 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
-from foretell.ops.memory import rounded
+from foretell.ops.memory import round_row_count
 
 NORMS = ("norm", "final_layer_norm", "final_layernorm")  # names of the norm before the head
 
 
 class Block(Protocol):
-    """One layer: (hidden (1, P, E), rotary, positions (1, T)) -> hidden (1, P, E).
+    """A layer of the loop: (hidden (1, P, E), rotary, positions (1, T)) -> hidden (1, P, E).
 
     `takes_padding`: whether P may exceed T. Rows from T on are padding: nothing reads them.
     """
@@ -56,19 +56,19 @@ class StockBlock:
         self.layer: Any = layer
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        return self._first(self._run(self.layer, hidden, rotary, positions))
+        return self._first_output(self._run_module(self.layer, hidden, rotary, positions))
 
     def attention(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         layer = self.layer
-        out = self._run(layer.self_attn, layer.input_layernorm(hidden), rotary, positions)
-        return hidden + self._first(out)
+        output = self._run_module(layer.self_attn, layer.input_layernorm(hidden), rotary, positions)
+        return hidden + self._first_output(output)
 
     def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
         layer = self.layer
-        return hidden + self._first(layer.mlp(layer.post_attention_layernorm(hidden)))
+        return hidden + self._first_output(layer.mlp(layer.post_attention_layernorm(hidden)))
 
     @staticmethod
-    def _run(module: Any, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> Any:
+    def _run_module(module: Any, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> Any:
         return module(
             hidden,
             attention_mask=None,
@@ -78,20 +78,20 @@ class StockBlock:
         )
 
     @staticmethod
-    def _first(out: Any) -> torch.Tensor:
-        first: torch.Tensor = out[0] if isinstance(out, tuple) else out
-        return first
+    def _first_output(output: Any) -> torch.Tensor:
+        hidden: torch.Tensor = output[0] if isinstance(output, tuple) else output
+        return hidden
 
 
 @contextmanager
-def attending(config: Any, kind: str = "foretell") -> Iterator[None]:
-    """Inside, modules that read this configuration use this kind of attention."""
-    before = config._attn_implementation
-    config._attn_implementation = kind
+def use_attention(config: Any, attention_kind: str = "foretell") -> Iterator[None]:
+    """Inside, modules that read this configuration use the attention `attention_kind`."""
+    previous = config._attn_implementation
+    config._attn_implementation = attention_kind
     try:
         yield
     finally:
-        config._attn_implementation = before
+        config._attn_implementation = previous
 
 
 class Loop:
@@ -105,31 +105,33 @@ class Loop:
 
     def __init__(
         self,
-        hf: PreTrainedModel,
+        hf_model: PreTrainedModel,
         head: nn.Module,
         windows: Sequence[int | None],
         context: int,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         stock_forward: Callable[[], torch.Tensor],
     ):
-        body: Any = hf.get_decoder()
-        norm: Any = next((getattr(body, name) for name in NORMS if hasattr(body, name)), None)
+        body: Any = hf_model.get_decoder()
+        final_norm: Any = next((getattr(body, name) for name in NORMS if hasattr(body, name)), None)
         self.rotary: Any = getattr(body, "rotary_emb", None)
         layers: Any = getattr(body, "layers", ())
-        if norm is None or self.rotary is None or len(layers) != len(windows):
+        if final_norm is None or self.rotary is None or len(layers) != len(windows):
             raise LookupError("its parts are not those of the usual skeleton")
-        self.config = hf.config.get_text_config()
+        self.config = hf_model.config.get_text_config()
         self.windows = windows
         self.context = context
-        self.embed: Any = hf.get_input_embeddings()
+        self.embed: Any = hf_model.get_input_embeddings()
         self.layers: Sequence[nn.Module] = layers
-        self.norm = norm
+        self.norm = final_norm
         self.head: Any = head
         self.kept: torch.Tensor | None = None  # tokens that the head's outputs are; None: all
-        own_head = head is hf.get_output_embeddings()
-        self.logit_factor = getattr(self.config, "logit_scale", None) if own_head else None
-        self.logit_divisor = getattr(self.config, "logits_scaling", None) if own_head else None
-        self.logit_cap = getattr(self.config, "final_logit_softcapping", None) if own_head else None
+        has_own_head = head is hf_model.get_output_embeddings()
+        self.logit_factor = getattr(self.config, "logit_scale", None) if has_own_head else None
+        self.logit_divisor = getattr(self.config, "logits_scaling", None) if has_own_head else None
+        self.logit_cap = (
+            getattr(self.config, "final_logit_softcapping", None) if has_own_head else None
+        )
         self.rotary_tables: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
         by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
         self.kinds: list[str] | None = list(self.config.layer_types) if by_kind else None
@@ -138,12 +140,12 @@ class Loop:
         self.halved = False  # whether the blocks are Halves that give what the whole layers do
         # (A, T) of the running forward's tokens where some have several numbers in place of one.
         self.axes: Callable[[], torch.Tensor | None] | None = None
-        entering: dict[nn.Module, torch.Tensor] = {}
-        turned: dict[nn.Module, Any] = {}  # how, of each layer
+        entering_states: dict[nn.Module, torch.Tensor] = {}
+        rotations: dict[nn.Module, Any] = {}  # how, of each layer
 
         def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-            entering[module] = args[0] if args else kwargs["hidden_states"]
-            turned[module] = kwargs.get("position_embeddings")
+            entering_states[module] = args[0] if args else kwargs["hidden_states"]
+            rotations[module] = kwargs.get("position_embeddings")
 
         hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
         try:
@@ -151,145 +153,161 @@ class Loop:
         finally:
             for hook in hooks:
                 hook.remove()
-        self.scale = self._embedding_scale(self.embed(ids), entering[layers[0]])
-        for i, layer in enumerate(layers):
-            self._check_rotation(i, entering[layer], turned[layer])
+        self.scale = self._embedding_scale(self.embed(token_ids), entering_states[layers[0]])
+        for layer_index, layer in enumerate(layers):
+            self._check_rotation(layer_index, entering_states[layer], rotations[layer])
 
-    def _check_rotation(self, index: int, h: torch.Tensor, given: Any) -> None:
-        """Raises LookupError where a layer was not given (`given`) the rotation of all, or of its
-        kind.
+    def _check_rotation(self, layer_index: int, states: torch.Tensor, given_rotation: Any) -> None:
+        """Raises LookupError where a layer was not given (`given_rotation`) the rotation of all, or
+        of its kind.
         """
-        kind = () if self.kinds is None else (self.kinds[index],)
-        ours = self.rotation(h, torch.arange(h.shape[1], device=h.device)[None], *kind)
-        if not isinstance(given, tuple) or not isinstance(ours, tuple):
+        layer_kind = () if self.kinds is None else (self.kinds[layer_index],)
+        our_rotation = self.rotation(
+            states, torch.arange(states.shape[1], device=states.device)[None], *layer_kind
+        )
+        if not isinstance(given_rotation, tuple) or not isinstance(our_rotation, tuple):
             return
-        for own, other in zip(ours, given, strict=True):
-            if own.shape != other.shape or not torch.allclose(own, other, atol=0.01):
-                raise LookupError(f"layer {index} turns by a rotation of its own")
+        for our_part, given_part in zip(our_rotation, given_rotation, strict=True):
+            if our_part.shape != given_part.shape or not torch.allclose(
+                our_part, given_part, atol=0.01
+            ):
+                raise LookupError(f"layer {layer_index} turns by a rotation of its own")
 
-    def _embedding_scale(self, embedded: torch.Tensor, entering: torch.Tensor) -> float:
+    def _embedding_scale(self, embeddings: torch.Tensor, entering_states: torch.Tensor) -> float:
         """The factor between the embedding and what enters layer 0.
 
         It is measured up to rounding, so the nearest likely number is taken: one of the
         configuration's, 1, or the root of the width.
         """
-        plain = embedded.double()
-        measured = float((entering.double() * plain).sum() / plain.square().sum())
-        likely = [1.0, self.config.hidden_size**0.5]
-        likely += [value for value in vars(self.config).values() if type(value) is float]
-        return min(likely, key=lambda value: abs(value - measured))
+        wide_embeddings = embeddings.double()
+        measured_scale = float(
+            (entering_states.double() * wide_embeddings).sum() / wide_embeddings.square().sum()
+        )
+        likely_scales = [1.0, self.config.hidden_size**0.5]
+        likely_scales += [scale for scale in vars(self.config).values() if type(scale) is float]
+        return min(likely_scales, key=lambda scale: abs(scale - measured_scale))
 
-    def embedded(self, ids: torch.Tensor) -> torch.Tensor:
-        """What enters layer 0 for these ids, (..., E)."""
-        h: torch.Tensor = self.embed(ids)
-        return h if self.scale == 1 else h * self.scale
+    def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """States (..., E) that enter layer 0 for these ids."""
+        states: torch.Tensor = self.embed(token_ids)
+        return states if self.scale == 1 else states * self.scale
 
-    def table(self, h: torch.Tensor, needed: int, *kind: str) -> tuple[torch.Tensor, ...] | None:
-        """The rotary module's answer (1, P, D) for positions 0 to P - 1, P at least `needed`.
+    def table(
+        self, states: torch.Tensor, position_count: int, *kind: str
+    ) -> tuple[torch.Tensor, ...] | None:
+        """The rotary module's answer (1, P, D) for positions 0 to P - 1, P at least
+        `position_count`.
 
         None: it answers with something else than a tensor a position.
         """
-        table = self.rotary_tables.get(kind)
-        if table is not None and table[0].shape[1] >= needed:
-            return table
+        known_table = self.rotary_tables.get(kind)
+        if known_table is not None and known_table[0].shape[1] >= position_count:
+            return known_table
         # Some rotations change for every position once one is beyond the context: ask for none
         # there that is not needed.
-        size = max(needed, min(2 * needed + 256, self.context))
-        made = self.rotary(h, torch.arange(size, device=h.device)[None], *kind)
-        if not isinstance(made, tuple):
+        table_size = max(position_count, min(2 * position_count + 256, self.context))
+        rotation = self.rotary(states, torch.arange(table_size, device=states.device)[None], *kind)
+        if not isinstance(rotation, tuple):
             return None
-        if not all(part.ndim == 3 and part.shape[1] == size for part in made):
+        if not all(part.ndim == 3 and part.shape[1] == table_size for part in rotation):
             return None
-        self.rotary_tables[kind] = made
-        return made
+        self.rotary_tables[kind] = rotation
+        return rotation
 
-    def rotation(self, h: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
-        """What the rotary module gives for these positions (1, T), from a table where it can."""
+    def rotation(self, states: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
+        """Rotations of these positions (1, T), from a table where the rotary module allows one."""
         axes = None if self.axes is None else self.axes()
         if axes is not None:
-            return self._rotation_on(h, axes, *kind)
-        table = self.table(h, int(positions.max()) + 1, *kind)
+            return self._rotation_on(states, axes, *kind)
+        table = self.table(states, int(positions.max()) + 1, *kind)
         if table is None:
-            return self.rotary(h, positions, *kind)
+            return self.rotary(states, positions, *kind)
         return tuple(part[:, positions[0]] for part in table)
 
-    def _rotation_on(self, h: torch.Tensor, axes: torch.Tensor, *kind: str) -> Any:
-        """The same of tokens with several numbers each, (A, T)."""
-        table = self.table(h, int(axes.max()) + 1, *kind)
+    def _rotation_on(self, states: torch.Tensor, axes: torch.Tensor, *kind: str) -> Any:
+        """Rotations of tokens with several numbers each, (A, T)."""
+        table = self.table(states, int(axes.max()) + 1, *kind)
         if table is None:
-            return self.rotary(h, axes[:, None], *kind)
-        parts = tuple(part[:, axes[0]] for part in table)
-        differ = (axes != axes[0]).any(0)
-        if differ.any():
-            for part, own in zip(parts, self.rotary(h, axes[:, None, differ], *kind), strict=True):
-                part[:, differ] = own
-        return parts
+            return self.rotary(states, axes[:, None], *kind)
+        rotations = tuple(part[:, axes[0]] for part in table)
+        differing = (axes != axes[0]).any(0)
+        if differing.any():
+            for part, exact_part in zip(
+                rotations, self.rotary(states, axes[:, None, differing], *kind), strict=True
+            ):
+                part[:, differing] = exact_part
+        return rotations
 
     def run(
         self,
-        h: torch.Tensor,
+        states: torch.Tensor,
         positions: torch.Tensor,
-        layers: Sequence[int | tuple[int, str]],
+        layer_parts: Sequence[int | tuple[int, str]],
         taps: Sequence[int],
-        hidden: dict[int, torch.Tensor],
+        tapped_states: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """h (1, T, E) through `layers`, or halves of them, in order -> (1, T, E).
+        """h (1, T, E) through `layer_parts`, or halves of them, in order -> (1, T, E).
 
-        `hidden[i]` (T, E) becomes, for each tap i, what enters layer i, or would if it ran;
+        `tapped_states[i]` (T, E) becomes, for each tap i, what enters layer i, or would if it ran;
         i = len(self.layers) is what leaves the last one, before the norm.
         """
         if self.kinds is None:
-            rotary = [self.rotation(h, positions)] * len(self.layers)
+            rotations = [self.rotation(states, positions)] * len(self.layers)
         else:
-            by_kind = {
-                kind: self.rotation(h, positions, kind) for kind in dict.fromkeys(self.kinds)
+            rotation_by_kind = {
+                layer_kind: self.rotation(states, positions, layer_kind)
+                for layer_kind in dict.fromkeys(self.kinds)
             }
-            rotary = [by_kind[kind] for kind in self.kinds]
-        count = h.shape[1]
-        padded = count
+            rotations = [rotation_by_kind[layer_kind] for layer_kind in self.kinds]
+        row_count = states.shape[1]
+        padded_count = row_count
         if all(block.takes_padding for block in self.blocks):
-            padded = self.padded_size(h)
-        if padded > count:
-            h = F.pad(h, (0, 0, 0, padded - count))
-        for part in layers:
-            i = part if isinstance(part, int) else part[0]
+            padded_count = self.padded_size(states)
+        if padded_count > row_count:
+            states = F.pad(states, (0, 0, 0, padded_count - row_count))
+        for layer_part in layer_parts:
+            layer = layer_part if isinstance(layer_part, int) else layer_part[0]
             for tap in taps:
-                if tap <= i and tap not in hidden:
-                    hidden[tap] = h[0, :count]
-            if isinstance(part, int):
-                h = self.blocks[i](h, rotary[i], positions)
+                if tap <= layer and tap not in tapped_states:
+                    tapped_states[tap] = states[0, :row_count]
+            if isinstance(layer_part, int):
+                states = self.blocks[layer](states, rotations[layer], positions)
                 continue
-            block: Any = self.blocks[i]
-            h = block.attention(h, rotary[i], positions) if part[1] == "attention" else block.mlp(h)
+            block: Any = self.blocks[layer]
+            states = (
+                block.attention(states, rotations[layer], positions)
+                if layer_part[1] == "attention"
+                else block.mlp(states)
+            )
         for tap in taps:
-            if tap not in hidden:
-                hidden[tap] = h[0, :count]
-        return h[:, :count]
+            if tap not in tapped_states:
+                tapped_states[tap] = states[0, :row_count]
+        return states[:, :row_count]
 
     @staticmethod
-    def padded_size(h: torch.Tensor) -> int:
-        """How many rows products compute for h (1, n, E); see ops/memory.py."""
-        on_cpu = h.device.type == "cpu"
-        if on_cpu and h.dtype in (torch.bfloat16, torch.float16):
-            return rounded(h.shape[1])
-        return h.shape[1]
+    def padded_size(states: torch.Tensor) -> int:
+        """The number of rows that products compute for h (1, n, E); see ops/memory.py."""
+        on_cpu = states.device.type == "cpu"
+        if on_cpu and states.dtype in (torch.bfloat16, torch.float16):
+            return round_row_count(states.shape[1])
+        return states.shape[1]
 
-    def logits(self, h: torch.Tensor) -> torch.Tensor:
-        """Rows (n, V) of what left the last layer, (n, E)."""
-        count = len(h)
-        padded = count
+    def logits(self, states: torch.Tensor) -> torch.Tensor:
+        """Rows (n, V) of states (n, E) that left the last layer."""
+        row_count = len(states)
+        padded_count = row_count
         # A recording brings its own padding, and products of 8 bits gain nothing by it.
         if type(self.head) is nn.Linear and not torch.jit.is_tracing():
-            padded = self.padded_size(h[None])
-        if padded > count:
-            h = F.pad(h, (0, 0, 0, padded - count))
-        out: torch.Tensor = self.head(self.norm(h))
-        if padded > count:
-            out = out[:count]
+            padded_count = self.padded_size(states[None])
+        if padded_count > row_count:
+            states = F.pad(states, (0, 0, 0, padded_count - row_count))
+        logits: torch.Tensor = self.head(self.norm(states))
+        if padded_count > row_count:
+            logits = logits[:row_count]
         if self.logit_factor:
-            out = out * self.logit_factor
+            logits = logits * self.logit_factor
         if self.logit_divisor:
-            out = out / self.logit_divisor
+            logits = logits / self.logit_divisor
         if self.logit_cap:
-            out = self.logit_cap * torch.tanh(out / self.logit_cap)
-        return out
+            logits = self.logit_cap * torch.tanh(logits / self.logit_cap)
+        return logits

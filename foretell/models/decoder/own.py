@@ -4,7 +4,7 @@ A family is named by the `model_type` of its config.json. Its file has two funct
 
     model_class(raw)   the class whose `from_pretrained` loads a folder with these settings;
                        raises BadModel for settings that it does not compute
-    adapter(hf, name, exact_bits, dtype, executor)
+    make_adapter(hf, name, exact_bits, dtype, executor)
                        the Decoder of such a model for the options of `load`, or None: the usual
                        one; raises Unsupported for options that ask for another way
 """
@@ -21,25 +21,31 @@ if TYPE_CHECKING:
 FILES = {"pldrllm": "pldr", "blockffn": "blockffn"}  # by model_type, of this folder
 
 
-def class_of_own(raw: Mapping[str, Any]) -> Any:
+def class_of_own(raw_settings: Mapping[str, Any]) -> Any:
     """The class that loads a model with these settings, of a config.json; None: it is no family
     of ours. Raises BadModel.
     """
-    family = _module(raw.get("model_type"))
-    return None if family is None else family.model_class(raw)
+    family_module = _family_module(raw_settings.get("model_type"))
+    return None if family_module is None else family_module.model_class(raw_settings)
 
 
 def own_adapter(
-    hf: Any, name: str, exact_bits: bool = False, dtype: str = "auto", executor: str = "auto"
+    hf_model: Any,
+    model_name: str,
+    exact_bits: bool = False,
+    dtype: str = "auto",
+    executor: str = "auto",
 ) -> Decoder | None:
     """The adapter of a model of ours that needs one of its own. Raises Unsupported."""
-    family = _module(hf.config.model_type)
-    if family is None:
+    family_module = _family_module(hf_model.config.model_type)
+    if family_module is None:
         return None
-    adapter: Decoder | None = family.adapter(hf, name, exact_bits, dtype, executor)
-    return adapter
+    own_decoder: Decoder | None = family_module.make_adapter(
+        hf_model, model_name, exact_bits, dtype, executor
+    )
+    return own_decoder
 
 
-def _module(model_type: Any) -> Any:
-    file = FILES.get(model_type) if isinstance(model_type, str) else None
-    return None if file is None else importlib.import_module(f"{__package__}.{file}")
+def _family_module(model_type: Any) -> Any:
+    file_name = FILES.get(model_type) if isinstance(model_type, str) else None
+    return None if file_name is None else importlib.import_module(f"{__package__}.{file_name}")

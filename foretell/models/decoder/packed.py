@@ -25,12 +25,12 @@ from foretell.native.packing import (
     GROUP,
     TINY,
     Packed,
-    by_group,
-    numbers,
-    quantize,
-    unpack,
+    group_values,
+    quantize_matrix,
+    unpack_matrix,
+    unpack_numbers,
 )
-from foretell.ops.memory import large_pages, release, trim
+from foretell.ops.memory import large_pages, release_pages, trim_memory
 
 SMALLEST = 2  # inputs of a layer that is packed
 LINE = 64  # bytes, at whose multiples weights begin
@@ -57,22 +57,22 @@ def packed_linear(x: torch.Tensor, sums: torch.Tensor | None, layer: int) -> tor
 
 
 def recorded_layer(layer: int) -> PackedLinear:
-    """The layer that a recording names so."""
+    """The layer that a recording names by this number."""
     return _recorded[layer]
 
 
 @contextmanager
-def unrounded() -> Iterator[None]:
+def without_rounding() -> Iterator[None]:
     """Inside, products take activations as they are: slow, and what rounding is measured by."""
-    token = _unrounded.set(True)
+    context_token = _unrounded.set(True)
     try:
         yield
     finally:
-        _unrounded.reset(token)
+        _unrounded.reset(context_token)
 
 
 class PackedLinear(nn.Module):
-    """x (..., in) -> (..., out)."""
+    """A linear layer with packed weights, x (..., in) -> (..., out)."""
 
     def __init__(self, packed: Packed, bias: torch.Tensor | None, in_features: int):
         super().__init__()
@@ -87,81 +87,85 @@ class PackedLinear(nn.Module):
     @classmethod
     def of(cls, linear: nn.Linear, format: str) -> PackedLinear:
         weight = linear.weight.detach()
-        if library.available():
-            packed = quantize(weight, format, library.peaks, library.ranges)
+        if library.is_available():
+            packed = quantize_matrix(weight, format, library.find_peaks, library.find_ranges)
         else:
-            packed = quantize(weight, format)
+            packed = quantize_matrix(weight, format)
         return cls(packed, linear.bias, linear.in_features)
 
     @classmethod
-    def join(cls, parts: list[PackedLinear]) -> PackedLinear | None:
-        """One layer for several with the same input; the parts become views of it.
+    def join(cls, layers: list[PackedLinear]) -> PackedLinear | None:
+        """Makes one layer of several with the same input; the parts become views of it.
 
         None where their outputs are no multiples of 16.
         """
-        sizes = [part.out_features for part in parts]
-        if any(size % BLOCK for size in sizes):
+        output_counts = [layer.out_features for layer in layers]
+        if any(size % BLOCK for size in output_counts):
             return None
-        biases = [part.bias for part in parts if part.bias is not None]
-        joined = cls(
-            Packed.join([part.packed for part in parts]),
+        biases = [layer.bias for layer in layers if layer.bias is not None]
+        joint = cls(
+            Packed.join([layer.packed for layer in layers]),
             torch.cat(biases) if biases else None,
-            parts[0].in_features,
+            layers[0].in_features,
         )
-        for part, packed in zip(parts, joined.packed.split(sizes), strict=True):
-            part.packed = packed
-            part._matrix = None
-        return joined
+        for layer, packed in zip(layers, joint.packed.split(output_counts), strict=True):
+            layer.packed = packed
+            layer._matrix = None
+        return joint
 
     def take(self, outputs: torch.Tensor) -> PackedLinear:
-        """A layer of these outputs (n,) alone, in their order."""
+        """Makes a layer of these outputs (n,) alone, in their order."""
         bias = None if self.bias is None else self.bias[outputs]
         return PackedLinear(self.packed.take(outputs), bias, self.in_features)
 
     def plain(self) -> nn.Linear:
-        """An ordinary layer of float32 with the same weights."""
+        """Makes an ordinary layer of float32 with the same weights."""
         linear = nn.Linear(self.in_features, self.out_features, False, device="meta")
-        weight = unpack(self.packed)[:, : self.in_features].float().contiguous()
+        weight = unpack_matrix(self.packed)[:, : self.in_features].float().contiguous()
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if self.wide_bias is not None:
             linear.bias = nn.Parameter(self.wide_bias, requires_grad=False)
         return linear.eval()
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a copy takes over: not the structure, which says where this one's weights lie."""
+        """The state that a copy takes over: not the structure, which says where this one's weights
+        lie.
+        """
         return {**self.__dict__, "_matrix": None, "settled": False}
 
     @property
     def matrix(self) -> Any:
         """The C library's structure of it."""
         if self._matrix is None:
-            self._matrix = library.matrix(self.packed, self.wide_bias)
+            self._matrix = library.describe_matrix(self.packed, self.wide_bias)
         return self._matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_tracing():
-            return self._record(x)
-        rows = x.reshape(-1, self.in_features).float()
-        missing = self.packed.inputs - self.in_features
-        rows = (F.pad(rows, (0, missing)) if missing else rows).contiguous()
-        if library.available() and not _unrounded.get():
-            y = library.product(self.matrix, rows, torch.get_num_threads())
+            return self._record_product(x)
+        input_rows = x.reshape(-1, self.in_features).float()
+        missing_inputs = self.packed.inputs - self.in_features
+        input_rows = (
+            F.pad(input_rows, (0, missing_inputs)) if missing_inputs else input_rows
+        ).contiguous()
+        if library.is_available() and not _unrounded.get():
+            y = library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
         else:
             product = product_unrounded if _unrounded.get() else product_by_torch
-            y = product(self.packed, rows)
+            y = product(self.packed, input_rows)
             if self.wide_bias is not None:
                 y += self.wide_bias
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
-    def _record(self, x: torch.Tensor) -> torch.Tensor:
+    def _record_product(self, x: torch.Tensor) -> torch.Tensor:
         _recorded[id(self)] = self
-        missing = self.packed.inputs - self.in_features
-        if missing:
-            x = F.pad(x, (0, missing))
-        sums = None
+        missing_inputs = self.packed.inputs - self.in_features
+        if missing_inputs:
+            x = F.pad(x, (0, missing_inputs))
+        group_sums = None
         if self.packed.minima is not None:
-            sums = x.float().unflatten(-1, (-1, GROUP)).sum(-1)
-        y: torch.Tensor = torch.ops.foretell.packed_linear(x, sums, id(self))
+            group_sums = x.float().unflatten(-1, (-1, GROUP)).sum(-1)
+        y: torch.Tensor = torch.ops.foretell.packed_linear(x, group_sums, id(self))
         return y if self.bias is None else y + self.bias
 
 
@@ -175,33 +179,41 @@ class PackedEmbedding(nn.Module):
         self.like: torch.Tensor
         self.register_buffer("like", torch.empty(0, dtype=dtype), persistent=False)
 
-    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """ids (n,) -> (n, E) float32. Raises IndexError for one that has no row."""
         head = self.head[0]
-        if library.available():
-            return library.rows_of(head.matrix, ids)[:, : head.in_features]
-        if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < head.out_features:
+        if library.is_available():
+            return library.read_matrix_rows(head.matrix, token_ids)[:, : head.in_features]
+        if (
+            len(token_ids)
+            and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < head.out_features
+        ):
             raise IndexError(f"an id is outside 0 to {head.out_features - 1}")
-        rows = torch.empty(len(ids), head.packed.inputs)
-        for row, i in zip(rows, ids.tolist(), strict=True):
-            row[:] = unpack(_block_of(head.packed, i // BLOCK))[i % BLOCK]
+        rows = torch.empty(len(token_ids), head.packed.inputs)
+        for embedding_row, token_id in zip(rows, token_ids.tolist(), strict=True):
+            embedding_row[:] = unpack_matrix(_block_of(head.packed, token_id // BLOCK))[
+                token_id % BLOCK
+            ]
         return rows[:, : head.in_features]
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.rows(ids.reshape(-1)).to(self.like.dtype).view(*ids.shape, -1)
 
 
-def _block_of(packed: Packed, block: int) -> Packed:
+def _block_of(packed: Packed, block_index: int) -> Packed:
     """The 16 outputs of one block."""
-    size = len(packed.weights) // packed.blocks
-    part = Packed(
-        packed.format, BLOCK, packed.inputs, packed.weights[block * size : (block + 1) * size]
+    block_bytes = len(packed.weights) // packed.blocks
+    block_part = Packed(
+        packed.format,
+        BLOCK,
+        packed.inputs,
+        packed.weights[block_index * block_bytes : (block_index + 1) * block_bytes],
     )
     if packed.scales is not None:
-        part.scales = packed.scales[block : block + 1]
+        block_part.scales = packed.scales[block_index : block_index + 1]
     if packed.minima is not None:
-        part.minima = packed.minima[block : block + 1]
-    return part
+        block_part.minima = packed.minima[block_index : block_index + 1]
+    return block_part
 
 
 def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
@@ -211,99 +223,115 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     """
     if packed.format == "bfloat16":
         # One product a row: those of several rows may be summed in other orders.
-        weight = unpack(packed).float()
+        weight = unpack_matrix(packed).float()
         y = x.new_empty(len(x), packed.outputs)
-        for row, out in zip(x.bfloat16().float(), y, strict=True):
-            out[:] = weight @ row
+        for input_row, output_row in zip(x.bfloat16().float(), y, strict=True):
+            output_row[:] = weight @ input_row
         return y
     assert packed.scales is not None
     groups = x.view(len(x), packed.inputs // GROUP, GROUP)
-    top = groups.abs().amax(-1, keepdim=True)
-    scale = top / 127
-    whole = (groups * torch.where(top > TINY, 127 / top, torch.zeros_like(top))).round()
-    weights = numbers(packed).float()
+    group_peaks = groups.abs().amax(-1, keepdim=True)
+    scales = group_peaks / 127
+    whole_numbers = (
+        groups * torch.where(group_peaks > TINY, 127 / group_peaks, torch.zeros_like(group_peaks))
+    ).round()
+    weights = unpack_numbers(packed).float()
     if packed.format == "int4" and packed.minima is None:
         weights -= 8
-    weight_scale = by_group(packed, packed.scales).float()
-    total = x.new_zeros(len(x), packed.outputs)
-    for group in range(groups.shape[1]):
-        dots = whole[:, group] @ weights[:, group].t()
-        total = total + dots * (scale[:, group] * weight_scale[:, group])
+    weight_scale = group_values(packed, packed.scales).float()
+    totals = x.new_zeros(len(x), packed.outputs)
+    for group_index in range(groups.shape[1]):
+        dots = whole_numbers[:, group_index] @ weights[:, group_index].t()
+        totals = totals + dots * (scales[:, group_index] * weight_scale[:, group_index])
         if packed.minima is not None:
-            least = by_group(packed, packed.minima)[:, group].float()
-            total = total + (scale[:, group] * whole[:, group].sum(-1, keepdim=True)) * least
-    return total
+            minima = group_values(packed, packed.minima)[:, group_index].float()
+            totals = (
+                totals
+                + (scales[:, group_index] * whole_numbers[:, group_index].sum(-1, keepdim=True))
+                * minima
+            )
+    return totals
 
 
 def product_unrounded(packed: Packed, x: torch.Tensor) -> torch.Tensor:
-    """As `product_by_torch`, of activations as they are."""
-    return x @ unpack(packed).float().t()
+    """Computes `product_by_torch` of activations as they are."""
+    return x @ unpack_matrix(packed).float().t()
 
 
-def as_near(ours: torch.Tensor, twin: torch.Tensor, exact: Callable[[], torch.Tensor]) -> bool:
+def is_as_near(
+    our_rows: torch.Tensor, twin_rows: torch.Tensor, compute_exact: Callable[[], torch.Tensor]
+) -> bool:
     """Whether rows that two ways to compute gave stand for the same.
 
     Both round activations, to neighbours here and there, and so may be far from each other though
-    both are near to what they stand for. `exact`: the rows of activations that are not rounded,
-    asked for where the two are not near each other.
+    both are near to what they stand for. `compute_exact`: the rows of activations that are not
+    rounded, asked for where the two are not near each other.
     """
-    if _distance(ours, twin) <= NEAR:
+    if _row_distance(our_rows, twin_rows) <= NEAR:
         return True
-    rows = exact()
-    return _distance(ours, rows) <= max(NEAR, OFF * _distance(twin, rows))
+    exact_rows = compute_exact()
+    return _row_distance(our_rows, exact_rows) <= max(
+        NEAR, OFF * _row_distance(twin_rows, exact_rows)
+    )
 
 
-def _distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+def _row_distance(our_rows: torch.Tensor, their_rows: torch.Tensor) -> float:
     """The largest of a row's distances, as a part of that row's length."""
-    distance = (ours.float() - theirs.float()).norm(dim=-1)
-    return float((distance / theirs.float().norm(dim=-1).clamp_min(1e-30)).max())
+    distance = (our_rows.float() - their_rows.float()).norm(dim=-1)
+    return float((distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)).max())
 
 
-def settle(linears: Iterable[PackedLinear]) -> None:
+def settle_weights(linears: Iterable[PackedLinear]) -> None:
     """Moves the weights of layers, in their order, beside each other and into large pages.
 
     Layers that share memory (`join`) share it there too. What is settled already stays.
     """
-    users: dict[int, list[tuple[Packed, str]]] = {}  # of each storage, by its place in memory
+    storage_users: dict[
+        int, list[tuple[Packed, str]]
+    ] = {}  # of each storage, by its place in memory
     storages: dict[int, torch.UntypedStorage] = {}
     for linear in dict.fromkeys(linears):
         if linear.settled:
             continue
         linear.settled, linear._matrix = True, None
-        for name in ("weights", "scales", "minima"):
-            tensor = getattr(linear.packed, name)
+        for field_name in ("weights", "scales", "minima"):
+            tensor = getattr(linear.packed, field_name)
             if tensor is not None:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage
-                users.setdefault(storage.data_ptr(), []).append((linear.packed, name))
-    sizes = [-(-storage.nbytes() // LINE) * LINE for storage in storages.values()]
-    pages = large_pages(sum(sizes)) if sizes else None
+                storage_users.setdefault(storage.data_ptr(), []).append((linear.packed, field_name))
+    storage_sizes = [-(-storage.nbytes() // LINE) * LINE for storage in storages.values()]
+    pages = large_pages(sum(storage_sizes)) if storage_sizes else None
     if pages is None:
         return
-    left = 0  # bytes that were moved and may still be held
-    for place, size in zip(list(storages), sizes, strict=True):
-        old = storages.pop(place)
-        taken, pages = pages[: old.nbytes()], pages[size:]
-        taken.copy_(torch.empty(0, dtype=torch.uint8).set_(old))
-        for packed, name in users[place]:
-            tensor = getattr(packed, name)
-            begin = tensor.storage_offset() * tensor.itemsize
-            moved = taken[begin : begin + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
-            setattr(packed, name, moved)
-        left += size
-        if left > HELD:
-            del old, tensor
-            trim()
-            left = 0
-    trim()
+    unreleased_bytes = 0  # bytes that were moved and may still be held
+    for address, storage_size in zip(list(storages), storage_sizes, strict=True):
+        old_storage = storages.pop(address)
+        new_bytes, pages = pages[: old_storage.nbytes()], pages[storage_size:]
+        new_bytes.copy_(torch.empty(0, dtype=torch.uint8).set_(old_storage))
+        for packed, field_name in storage_users[address]:
+            tensor = getattr(packed, field_name)
+            first_byte = tensor.storage_offset() * tensor.itemsize
+            moved_tensor = (
+                new_bytes[first_byte : first_byte + tensor.nbytes]
+                .view(tensor.dtype)
+                .view(tensor.shape)
+            )
+            setattr(packed, field_name, moved_tensor)
+        unreleased_bytes += storage_size
+        if unreleased_bytes > HELD:
+            del old_storage, tensor
+            trim_memory()
+            unreleased_bytes = 0
+    trim_memory()
 
 
 def weight_sizes(module: nn.Module) -> dict[int, int]:
     """Bytes of each weight of a module by its place in memory, the packed ones included."""
-    sizes = {p.data_ptr(): p.nbytes for p in module.parameters()}
-    for part in module.modules():
-        if isinstance(part, PackedLinear):
-            sizes[part.packed.weights.data_ptr()] = part.packed.nbytes
+    sizes = {parameter.data_ptr(): parameter.nbytes for parameter in module.parameters()}
+    for submodule in module.modules():
+        if isinstance(submodule, PackedLinear):
+            sizes[submodule.packed.weights.data_ptr()] = submodule.packed.nbytes
     return sizes
 
 
@@ -318,65 +346,67 @@ def held_bytes(module: nn.Module) -> int:
     return sum((sizes | weight_sizes(module)).values())
 
 
-def pack(hf: Any, format: str) -> int:
+def pack_layers(hf_model: Any, format: str) -> int:
     """Replaces every linear layer of a model, and embeddings that are the head's weight.
 
     Returns how many layers. Of 4 bits the head keeps 8. The model's weights must be as they were
     read: pages of its files that hold them leave the memory.
     """
-    head = hf.get_output_embeddings() if hasattr(hf, "get_output_embeddings") else None
-    embedding = hf.get_input_embeddings() if head is not None else None
-    tied = (
+    head = hf_model.get_output_embeddings() if hasattr(hf_model, "get_output_embeddings") else None
+    embedding = hf_model.get_input_embeddings() if head is not None else None
+    is_tied = (
         type(head) is nn.Linear
         and type(embedding) is nn.Embedding
         and head.weight.data_ptr() == embedding.weight.data_ptr()
     )
     linears = [
-        (parent, name, child)
-        for parent in hf.modules()
-        for name, child in parent.named_children()
+        (parent, child_name, child)
+        for parent in hf_model.modules()
+        for child_name, child in parent.named_children()
         if type(child) is nn.Linear and child.in_features >= SMALLEST
     ]
-    count = len(linears)
-    replaced: list[torch.Tensor] = []
+    layer_count = len(linears)
+    replaced_weights: list[torch.Tensor] = []
     while linears:  # a layer that was packed is to be forgotten
-        parent, name, linear = linears.pop()
-        narrow = "int8" if linear is head and format == "int4" else format
-        packed = PackedLinear.of(linear, narrow)
-        setattr(parent, name, packed)
-        if linear is head and tied:
-            hf.set_input_embeddings(PackedEmbedding(packed, linear.weight.dtype))
-        replaced.append(linear.weight.data)
+        parent, child_name, linear = linears.pop()
+        layer_format = "int8" if linear is head and format == "int4" else format
+        packed_layer = PackedLinear.of(linear, layer_format)
+        setattr(parent, child_name, packed_layer)
+        if linear is head and is_tied:
+            hf_model.set_input_embeddings(PackedEmbedding(packed_layer, linear.weight.dtype))
+        replaced_weights.append(linear.weight.data)
         del linear
-        if sum(weight.nbytes for weight in replaced) > HELD:
-            release(replaced)
-            replaced.clear()
-            trim()
-    release(replaced)
-    replaced.clear()
-    trim()
-    return count
+        if sum(weight.nbytes for weight in replaced_weights) > HELD:
+            release_pages(replaced_weights)
+            replaced_weights.clear()
+            trim_memory()
+    release_pages(replaced_weights)
+    replaced_weights.clear()
+    trim_memory()
+    return layer_count
 
 
-def widen(hf: Any) -> None:
+def widen_layers(hf_model: Any) -> None:
     """Makes a model one of float32: packed layers of bfloat16 become plain ones, with their weights
     to the last bit. What has 8 or 4 bits stays packed.
     """
-    hf.float()
-    plain: dict[PackedLinear, nn.Linear] = {}
-    for parent in list(hf.modules()):
-        for name, child in list(parent.named_children()):
+    hf_model.float()
+    plain_layers: dict[PackedLinear, nn.Linear] = {}
+    for parent in list(hf_model.modules()):
+        for child_name, child in list(parent.named_children()):
             if isinstance(child, PackedLinear) and child.packed.format == "bfloat16":
-                plain[child] = child.plain()
-                setattr(parent, name, plain[child])
-    embedding = hf.get_input_embeddings()
-    if isinstance(embedding, PackedEmbedding) and embedding.head[0] in plain:
-        weight = plain[embedding.head[0]].weight
-        hf.set_input_embeddings(nn.Embedding.from_pretrained(weight))
+                plain_layers[child] = child.plain()
+                setattr(parent, child_name, plain_layers[child])
+    embedding = hf_model.get_input_embeddings()
+    if isinstance(embedding, PackedEmbedding) and embedding.head[0] in plain_layers:
+        weight = plain_layers[embedding.head[0]].weight
+        hf_model.set_input_embeddings(nn.Embedding.from_pretrained(weight))
 
 
-def weight_count(hf: nn.Module) -> int:
+def weight_count(hf_model: nn.Module) -> int:
     """How many weights a model has, packed ones included."""
-    packed = [module.packed for module in hf.modules() if isinstance(module, PackedLinear)]
-    stock = sum(parameter.numel() for parameter in hf.parameters())
-    return stock + sum(matrix.outputs * matrix.inputs for matrix in packed)
+    packed_weights = [
+        module.packed for module in hf_model.modules() if isinstance(module, PackedLinear)
+    ]
+    stock_count = sum(parameter.numel() for parameter in hf_model.parameters())
+    return stock_count + sum(matrix.outputs * matrix.inputs for matrix in packed_weights)

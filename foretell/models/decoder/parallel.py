@@ -24,7 +24,7 @@ from foretell.core.model import Computed, Model
 from foretell.core.types import Reply
 from foretell.models.decoder.fused import Fused
 from foretell.models.decoder.loop import Block, Loop
-from foretell.models.executor import interleave
+from foretell.models.executor import interleave_results
 
 if TYPE_CHECKING:
     from foretell.core.request import Request
@@ -39,13 +39,13 @@ class Group:
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         attended = [layer.attended(hidden[0], rotary, positions) for layer in self.layers]
-        for layer, said in zip(self.layers, attended, strict=True):
-            hidden = layer.mlp(hidden + said)
+        for layer, attention_output in zip(self.layers, attended, strict=True):
+            hidden = layer.mlp(hidden + attention_output)
         return hidden
 
 
 class Through:
-    """In the place of a layer that a Group has computed already."""
+    """A block that passes its input on, in place of a layer that a Group has computed already."""
 
     takes_padding = True
 
@@ -53,8 +53,8 @@ class Through:
         return hidden
 
 
-def grouped(loop: Loop, size: int) -> Loop:
-    """The loop with its layers, but for the first and the last, in groups of `size`.
+def group_layers(loop: Loop, group_size: int) -> Loop:
+    """Copies the loop with its layers, but for the first and the last, in groups of `group_size`.
 
     Raises LookupError where the layers cannot be taken apart.
     """
@@ -62,14 +62,14 @@ def grouped(loop: Loop, size: int) -> Loop:
     if len(layers) < len(loop.blocks) or loop.kinds is not None:
         raise LookupError("its layers are of another build than the llama family's")
     blocks: list[Block] = list(loop.blocks)
-    last = len(blocks) - 1
-    for start in range(1, last, size):
-        end = min(start + size, last)
-        blocks[start] = Group(layers[start:end])
-        blocks[start + 1 : end] = [Through() for _ in range(start + 1, end)]
-    rough = copy.copy(loop)
-    rough.blocks = blocks
-    return rough
+    last_layer = len(blocks) - 1
+    for first_layer in range(1, last_layer, group_size):
+        end_layer = min(first_layer + group_size, last_layer)
+        blocks[first_layer] = Group(layers[first_layer:end_layer])
+        blocks[first_layer + 1 : end_layer] = [Through() for _ in range(first_layer + 1, end_layer)]
+    grouped_loop = copy.copy(loop)
+    grouped_loop.blocks = blocks
+    return grouped_loop
 
 
 class LayerParallel(Model):
@@ -79,11 +79,11 @@ class LayerParallel(Model):
     decoder itself. It has the decoder's rows, executor and turns with it.
     """
 
-    def __init__(self, base: Any, loop: Loop, size: int, run_with: Callable[..., Any]):
+    def __init__(self, base: Any, loop: Loop, group_size: int, run_with: Callable[..., Any]):
         self.base = base
-        self.name = f"{base.name}[groups of {size}]"
-        self.size = size
-        self.rough = grouped(loop, size)
+        self.name = f"{base.name}[groups of {group_size}]"
+        self.size = group_size
+        self.rough = group_layers(loop, group_size)
         self.run_with = run_with
         self.vocab = base.vocab
         self.context = base.context
@@ -100,32 +100,32 @@ class LayerParallel(Model):
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         """Jobs that lie below a root by the grouped layers, the others by the decoder."""
-        below = [job for job in jobs if self.size > 1 and job.first > 0]
-        others = [job for job in jobs if job not in below]
-        parts: list[tuple[list[Job], Computed]] = []
-        if others:
+        below_root = [job for job in jobs if self.size > 1 and job.first > 0]
+        other_jobs = [job for job in jobs if job not in below_root]
+        results: list[tuple[list[Job], Computed]] = []
+        if other_jobs:
             self.base.threads_wanted = self.threads_wanted
-            parts.append((others, self.base.compute(others, taps)))
-        if below:
-            parts.append((below, super().compute(below, taps)))
-        if len(parts) == 1:
-            return parts[0][1]
-        whole = interleave(jobs, *parts)
-        whole.computed_by = "torch"
-        return whole
+            results.append((other_jobs, self.base.compute(other_jobs, taps)))
+        if below_root:
+            results.append((below_root, super().compute(below_root, taps)))
+        if len(results) == 1:
+            return results[0][1]
+        combined = interleave_results(jobs, *results)
+        combined.computed_by = "torch"
+        return combined
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        found: tuple[torch.Tensor, dict[int, torch.Tensor]] = self.run_with(
-            ids, positions, rows, first, taps, self.rough
+        result: tuple[torch.Tensor, dict[int, torch.Tensor]] = self.run_with(
+            token_ids, positions, row_indices, first_job, taps, self.rough
         )
-        return found
+        return result
 
     def forward(self, jobs: Sequence[Job]) -> list[Reply]:
         replies = super().forward(jobs)
@@ -136,6 +136,8 @@ class LayerParallel(Model):
 
 
 def distrust_drafts(job: Job) -> None:
-    """No row below the root is kept when its token is committed: it is computed again."""
-    pending = job.start - job.cache.base - job.first
-    job.cache.trusted = min(job.cache.trusted, pending + 1)
+    """Marks rows below the root as not to be kept when their tokens are committed: they are
+    computed again.
+    """
+    pending_rows = job.start - job.cache.base - job.first
+    job.cache.trusted = min(job.cache.trusted, pending_rows + 1)

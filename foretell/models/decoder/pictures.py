@@ -22,8 +22,15 @@ from foretell.cache.policy import Segment
 from foretell.core.model import STEP, Computed
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadConfig, Unsupported, first_line
-from foretell.models.decoder.axes import Axes, axes_of, deltas_kept, drawn, kinds, rope_index
+from foretell.errors import BadConfig, Unsupported, first_message_line
+from foretell.models.decoder.axes import (
+    Axes,
+    axes_of,
+    draw_pictures,
+    restore_deltas,
+    rope_index,
+    token_kinds,
+)
 from foretell.models.decoder.decoder import Accelerate, Decoder
 
 if TYPE_CHECKING:
@@ -34,25 +41,31 @@ if TYPE_CHECKING:
 OF_THE_PROMPT = frozenset({"input_ids", "attention_mask", "mm_token_type_ids"})
 
 
-def reads_pictures(hf: PreTrainedModel) -> bool:
+def reads_pictures(hf_model: PreTrainedModel) -> bool:
     """Whether it has a vision part and a token that stands for a part of a picture.
 
     False for those that transformers counts among decoders of text: they are loaded as such.
     """
-    token = getattr(hf.config, "image_token_id", None)
-    sees = isinstance(token, int) and callable(getattr(hf, "get_image_features", None))
-    return sees and type(hf.config) not in MODEL_FOR_CAUSAL_LM_MAPPING
+    picture_token = getattr(hf_model.config, "image_token_id", None)
+    has_vision = isinstance(picture_token, int) and callable(
+        getattr(hf_model, "get_image_features", None)
+    )
+    return has_vision and type(hf_model.config) not in MODEL_FOR_CAUSAL_LM_MAPPING
 
 
 class Pictures:
-    """Those of one request. `features` (n, E) is None until they were looked at; `axes`: of its
+    """Pictures of one request. `features` (n, E) is None until they were looked at; `axes`: of its
     text's tokens, None where their positions are one number each.
     """
 
-    def __init__(self, given: Mapping[str, Any], places: Sequence[int], axes: Axes | None = None):
-        self.given = given
+    def __init__(
+        self, picture_inputs: Mapping[str, Any], positions: Sequence[int], axes: Axes | None = None
+    ):
+        self.picture_inputs = picture_inputs
         self.axes = axes
-        self.rows = {place: row for row, place in enumerate(places)}  # by position in the text
+        self.rows = {
+            position: row for row, position in enumerate(positions)
+        }  # by position in the text
         self.features: torch.Tensor | None = None
 
 
@@ -61,15 +74,19 @@ class PictureCache(Cache):
 
     pictures: Pictures | None = None
 
-    def adopt(self, segment: Segment) -> bool:
-        """As of Cache; False too where its tokens alone do not decide its rows."""
-        return self.pictures is None and super().adopt(segment)
+    def adopt_segment(self, segment: Segment) -> bool:
+        """Takes over shared rows as Cache does; False too where its tokens alone do not decide its
+        rows.
+        """
+        return self.pictures is None and super().adopt_segment(segment)
 
 
-def seen_by(cache: Cache) -> Pictures | None:
-    """The pictures of a cache's text; one that copies rows of the target's has those of it."""
+def pictures_of(cache: Cache) -> Pictures | None:
+    """The pictures of a cache's text; a cache that copies rows of the target's has those of the
+    target.
+    """
     if cache.beside is not None and not isinstance(cache, PictureCache):
-        return seen_by(cache.beside)
+        return pictures_of(cache.beside)
     return cache.pictures if isinstance(cache, PictureCache) else None
 
 
@@ -81,23 +98,26 @@ class Pictured(Decoder):
     cache_type = PictureCache
 
     def __init__(
-        self, hf: PreTrainedModel, name: str = "model", accelerate: Accelerate | None = None
+        self,
+        hf_model: PreTrainedModel,
+        model_name: str = "model",
+        accelerate: Accelerate | None = None,
     ):
-        self.picture_token: int = hf.config.image_token_id  # type: ignore[assignment]
-        super().__init__(hf, name, accelerate)
+        self.picture_token: int = hf_model.config.image_token_id  # type: ignore[assignment]
+        super().__init__(hf_model, model_name, accelerate)
         # By the identity of what was given and its places; they live as long as caches that read
         # them.
         self.known: WeakValueDictionary[Any, Pictures] = WeakValueDictionary()
-        self.rope_index = rope_index(hf)
+        self.rope_index = rope_index(hf_model)
         self.pictures_refused = "" if self.loop else "its loop over the layers is its own"
         if self.loop:
             if self.rope_index is not None:
-                self.loop.axes = self._axes
+                self.loop.axes = self._forward_axes
             try:
-                with torch.inference_mode(), deltas_kept(hf):
+                with torch.inference_mode(), restore_deltas(hf_model):
                     self._test_pictures()
             except Exception as error:  # vision parts take all kinds of pictures
-                self.pictures_refused = first_line(error)
+                self.pictures_refused = first_message_line(error)
         if not self.pictures_refused:
             self.caps |= {"pictures"}
 
@@ -105,108 +125,143 @@ class Pictured(Decoder):
         """A tree behind a text with pictures must give the rows of its paths."""
         vision: Any = self.hf.config.vision_config
         if self.rope_index is None:
-            size = vision.image_size
-            noise = torch.randn(1, 3, size, size, generator=torch.Generator().manual_seed(0))
-            given = {"pixel_values": noise.to(self.device, self.dtype)}
-            counts = [len(self._features(given))]
+            image_size = vision.image_size
+            noise = torch.randn(
+                1, 3, image_size, image_size, generator=torch.Generator().manual_seed(0)
+            )
+            picture_inputs = {"pixel_values": noise.to(self.device, self.dtype)}
+            token_counts = [len(self._picture_features(picture_inputs))]
         else:
-            found, counts = drawn(vision)
-            given = {name: self._placed(value) for name, value in found.items()}
-        text: list[int] = []
-        places: list[int] = []
-        for token, count in zip(self.probe_ids, counts, strict=False):
-            text.append(token)
-            places += range(len(text), len(text) + count)
-            text += [self.picture_token] * count
-        text += self.probe_ids[len(counts) :]
-        tree = TokenTree(text[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
-        cache = self._with(self._pictures(given, text, places))
-        done = False
-        while not done:
-            job, done = cache.prepare(Ask(tree), text, 3)
+            drawn_inputs, token_counts = draw_pictures(vision)
+            picture_inputs = {
+                input_name: self._to_device(value) for input_name, value in drawn_inputs.items()
+            }
+        text_ids: list[int] = []
+        positions: list[int] = []
+        for token, token_count in zip(self.probe_ids, token_counts, strict=False):
+            text_ids.append(token)
+            positions += range(len(text_ids), len(text_ids) + token_count)
+            text_ids += [self.picture_token] * token_count
+        text_ids += self.probe_ids[len(token_counts) :]
+        tree = TokenTree(text_ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
+        cache = self._cache_with(self._build_pictures(picture_inputs, text_ids, positions))
+        finished = False
+        while not finished:
+            job, finished = cache.prepare(Ask(tree), text_ids, 3)
             reply = self.forward([job])[0]
         for node, row in enumerate(reply.logits):
-            path = torch.tensor([[*text, *tree.tokens_to(node)]], device=self.device)
-            more = {} if self.rope_index is None else {"mm_token_type_ids": kinds(path, places)}
-            if not self.agrees(row, self._stock_rows(path, **given, **more)[-1]):
+            path_ids = torch.tensor([[*text_ids, *tree.tokens_to(node)]], device=self.device)
+            extra_inputs = (
+                {}
+                if self.rope_index is None
+                else {"mm_token_type_ids": token_kinds(path_ids, positions)}
+            )
+            if not self.agrees(
+                row, self._stock_rows(path_ids, **picture_inputs, **extra_inputs)[-1]
+            ):
                 raise LookupError("a text with a picture has other rows than the model gives it")
 
     def check_pictures(self, request: Request) -> None:
         """Raises BadConfig for what are no pictures or do not fit the prompt, and Unsupported for
         videos.
         """
-        given = request.inputs["pictures"]
-        if isinstance(given, Mapping):
-            for name, value in given.items():
-                if "video" in name and value is not None:
+        picture_inputs = request.inputs["pictures"]
+        if isinstance(picture_inputs, Mapping):
+            for input_name, value in picture_inputs.items():
+                if "video" in input_name and value is not None:
                     cure = "give single pictures"
-                    raise Unsupported.missing(name, self.name, "a model that reads videos", cure)
-        tensors = isinstance(given, Mapping) and "pixel_values" in given
-        if not tensors:
+                    raise Unsupported.missing_capability(
+                        input_name, self.name, "a model that reads videos", cure
+                    )
+        has_tensors = isinstance(picture_inputs, Mapping) and "pixel_values" in picture_inputs
+        if not has_tensors:
             raise BadConfig.field(
-                "pictures", type(given).__name__, "what the processor gives: pixel_values, ..."
+                "pictures",
+                type(picture_inputs).__name__,
+                "what the processor gives: pixel_values, ...",
             )
         if self.rope_index is not None:
-            axes_of(self.rope_index, request.prompt, self._places(request.prompt), given)
+            axes_of(
+                self.rope_index,
+                request.prompt,
+                self._picture_positions(request.prompt),
+                picture_inputs,
+            )
 
     # --- what a text with pictures is computed on
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = super().cache(request, beside)
-        given = None if request is None else request.inputs.get("pictures")
-        if request is None or given is None or "pictures" not in self.caps:
+        picture_inputs = None if request is None else request.inputs.get("pictures")
+        if request is None or picture_inputs is None or "pictures" not in self.caps:
             return cache  # a draft model without them drafts from the text alone
-        places = self._places(request.prompt)
-        key = (id(given), places)
-        known = self.known.get(key) or self._pictures(given, request.prompt, places)
-        self.known[key] = known
-        cache.pictures = known  # type: ignore[attr-defined]
+        positions = self._picture_positions(request.prompt)
+        picture_key = (id(picture_inputs), positions)
+        pictures = self.known.get(picture_key) or self._build_pictures(
+            picture_inputs, request.prompt, positions
+        )
+        self.known[picture_key] = pictures
+        cache.pictures = pictures  # type: ignore[attr-defined]
         return cache
 
-    def _places(self, prompt: Sequence[int]) -> tuple[int, ...]:
-        """Of its picture tokens."""
-        return tuple(i for i, token in enumerate(prompt) if token == self.picture_token)
+    def _picture_positions(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        """Positions of the picture tokens in a prompt."""
+        return tuple(
+            position for position, token in enumerate(prompt_ids) if token == self.picture_token
+        )
 
-    def _pictures(
-        self, given: Mapping[str, Any], prompt: Sequence[int], places: Sequence[int]
+    def _build_pictures(
+        self, picture_inputs: Mapping[str, Any], prompt_ids: Sequence[int], positions: Sequence[int]
     ) -> Pictures:
         index = self.rope_index
-        return Pictures(given, places, index and axes_of(index, prompt, places, given))
+        return Pictures(
+            picture_inputs,
+            positions,
+            index and axes_of(index, prompt_ids, positions, picture_inputs),
+        )
 
-    def _with(self, pictures: Pictures) -> Cache:
+    def _cache_with(self, pictures: Pictures) -> Cache:
         cache = self.cache_type(self.layout, self.dtype, self.device)
         cache.pictures = pictures
         return cache
 
-    def _placed(self, value: Any) -> Any:
-        """A tensor where the model is, in its numbers."""
+    def _to_device(self, value: Any) -> Any:
+        """Moves a tensor to the model's device, in its number format."""
         if not isinstance(value, torch.Tensor):
             return value
         return value.to(self.device, self.dtype if value.is_floating_point() else None)
 
-    def _features(self, given: Mapping[str, Any]) -> torch.Tensor:
-        """What the picture tokens enter layer 0 with, (n, E)."""
-        chosen = {name: self._placed(given[name]) for name in given if name not in OF_THE_PROMPT}
-        hf: Any = self.hf
-        found = hf.get_image_features(**chosen)
-        features = getattr(found, "pooler_output", found)
+    def _picture_features(self, picture_inputs: Mapping[str, Any]) -> torch.Tensor:
+        """States (n, E) with which the picture tokens enter layer 0."""
+        vision_inputs = {
+            input_name: self._to_device(picture_inputs[input_name])
+            for input_name in picture_inputs
+            if input_name not in OF_THE_PROMPT
+        }
+        hf_model: Any = self.hf
+        vision_output = hf_model.get_image_features(**vision_inputs)
+        features = getattr(vision_output, "pooler_output", vision_output)
         if not isinstance(features, torch.Tensor):
             features = torch.cat(list(features))
         return features.reshape(-1, features.shape[-1])
 
-    def _axes(self) -> torch.Tensor | None:
-        """(A, T) of the running forward's tokens; None: it has none behind pictures."""
+    def _forward_axes(self) -> torch.Tensor | None:
+        """Axes (A, T) of the running forward's tokens; None: it has none behind pictures."""
         jobs = STEP.get(())
-        known = [seen_by(job.cache) for job in jobs]
-        axes = [None if pictures is None else pictures.axes for pictures in known]
-        count = next((len(own.prompt) for own in axes if own is not None), 0)
-        if not count:
+        job_pictures = [pictures_of(job.cache) for job in jobs]
+        axes_by_job = [None if pictures is None else pictures.axes for pictures in job_pictures]
+        axis_count = next(
+            (len(text_axes.prompt) for text_axes in axes_by_job if text_axes is not None), 0
+        )
+        if not axis_count:
             return None
-        parts = [
-            torch.tensor(job.positions).expand(count, -1) if own is None else own.of(job.positions)
-            for job, own in zip(jobs, axes, strict=True)
+        job_axes = [
+            torch.tensor(job.positions).expand(axis_count, -1)
+            if text_axes is None
+            else text_axes.of(job.positions)
+            for job, text_axes in zip(jobs, axes_by_job, strict=True)
         ]
-        return torch.cat(parts, 1).to(self.device)
+        return torch.cat(job_axes, 1).to(self.device)
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         """Looks at the pictures that are new, then computes as any decoder.
@@ -214,9 +269,9 @@ class Pictured(Decoder):
         Raises BadConfig where a prompt has not the tokens for its pictures.
         """
         for job in jobs:
-            pictures = seen_by(job.cache)
+            pictures = pictures_of(job.cache)
             if pictures is not None and pictures.features is None:
-                features = self._features(pictures.given)
+                features = self._picture_features(pictures.picture_inputs)
                 if len(features) != len(pictures.rows):
                     raise BadConfig(
                         f"the prompt has {len(pictures.rows)} picture tokens and its pictures "
@@ -227,18 +282,18 @@ class Pictured(Decoder):
 
     def embedded(self, ids: torch.Tensor) -> torch.Tensor:
         h = super().embedded(ids)
-        first = 0
+        first_row = 0
         for job in STEP.get(()):
-            pictures = seen_by(job.cache)
-            places = []
-            rows = []
-            for i, (token, position) in enumerate(zip(job.tokens, job.positions, strict=True)):
-                seen = {} if pictures is None else pictures.rows
-                if token == self.picture_token and position in seen:
-                    places.append(first + i)
-                    rows.append(seen[position])
-            if pictures is not None and rows:
+            pictures = pictures_of(job.cache)
+            positions = []
+            picture_rows = []
+            for node, (token, position) in enumerate(zip(job.tokens, job.positions, strict=True)):
+                feature_rows = {} if pictures is None else pictures.rows
+                if token == self.picture_token and position in feature_rows:
+                    positions.append(first_row + node)
+                    picture_rows.append(feature_rows[position])
+            if pictures is not None and picture_rows:
                 assert pictures.features is not None, "pictures are looked at before a forward"
-                h[0, places] = pictures.features[rows].to(h)
-            first += len(job.tokens)
+                h[0, positions] = pictures.features[picture_rows].to(h)
+            first_row += len(job.tokens)
         return h

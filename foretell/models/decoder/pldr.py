@@ -34,8 +34,8 @@ from foretell.models.decoder.packed import WHOLE_NUMBERS
 from foretell.models.decoder.pldr_model import (
     PldrForCausalLM,
     check_settings,
-    fixed,
-    infer,
+    fixed_metrics,
+    infer_metrics,
     metrics_from,
 )
 from foretell.ops.threads import one_at_a_time, torch_threads
@@ -51,116 +51,124 @@ class MetricCache(Cache):
 
     sharable = False
     metric: torch.Tensor | None = None
-    find: Callable[[Sequence[int], Known], torch.Tensor]
+    find_metric: Callable[[Sequence[int], Known], torch.Tensor]
 
-    def begun(self, find: Callable[[Sequence[int], Known], torch.Tensor]) -> MetricCache:
+    def use_finder(
+        self, find_metric: Callable[[Sequence[int], Known], torch.Tensor]
+    ) -> MetricCache:
         """Tells a new cache who infers metrics."""
-        self.find = find
-        self.known: Known = []  # of the request: shared by all its caches of this model
+        self.find_metric = find_metric
+        self.known_texts: Known = []  # of the request: shared by all its caches of this model
         return self
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
         if self.metric is None:
-            self.metric = self.find(tokens, self.known)
+            self.metric = self.find_metric(tokens, self.known_texts)
         return super().prepare(ask, tokens, chunk)
 
-    def adopt(self, segment: Segment) -> bool:
-        """Rows of others were computed under other metrics."""
+    def adopt_segment(self, segment: Segment) -> bool:
+        """Returns False: rows of others were computed under other metrics."""
         return False
 
     @property
     def bytes(self) -> int:
-        held = 0 if self.metric is None else self.metric.numel() * self.metric.element_size()
-        return super().bytes + held
+        metric_bytes = (
+            0 if self.metric is None else self.metric.numel() * self.metric.element_size()
+        )
+        return super().bytes + metric_bytes
 
 
 class MetricDecoder(Decoder):
     """A PLDR-LLM whose nets infer the metrics of a text."""
 
-    def __init__(self, hf: Any, name: str):
+    def __init__(self, hf_model: Any, model_name: str):
         self.texts: dict[int, Known] = {}  # by the identity of requests in flight
-        super().__init__(hf, name)
+        super().__init__(hf_model, model_name)
         config = self.config
-        count = config.num_hidden_layers * config.num_attention_heads * config.head_dim**2
-        self.state_bytes = count * self.dtype.itemsize
+        number_count = config.num_hidden_layers * config.num_attention_heads * config.head_dim**2
+        self.state_bytes = number_count * self.dtype.itemsize
 
     def cache_type(self, *shape: Any) -> MetricCache:  # type: ignore[override]
-        return MetricCache(*shape).begun(self.metric_of)
+        return MetricCache(*shape).use_finder(self.metric_of)
 
-    def prepared(self, cache: Cache, request: Request | None, beside: Cache | None) -> Cache:
-        cache = super().prepared(cache, request, beside)
+    def prepare_cache(self, cache: Cache, request: Request | None, beside: Cache | None) -> Cache:
+        cache = super().prepare_cache(cache, request, beside)
         if request is not None and isinstance(cache, MetricCache):
-            key = id(request)
-            if key not in self.texts:
-                self.texts[key] = [(tuple(request.prompt), None)]
-                weakref.finalize(request, self.texts.pop, key, None)
-            cache.known = self.texts[key]
+            request_key = id(request)
+            if request_key not in self.texts:
+                self.texts[request_key] = [(tuple(request.prompt), None)]
+                weakref.finalize(request, self.texts.pop, request_key, None)
+            cache.known_texts = self.texts[request_key]
         return cache
 
     @one_at_a_time
-    def metric_of(self, tokens: Sequence[int], known: Known) -> torch.Tensor:
+    def metric_of(self, tokens: Sequence[int], known_texts: Known) -> torch.Tensor:
         """The metrics (L, H, D, D) of a text: those of the longest known one that it begins with,
         else its own.
 
         A request knows its prompt, so that a text which is computed again behind its prompt has
         the metrics that it had.
         """
-        text = tuple(tokens)
-        begins = [entry for entry in known if text[: len(entry[0])] == entry[0]]
-        start, metrics = max(begins, key=lambda entry: len(entry[0]), default=(text, None))
+        text_ids = tuple(tokens)
+        matching_texts = [entry for entry in known_texts if text_ids[: len(entry[0])] == entry[0]]
+        longest_text, metrics = max(
+            matching_texts, key=lambda entry: len(entry[0]), default=(text_ids, None)
+        )
         if metrics is None:
-            ids = torch.tensor(start, device=self.device)
-            with torch_threads(self._threads()):
-                metrics = infer(self.hf, ids)
-            known[:] = [entry for entry in known if entry[0] != start] + [(start, metrics)]
+            token_ids = torch.tensor(longest_text, device=self.device)
+            with torch_threads(self._thread_count()):
+                metrics = infer_metrics(self.hf, token_ids)
+            known_texts[:] = [entry for entry in known_texts if entry[0] != longest_text] + [
+                (longest_text, metrics)
+            ]
         return metrics
 
     def self_test(self) -> None:
-        """As of any decoder, where the model alone has the metrics of the same text."""
-        with metrics_from(fixed(self.metric_of(self.probe_ids, []))):
+        """Tests itself as any decoder, where the model alone has the metrics of the same text."""
+        with metrics_from(fixed_metrics(self.metric_of(self.probe_ids, []))):
             super().self_test()
 
     # --- what makes other models of it, whose caches would have no metrics
 
-    def _refuse(self, method: str) -> NoReturn:
+    def _refuse_method(self, method_name: str) -> NoReturn:
         need = "a metric that no text changes"
         cure = "freeze it (foretell train pldr writes OUT/frozen) and use that"
-        raise Unsupported.missing(method, self.name, need, cure)
+        raise Unsupported.missing_capability(method_name, self.name, need, cure)
 
     def layer_parallel(self, size: int) -> NoReturn:
-        self._refuse("easyspec")
+        self._refuse_method("easyspec")
 
-    def retrieving(self, budget: int, chunk: int) -> NoReturn:
-        self._refuse("triforce")
+    def retrieving_model(self, budget: int, chunk: int) -> NoReturn:
+        self._refuse_method("triforce")
 
-    def learning(self, kept: torch.Tensor | None = None) -> NoReturn:
-        self._refuse("a draft model that learns")
+    def learning(self, row_tokens: torch.Tensor | None = None) -> NoReturn:
+        self._refuse_method("a draft model that learns")
 
     def adapted(self, folder: str) -> NoReturn:
-        self._refuse("LoRA weights")
+        self._refuse_method("LoRA weights")
 
 
-def model_class(raw: Mapping[str, Any]) -> type[PldrForCausalLM]:
-    """What loads a folder with these settings. Raises BadModel."""
-    check_settings(raw)
+def model_class(raw_settings: Mapping[str, Any]) -> type[PldrForCausalLM]:
+    """The class that loads a folder with these settings. Raises BadModel."""
+    check_settings(raw_settings)
     return PldrForCausalLM
 
 
-def adapter(
-    hf: Any, name: str, exact_bits: bool, dtype: str, executor: str
+def make_adapter(
+    hf_model: Any, model_name: str, exact_bits: bool, dtype: str, executor: str
 ) -> MetricDecoder | None:
-    """See own.py. Torch alone computes the nets, and metrics that they infer."""
-    if hf.config.custom_G_type is not None:
+    """Makes the adapter, see own.py. Torch alone computes the nets, and metrics that they infer."""
+    if hf_model.config.custom_G_type is not None:
         return None
-    asked = []
+    refused_options = []
     if exact_bits:
-        asked.append("exact_bits=True")
+        refused_options.append("exact_bits=True")
     if dtype in WHOLE_NUMBERS:
-        asked.append(f"dtype={dtype!r}")
+        refused_options.append(f"dtype={dtype!r}")
     if executor not in ("auto", "torch"):
-        asked.append(f"executor={executor!r}")
-    if asked:
+        refused_options.append(f"executor={executor!r}")
+    if refused_options:
         need = "a metric that no text changes"
         cure = "leave it out, or freeze the metric (foretell train pldr writes OUT/frozen)"
-        raise Unsupported.missing(asked[0], name, need, cure)
-    return MetricDecoder(hf, name)
+        raise Unsupported.missing_capability(refused_options[0], model_name, need, cure)
+    return MetricDecoder(hf_model, model_name)

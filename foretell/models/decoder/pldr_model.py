@@ -70,35 +70,39 @@ class PldrConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Any:
-        """Without the setting `rope_scaling`, which `check_settings` wants to be null."""
-        known = {name: value for name, value in config_dict.items() if name != "rope_scaling"}
-        return super().from_dict(known, **kwargs)
+        """Reads settings without `rope_scaling`, which `check_settings` wants to be null."""
+        settings = {
+            setting: value for setting, value in config_dict.items() if setting != "rope_scaling"
+        }
+        return super().from_dict(settings, **kwargs)
 
 
-def check_settings(raw: Mapping[str, Any]) -> None:
+def check_settings(raw_settings: Mapping[str, Any]) -> None:
     """Raises BadModel for settings that this file does not compute."""
-    wanted: dict[str, tuple[Any, ...]] = {
+    computed_values: dict[str, tuple[Any, ...]] = {
         "hidden_act": ("silu",),
         "rope_scaling": (None,),
         "reference_rope": (True,),
         "tie_word_embeddings": (False,),
         "custom_G_type": (None, *PREDEFINED),
     }
-    for name, allowed in wanted.items():
-        value = raw.get(name, allowed[0])
-        if value not in allowed:
-            known = ", ".join(map(repr, allowed))
+    for setting, allowed_values in computed_values.items():
+        value = raw_settings.get(setting, allowed_values[0])
+        if value not in allowed_values:
+            allowed_text = ", ".join(map(repr, allowed_values))
             raise BadModel(
-                f"config.json: {name}={value!r} is not computed for a PLDR-LLM; it must be {known}"
+                f"config.json: {setting}={value!r} is not computed for a PLDR-LLM; it must be "
+                f"{allowed_text}"
             )
-    width, heads, own = (
-        raw.get(name, getattr(PldrConfig, name))
-        for name in ("hidden_size", "num_attention_heads", "head_dim")
+    hidden_size, head_count, head_width = (
+        raw_settings.get(setting, getattr(PldrConfig, setting))
+        for setting in ("hidden_size", "num_attention_heads", "head_dim")
     )
-    if width != heads * own:
+    if hidden_size != head_count * head_width:
         raise BadModel(
-            f"config.json: hidden_size={width} must be num_attention_heads={heads} times "
-            f"head_dim={own} in a PLDR-LLM"
+            f"config.json: hidden_size={hidden_size} must be num_attention_heads={head_count} "
+            "times "
+            f"head_dim={head_width} in a PLDR-LLM"
         )
 
 
@@ -107,13 +111,13 @@ def apply_rotary_pos_emb(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """q, k (B, H, n, D) rotated by cos, sin (B, n, D): adjacent channels are a pair."""
 
-    def turned(x: torch.Tensor) -> torch.Tensor:
-        wide = x.to(torch.promote_types(x.dtype, torch.float32))
-        even, odd = wide[..., ::2], wide[..., 1::2]
-        across = torch.stack([-odd, even], -1).flatten(-2)
-        return (wide * cos[:, None] + across * sin[:, None]).to(x.dtype)
+    def rotate(x: torch.Tensor) -> torch.Tensor:
+        wide_rows = x.to(torch.promote_types(x.dtype, torch.float32))
+        even, odd = wide_rows[..., ::2], wide_rows[..., 1::2]
+        crossed = torch.stack([-odd, even], -1).flatten(-2)
+        return (wide_rows * cos[:, None] + crossed * sin[:, None]).to(x.dtype)
 
-    return turned(q), turned(k)
+    return rotate(q), rotate(k)
 
 
 class Rotary(nn.Module):
@@ -124,11 +128,11 @@ class Rotary(nn.Module):
         self.width, self.theta = int(config.head_dim), float(config.rope_theta)
 
     def forward(
-        self, h: torch.Tensor, positions: torch.Tensor
+        self, hidden_states: torch.Tensor, positions: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        wide = torch.promote_types(h.dtype, torch.float32)
-        channels = torch.arange(0, self.width, 2, device=h.device, dtype=wide)
-        angles = positions[..., None].to(wide) * self.theta ** (-channels / self.width)
+        wide_dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        channels = torch.arange(0, self.width, 2, device=hidden_states.device, dtype=wide_dtype)
+        angles = positions[..., None].to(wide_dtype) * self.theta ** (-channels / self.width)
         angles = angles.repeat_interleave(2, -1)
         return angles.cos(), angles.sin()
 
@@ -143,8 +147,8 @@ class Gated(nn.Module):
         self.gluw3 = nn.Linear(inner, width, bias=bias)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = self.gluw3(F.silu(self.gluw1(x)) * self.gluw2(x))
-        return out
+        output: torch.Tensor = self.gluw3(F.silu(self.gluw1(x)) * self.gluw2(x))
+        return output
 
 
 class Unit(nn.Module):
@@ -158,11 +162,11 @@ class Unit(nn.Module):
         self.layernormA = nn.LayerNorm(width, eps=config.layer_norm_eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        before = x
+        residual = x
         for layer in self.denseAs:
             x = layer(x)
-        out: torch.Tensor = self.layernormA(x + before)
-        return out
+        output: torch.Tensor = self.layernormA(x + residual)
+        return output
 
 
 class PowerLaw(nn.Module):
@@ -171,12 +175,12 @@ class PowerLaw(nn.Module):
     def __init__(self, config: Any):
         super().__init__()
         shape = (config.num_attention_heads, config.head_dim, config.head_dim)
-        for name in ("Wlst", "blst", "pwlst", "alst", "balst"):
-            self.register_parameter(name, nn.Parameter(torch.empty(shape)))
+        for parameter_name in ("Wlst", "blst", "pwlst", "alst", "balst"):
+            self.register_parameter(parameter_name, nn.Parameter(torch.empty(shape)))
 
     def forward(self, a_matrix: torch.Tensor) -> torch.Tensor:
-        parts: Any = (self.Wlst, self.blst, self.pwlst, self.alst, self.balst)
-        return curvature(a_matrix, *parts)
+        parameters: Any = (self.Wlst, self.blst, self.pwlst, self.alst, self.balst)
+        return curvature(a_matrix, *parameters)
 
 
 class Attention(nn.Module):
@@ -185,9 +189,9 @@ class Attention(nn.Module):
     is_causal = True
     num_key_value_groups = 1
 
-    def __init__(self, config: Any, layer: int, body: Any):
+    def __init__(self, config: Any, layer_index: int, body: Any):
         super().__init__()
-        self.config, self.layer_idx = config, layer
+        self.config, self.layer_idx = config, layer_index
         self.body = (body,)  # no module of its own: the metrics of all layers lie there
         width, bias = config.hidden_size, config.attention_bias
         self.heads, self.head_dim = config.num_attention_heads, config.head_dim
@@ -200,67 +204,73 @@ class Attention(nn.Module):
             self.reslayerAs = nn.ModuleList(Unit(config) for _ in range(config.num_reslayerA))
             self.layernorm1 = nn.LayerNorm(self.head_dim, eps=config.layer_norm_eps)
 
-    def inferred(self, q: torch.Tensor) -> torch.Tensor:
-        """The metric (B, H, D, D) of rotated queries (B, H, n, D), of all n together."""
-        wide = q.to(torch.promote_types(q.dtype, torch.float32))
+    def infer_metric(self, q: torch.Tensor) -> torch.Tensor:
+        """Infers the metric (B, H, D, D) of rotated queries (B, H, n, D), of all n together."""
+        wide_queries = q.to(torch.promote_types(q.dtype, torch.float32))
         norm = self.layernorm1
-        products = F.layer_norm(wide.mT @ wide, (self.head_dim,), eps=norm.eps).to(q.dtype)
+        products = F.layer_norm(wide_queries.mT @ wide_queries, (self.head_dim,), eps=norm.eps).to(
+            q.dtype
+        )
         a_matrix = products * norm.weight + norm.bias
         for unit in self.reslayerAs:
             a_matrix = unit(a_matrix)
-        out: torch.Tensor = self.plgatt_layer(a_matrix).to(q.dtype)
-        return out
+        metric: torch.Tensor = self.plgatt_layer(a_matrix).to(q.dtype)
+        return metric
 
-    def turned(self, q: torch.Tensor) -> torch.Tensor:
-        """Queries (B, H, n, D) times the metric: one that lies in the weights, one that somebody
-        gives, that of the cache of each job of the running step, or else their own.
+    def apply_metric(self, q: torch.Tensor) -> torch.Tensor:
+        """Multiplies queries (B, H, n, D) by the metric: one that lies in the weights, one that
+        somebody gives, that of the cache of each job of the running step, or else their own.
         """
         if not self.infers:
             return q @ self.body[0].past_G_values[self.layer_idx, 2].to(q.dtype)
-        given = GIVEN.get()
-        if given is not None:
-            return q @ given(self.layer_idx, lambda: self.inferred(q)).to(q.dtype)
+        given_metrics = GIVEN.get()
+        if given_metrics is not None:
+            return q @ given_metrics(self.layer_idx, lambda: self.infer_metric(q)).to(q.dtype)
         jobs = STEP.get(())
         if not jobs:
-            return q @ self.inferred(q)
-        parts = q.split([len(job.tokens) for job in jobs], 2)
+            return q @ self.infer_metric(q)
+        query_parts = q.split([len(job.tokens) for job in jobs], 2)
         metrics = [getattr(job.cache, "metric", None) for job in jobs]
         if any(metric is None for metric in metrics):
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 "what computes this",
                 "a PLDR-LLM that infers the metric of a text",
                 "caches that keep it",
                 "freeze the metric (foretell train pldr, OUT/frozen)",
             )
-        turned = [
+        turned_parts = [
             part @ metric[self.layer_idx].to(q.dtype)
-            for part, metric in zip(parts, metrics, strict=True)
+            for part, metric in zip(query_parts, metrics, strict=True)
             if metric is not None
         ]
-        return torch.cat(turned, 2)
+        return torch.cat(turned_parts, 2)
 
     def forward(
-        self, h: torch.Tensor, rotary: Any, mask: torch.Tensor | None = None
+        self, hidden_states: torch.Tensor, rotary: Any, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
         """h (B, n, E) -> (B, n, E)."""
-        shape = (*h.shape[:-1], self.heads, self.head_dim)
-        q, k, v = (part(h).view(shape).transpose(1, 2) for part in (self.wq, self.wk, self.wv))
+        shape = (*hidden_states.shape[:-1], self.heads, self.head_dim)
+        q, k, v = (
+            part(hidden_states).view(shape).transpose(1, 2) for part in (self.wq, self.wk, self.wv)
+        )
         q, k = apply_rotary_pos_emb(q, k, *rotary)
-        kind = self.config._attn_implementation
-        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kind, ALL_ATTENTION_FUNCTIONS["sdpa"])
+        attention_kind = self.config._attn_implementation
+        attend_function: Any = ALL_ATTENTION_FUNCTIONS.get_interface(
+            attention_kind, ALL_ATTENTION_FUNCTIONS["sdpa"]
+        )
         scaling = self.head_dim**-0.5
-        out, _ = attend(self, self.turned(q), k, v, mask, scaling=scaling)
-        dense: torch.Tensor = self.dense(out.reshape(*h.shape[:-1], -1))
-        return dense
+        output, _ = attend_function(self, self.apply_metric(q), k, v, mask, scaling=scaling)
+        projected: torch.Tensor = self.dense(output.reshape(*hidden_states.shape[:-1], -1))
+        return projected
 
 
 class Layer(nn.Module):
     """A decoder layer, called as transformers calls its own."""
 
-    def __init__(self, config: Any, layer: int, body: Any):
+    def __init__(self, config: Any, layer_index: int, body: Any):
         super().__init__()
         width, eps = config.hidden_size, config.layer_norm_eps
-        self.mha1 = Attention(config, layer, body)
+        self.mha1 = Attention(config, layer_index, body)
         self.ffn = Gated(width, config.intermediate_size, config.glu_bias)
         self.layernorm1 = nn.LayerNorm(width, eps=eps)
         self.layernorm2 = nn.LayerNorm(width, eps=eps)
@@ -272,14 +282,14 @@ class Layer(nn.Module):
         attention_mask: torch.Tensor | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        seen = self.mha1(hidden_states, position_embeddings, attention_mask)
-        h = self.layernorm1(seen + hidden_states)
-        out: torch.Tensor = self.layernorm2(self.ffn(h) + h)
-        return out
+        attended = self.mha1(hidden_states, position_embeddings, attention_mask)
+        normed = self.layernorm1(attended + hidden_states)
+        output: torch.Tensor = self.layernorm2(self.ffn(normed) + normed)
+        return output
 
 
 class Entrance(nn.Module):
-    """What enters layer 0 for ids, of modules that belong to the model."""
+    """A module that gives what enters layer 0 for ids, made of modules that belong to the model."""
 
     def __init__(self, body: Any):
         super().__init__()
@@ -287,18 +297,20 @@ class Entrance(nn.Module):
 
     @property
     def weight(self) -> torch.Tensor:
-        """Of the embedding alone."""
+        """The weight of the embedding alone."""
         weight: torch.Tensor = self.body[0].embedding.weight
         return weight
 
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+    def forward(self, token_ids: torch.Tensor) -> torch.Tensor:
         body = self.body[0]
-        out: torch.Tensor = body.layernorm1(body.embedding(ids) * body.config.hidden_size**0.5)
-        return out
+        output: torch.Tensor = body.layernorm1(
+            body.embedding(token_ids) * body.config.hidden_size**0.5
+        )
+        return output
 
 
 class PldrPreTrained(PreTrainedModel):
-    """What transformers has to know of both models here."""
+    """The base of both models here: what transformers has to know of them."""
 
     config_class = PldrConfig
     base_model_prefix = "decoder"
@@ -308,7 +320,7 @@ class PldrPreTrained(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: Any) -> None:
-        """As the published code draws them."""
+        """Draws weights as the published code does."""
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
             if module.bias is not None:
@@ -331,20 +343,22 @@ class PldrModel(PldrPreTrained):
         width = config.hidden_size
         self.embedding = nn.Embedding(config.vocab_size, width)
         self.dec_layers = nn.ModuleList(
-            Layer(config, i, self) for i in range(config.num_hidden_layers)
+            Layer(config, layer_index, self) for layer_index in range(config.num_hidden_layers)
         )
         self.layernorm1 = nn.LayerNorm(width, eps=config.layer_norm_eps)
         self.norm = nn.Identity()
         self.rotary_emb = Rotary(config)
         if config.custom_G_type is not None:
-            heads, own = config.num_attention_heads, config.head_dim
-            drawn = config.custom_G_type == "random"
-            metrics = torch.zeros(config.num_hidden_layers, 3, 1, heads, own, own)
-            like = metrics[:, 2]
-            like[:] = torch.randn(like.shape) if drawn else torch.eye(own)
+            head_count, head_width = config.num_attention_heads, config.head_dim
+            is_random = config.custom_G_type == "random"
+            metrics = torch.zeros(
+                config.num_hidden_layers, 3, 1, head_count, head_width, head_width
+            )
+            metric_rows = metrics[:, 2]
+            metric_rows[:] = torch.randn(metric_rows.shape) if is_random else torch.eye(head_width)
             self.register_buffer("past_G_values", metrics)
-            known = torch.ones(config.num_hidden_layers, dtype=torch.bool)
-            self.register_buffer("past_G_values_status", known)
+            known_layers = torch.ones(config.num_hidden_layers, dtype=torch.bool)
+            self.register_buffer("past_G_values_status", known_layers)
         self.entrance = (Entrance(self),)
         self.post_init()
 
@@ -358,24 +372,24 @@ class PldrModel(PldrPreTrained):
     def forward(
         self, input_ids: torch.Tensor, attention_mask: Any = None, position_ids: Any = None
     ) -> torch.Tensor:
-        h: torch.Tensor = self.get_input_embeddings()(input_ids)
+        hidden_states: torch.Tensor = self.get_input_embeddings()(input_ids)
         if position_ids is None:
-            position_ids = torch.arange(h.shape[1], device=h.device)[None]
+            position_ids = torch.arange(hidden_states.shape[1], device=hidden_states.device)[None]
         mask = create_causal_mask(
             config=self.config,
-            inputs_embeds=h,
+            inputs_embeds=hidden_states,
             attention_mask=attention_mask,
             past_key_values=None,
             position_ids=position_ids,
         )
-        rotary = self.rotary_emb(h, position_ids)
+        rotary = self.rotary_emb(hidden_states, position_ids)
         for layer in self.dec_layers:
-            h = layer(h, position_embeddings=rotary, attention_mask=mask)
-        return h
+            hidden_states = layer(hidden_states, position_embeddings=rotary, attention_mask=mask)
+        return hidden_states
 
 
 class PldrForCausalLM(PldrPreTrained):
-    """With its head. It keeps no caches: that is the engine's part."""
+    """The language model with its head. It keeps no caches: that is the engine's part."""
 
     generation_config = None
 
@@ -405,51 +419,57 @@ class PldrForCausalLM(PldrPreTrained):
         logits_to_keep: int | torch.Tensor = 0,
         **_: Any,
     ) -> CausalLMOutputWithPast:
-        h = self.decoder(input_ids, attention_mask, position_ids)
-        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        return CausalLMOutputWithPast(logits=self.final_layer(h[:, kept]))
+        hidden_states = self.decoder(input_ids, attention_mask, position_ids)
+        row_selection = (
+            slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        )
+        return CausalLMOutputWithPast(logits=self.final_layer(hidden_states[:, row_selection]))
 
 
 @contextmanager
-def metrics_from(given: Given) -> Iterator[None]:
-    """Inside, layers take their metrics from there."""
-    token = GIVEN.set(given)
+def metrics_from(metric_source: Given) -> Iterator[None]:
+    """Inside, layers take their metrics from `metric_source`."""
+    context_token = GIVEN.set(metric_source)
     try:
         yield
     finally:
-        GIVEN.reset(token)
+        GIVEN.reset(context_token)
 
 
 @torch.no_grad()
-def infer(hf: Any, ids: torch.Tensor) -> torch.Tensor:
-    """The metrics (L, H, D, D) that the nets of a model infer of the text `ids` (n,)."""
-    found: list[torch.Tensor] = []
+def infer_metrics(hf_model: Any, token_ids: torch.Tensor) -> torch.Tensor:
+    """Infers the metrics (L, H, D, D) of the text `token_ids` (n,) by the nets of a model."""
+    metrics: list[torch.Tensor] = []
 
     def note(layer: int, compute: Callable[[], torch.Tensor]) -> torch.Tensor:
-        found.append(compute())
-        return found[-1]
+        metrics.append(compute())
+        return metrics[-1]
 
     with metrics_from(note):
-        hf.get_decoder()(ids[None])
-    return torch.cat(found)
+        hf_model.get_decoder()(token_ids[None])
+    return torch.cat(metrics)
 
 
-def fixed(metrics: torch.Tensor) -> Given:
-    """Metrics (L, H, D, D) for `metrics_from`, in the place of any text's own."""
+def fixed_metrics(metrics: torch.Tensor) -> Given:
+    """Makes a source for `metrics_from` of metrics (L, H, D, D), in the place of any text's own."""
     return lambda layer, compute: metrics[layer]
 
 
 @torch.no_grad()
-def frozen(hf: Any, metrics: torch.Tensor) -> PldrForCausalLM:
-    """The model with these metrics (L, H, D, D) in its weights, and without its nets."""
-    settings = {**hf.config.to_dict(), "custom_G_type": "external"}
+def freeze_metrics(hf_model: Any, metrics: torch.Tensor) -> PldrForCausalLM:
+    """Copies the model with these metrics (L, H, D, D) in its weights, and without its nets."""
+    settings = {**hf_model.config.to_dict(), "custom_G_type": "external"}
     settings.pop("model_type", None)
-    model = PldrForCausalLM(PldrConfig(**settings)).to(hf.dtype)
-    kept = model.state_dict()
-    weights = {name: value for name, value in hf.state_dict().items() if name in kept}
-    held = kept["decoder.past_G_values"].clone()
-    held[:, 2, 0] = metrics
-    weights["decoder.past_G_values"] = held
-    weights["decoder.past_G_values_status"] = kept["decoder.past_G_values_status"]
+    model = PldrForCausalLM(PldrConfig(**settings)).to(hf_model.dtype)
+    new_state = model.state_dict()
+    weights = {
+        weight_name: value
+        for weight_name, value in hf_model.state_dict().items()
+        if weight_name in new_state
+    }
+    metric_values = new_state["decoder.past_G_values"].clone()
+    metric_values[:, 2, 0] = metrics
+    weights["decoder.past_G_values"] = metric_values
+    weights["decoder.past_G_values_status"] = new_state["decoder.past_G_values_status"]
     model.load_state_dict(weights)
-    return model.to(hf.device).eval()
+    return model.to(hf_model.device).eval()

@@ -35,39 +35,45 @@ class Chunks:
 
     length: int
     size: int  # rows of a chunk
-    kept: int
+    kept_count: int
 
     @classmethod
-    def of(cls, length: int, budget: int, size: int) -> Chunks:
-        """At most `budget` rows in chunks of `size`, smaller ones where the text is short."""
-        size = max(1, min(size, length // PARTS))
-        rows = min(budget, length // SHARE)
-        return cls(length, size, max(1, rows // size))
+    def of(cls, length: int, max_rows: int, chunk_size: int) -> Chunks:
+        """Cuts a text into chunks of `chunk_size`, smaller ones where it is short, and keeps at
+        most `max_rows` rows.
+        """
+        chunk_size = max(1, min(chunk_size, length // PARTS))
+        kept_rows = min(max_rows, length // SHARE)
+        return cls(length, chunk_size, max(1, kept_rows // chunk_size))
 
     @property
-    def whole(self) -> int:
-        """How many there are."""
+    def chunk_count(self) -> int:
+        """The number of whole chunks."""
         return self.length // self.size
 
-    def means(self, keys: torch.Tensor) -> torch.Tensor:
-        """Of keys (KV, length, D) the mean of each chunk, (KV, whole, D)."""
-        return keys[:, : self.whole * self.size].unflatten(1, (self.whole, self.size)).mean(2)
+    def mean_keys(self, keys: torch.Tensor) -> torch.Tensor:
+        """Mean keys (KV, whole, D) of the chunks, of keys (KV, length, D)."""
+        return (
+            keys[:, : self.chunk_count * self.size]
+            .unflatten(1, (self.chunk_count, self.size))
+            .mean(2)
+        )
 
-    def best(self, scores: torch.Tensor) -> torch.Tensor:
+    def best_rows(self, scores: torch.Tensor) -> torch.Tensor:
         """The rows (KV, n) to keep by scores (KV, whole), in ascending order."""
         scores = scores.clone()
         scores[:, :1] = torch.inf
-        chunks = scores.topk(min(self.kept, self.whole), 1).indices.sort(1).values
-        rows = chunks[:, :, None] * self.size + torch.arange(self.size, device=scores.device)
-        rest = torch.arange(self.whole * self.size, self.length, device=scores.device)
-        return torch.cat([rows.flatten(1), rest.expand(len(rows), -1)], 1)
+        best_chunks = scores.topk(min(self.kept_count, self.chunk_count), 1).indices.sort(1).values
+        rows = best_chunks[:, :, None] * self.size + torch.arange(self.size, device=scores.device)
+        rest_rows = torch.arange(self.chunk_count * self.size, self.length, device=scores.device)
+        return torch.cat([rows.flatten(1), rest_rows.expand(len(rows), -1)], 1)
 
 
-def likeness(q: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
-    """How near queries q (H, 1, D) are to keys (KV, chunks, D): (KV, chunks), summed over the heads
-    that share keys.
+def score_chunks(query: torch.Tensor, means: torch.Tensor) -> torch.Tensor:
+    """Scores (KV, chunks) by how near queries q (H, 1, D) are to keys (KV, chunks, D), summed over
+    the heads that share keys.
     """
-    queries = q.reshape(len(means), -1, q.shape[-1])
+    queries = query.reshape(len(means), -1, query.shape[-1])
     return (queries @ means.transpose(1, 2)).sum(1)
 
 
@@ -79,7 +85,7 @@ class Selecting(Job):
 
     def select(self, layer: int, scores: torch.Tensor) -> None:
         """Takes note of what a layer's heads want to read, by scores (KV, chunks)."""
-        self.cache.found[layer] = self.cache.chunks.best(scores)
+        self.cache.selected_rows[layer] = self.cache.chunks.best_rows(scores)
 
     def attend(
         self,
@@ -95,13 +101,13 @@ class Selecting(Job):
     ) -> torch.Tensor:
         assert window is None and bias is None, "rows of several positions are read as one"
         keys, values = self.cache.rows_beside(layer)
-        self.select(layer, likeness(q, self.cache.chunks.means(keys)))
+        self.select(layer, score_chunks(q, self.cache.chunks.mean_keys(keys)))
         keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
         return attend(q, keys, values, None, scale, softcap, sinks)
 
 
 class RetrievedCache(Cache):
-    """Of the rows of the target's cache `beside` the chosen ones, and all that came since.
+    """A cache of the chosen rows of the target's cache `beside`, and all that came since.
 
     What was computed over these rows alone is never kept: the target's own rows replace it.
     """
@@ -113,13 +119,15 @@ class RetrievedCache(Cache):
         layout: Sequence[Shape | None],
         dtype: torch.dtype,
         device: torch.device,
-        budget: int,
-        chunk: int,
+        max_rows: int,
+        chunk_size: int,
     ):
         super().__init__(layout, dtype, device)
-        self.budget, self.chunk = budget, chunk
-        self.choice: Mapping[int, torch.Tensor] | None = None  # rows (KV, n) by layer, once chosen
-        self.found: dict[int, torch.Tensor] = {}  # by the running forward
+        self.budget, self.chunk = max_rows, chunk_size
+        self.chosen_rows: Mapping[int, torch.Tensor] | None = (
+            None  # rows (KV, n) by layer, once chosen
+        )
+        self.selected_rows: dict[int, torch.Tensor] = {}  # by the running forward
 
     @property
     def chunks(self) -> Chunks:
@@ -127,64 +135,77 @@ class RetrievedCache(Cache):
 
     def rows_beside(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All keys and values (KV, length, D) of the target in a layer, shared rows included."""
-        beside = self.beside
-        parts = [(segment.k[layer], segment.v[layer]) for segment in beside.segments]
-        parts.append((beside.k[layer][:, : beside.base], beside.v[layer][:, : beside.base]))
-        if len(parts) == 1:
-            return parts[0]
-        keys, values = zip(*parts, strict=True)
+        target_cache = self.beside
+        row_parts = [(segment.k[layer], segment.v[layer]) for segment in target_cache.segments]
+        row_parts.append(
+            (
+                target_cache.k[layer][:, : target_cache.base],
+                target_cache.v[layer][:, : target_cache.base],
+            )
+        )
+        if len(row_parts) == 1:
+            return row_parts[0]
+        keys, values = zip(*row_parts, strict=True)
         return torch.cat(keys, 1), torch.cat(values, 1)
 
-    def choose(self, choice: Mapping[int, torch.Tensor]) -> None:
+    def choose_rows(self, chosen_rows: Mapping[int, torch.Tensor]) -> None:
         """Takes these rows of the target's, all of which it has."""
-        kept = max((rows.shape[1] for rows in choice.values()), default=0)
-        self.reserve(kept)
-        for layer, rows in choice.items():
+        row_count = max((rows.shape[1] for rows in chosen_rows.values()), default=0)
+        self.reserve(row_count)
+        for layer, rows in chosen_rows.items():
             keys, values = self.rows_beside(layer)
-            self.k[layer][:, :kept] = keys.gather(1, rows[..., None].expand(-1, -1, keys.shape[2]))
-            places = rows[..., None].expand(-1, -1, values.shape[2])
-            self.v[layer][:, :kept] = values.gather(1, places)
-        self.choice = choice
-        self.base = kept
+            self.k[layer][:, :row_count] = keys.gather(
+                1, rows[..., None].expand(-1, -1, keys.shape[2])
+            )
+            value_rows = rows[..., None].expand(-1, -1, values.shape[2])
+            self.v[layer][:, :row_count] = values.gather(1, value_rows)
+        self.chosen_rows = chosen_rows
+        self.base = row_count
         self.length = self.beside.length
 
     def forget(self) -> None:
         super().forget()
-        self.choice = None
+        self.chosen_rows = None
 
     def sync(self, tokens: Sequence[int]) -> int:
-        """As of Cache; before rows were chosen it lacks the token that is to choose them."""
-        lacking = super().sync(tokens)
-        return 1 if self.choice is None else lacking
+        """Counts the tokens it lacks as Cache does; before rows were chosen it lacks the token that
+        is to choose them.
+        """
+        lacking_tokens = super().sync(tokens)
+        return 1 if self.chosen_rows is None else lacking_tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Copies the target's rows of the tokens that came since."""
         self.beside.commit(tokens)
         self._clear_scratch()
-        fresh = self.beside.length - self.length
-        if self.choice is None or fresh <= 0:
+        added_count = self.beside.length - self.length
+        if self.chosen_rows is None or added_count <= 0:
             return
-        self.reserve(self.base + fresh)
-        new = slice(self.base, self.base + fresh)
-        old = slice(self.beside.base - fresh, self.beside.base)
+        self.reserve(self.base + added_count)
+        added_slice = slice(self.base, self.base + added_count)
+        source_slice = slice(self.beside.base - added_count, self.beside.base)
         for layer in range(len(self.layout)):
-            self.k[layer][:, new] = self.beside.k[layer][:, old]
-            self.v[layer][:, new] = self.beside.v[layer][:, old]
-        self.base += fresh
-        self.length += fresh
+            self.k[layer][:, added_slice] = self.beside.k[layer][:, source_slice]
+            self.v[layer][:, added_slice] = self.beside.v[layer][:, source_slice]
+        self.base += added_count
+        self.length += added_count
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
         self.sync(tokens)
-        if self.choice is not None:
+        if self.chosen_rows is not None:
             return super().prepare(ask, tokens, chunk)
-        self.found = {}
-        length = self.beside.length
-        assert length == len(tokens) - 1, "rows are chosen of a text that the target has taken in"
-        job = Selecting(self, [tokens[-1]], [length], length, seen=None, rows=[], first=0)
+        self.selected_rows = {}
+        target_length = self.beside.length
+        assert target_length == len(tokens) - 1, (
+            "rows are chosen of a text that the target has taken in"
+        )
+        job = Selecting(
+            self, [tokens[-1]], [target_length], target_length, seen=None, rows=[], first=0
+        )
         return job, False
 
     def finish(self, hidden: Mapping[int, torch.Tensor] = NO_STATES) -> None:
-        if self.choice is None:
-            self.choose(self.found)
+        if self.chosen_rows is None:
+            self.choose_rows(self.selected_rows)
         else:
             super().finish(hidden)

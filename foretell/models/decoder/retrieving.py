@@ -28,18 +28,18 @@ class Retrieving(Derived):
 
     copies_rows = True
 
-    def __init__(self, base: Any, budget: int, chunk: int):
+    def __init__(self, base: Any, max_rows: int, chunk_size: int):
         reason = base.loop_refused
         if base.loop is not None and any(base.loop.windows):
             reason = "some see a window of it"
         if reason is not None:
             need = f"layers that see all of a text ({reason})"
             cure = "use the method draft"
-            raise Unsupported.missing("triforce", base.name, need, cure)
-        super().__init__(base, f"{budget} retrieved rows")
-        self.budget, self.chunk = budget, chunk
+            raise Unsupported.missing_capability("triforce", base.name, need, cure)
+        super().__init__(base, f"{max_rows} retrieved rows")
+        self.budget, self.chunk = max_rows, chunk_size
         self.caps = base.caps - {"layers", "parts", "taps"}
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = RetrievedCache(self.layout, self.dtype, self.device, self.budget, self.chunk)
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)

@@ -28,26 +28,26 @@ class Classifier(Decoder):
 
     def __init__(
         self,
-        hf: PreTrainedModel,
-        name: str = "model",
+        hf_model: PreTrainedModel,
+        model_name: str = "model",
         accelerate: Accelerate | None = None,
-        head: nn.Module | None = None,
+        score_head: nn.Module | None = None,
     ):
-        self._given_head = head
-        super().__init__(hf, name, accelerate)
+        self._given_head = score_head
+        super().__init__(hf_model, model_name, accelerate)
         self.caps = (self.caps - {"rows"}) | {"scores"}
 
     def _find_head(self) -> Any:
         return getattr(self.hf, "score", None) if self._given_head is None else self._given_head
 
-    def _sizes(self) -> tuple[int, int]:
+    def _row_sizes(self) -> tuple[int, int]:
         embedding: Any = self.hf.get_input_embeddings()
         return int(embedding.weight.shape[0]), int(self.head.out_features)
 
     def _stock_rows(
-        self, ids: torch.Tensor, rows: torch.Tensor | None = None, **inputs: Any
+        self, token_ids: torch.Tensor, rows: torch.Tensor | None = None, **inputs: Any
     ) -> torch.Tensor:
         body: Any = self.hf.get_decoder()
-        states = body(input_ids=ids, use_cache=False, **inputs).last_hidden_state[0]
+        states = body(input_ids=token_ids, use_cache=False, **inputs).last_hidden_state[0]
         scores: torch.Tensor = self.head(states if rows is None else states[rows])
         return scores

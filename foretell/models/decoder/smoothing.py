@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretell.models.decoder.fused import fits
-from foretell.models.decoder.packed import pack
-from foretell.ops.memory import release
+from foretell.models.decoder.fused import fits_layer
+from foretell.models.decoder.packed import pack_layers
+from foretell.ops.memory import release_pages
 
 TOKENS = 256  # that the model reads
 STRENGTH = 0.5  # of a channel's size that moves into the weights, as an exponent
@@ -27,72 +27,72 @@ READERS = {
 }
 
 
-def narrow(hf: Any, dtype: str) -> int:
+def round_layers(hf_model: Any, dtype: str) -> int:
     """Rounds the linear layers to int8 or int4; returns how many. In 8 bits their inputs are evened
     out before, which would move weights of 4 bits farther apart than these can be.
     """
     if dtype == "int8":
-        smooth(hf)
-    return pack(hf, dtype)
+        smooth_layers(hf_model)
+    return pack_layers(hf_model, dtype)
 
 
 @torch.no_grad()
-def smooth(hf: Any) -> bool:
+def smooth_layers(hf_model: Any) -> bool:
     """Moves the factors of the channels of every layer's norms.
 
     False, and nothing is changed, for models of another build than the llama family's. The model's
     weights must be as they were read: pages of its files that hold the old ones leave the memory.
     """
-    layers = getattr(hf.get_decoder(), "layers", ())
-    if not layers or not all(map(fits, layers)):
+    layers = getattr(hf_model.get_decoder(), "layers", ())
+    if not layers or not all(map(fits_layer, layers)):
         return False
-    sizes: dict[nn.Module, torch.Tensor] = {}
+    channel_sizes: dict[nn.Module, torch.Tensor] = {}
     hooks = []
     for layer in layers:
         modules = dict(layer.named_modules())
         for readers in READERS.values():
-            hooks.append(modules[readers[0]].register_forward_pre_hook(_note(sizes)))
-    config = hf.config.get_text_config()
-    count = min(TOKENS, int(getattr(config, "max_position_embeddings", None) or TOKENS))
-    draw = torch.Generator().manual_seed(0)
-    tokens = torch.randint(int(config.vocab_size), (1, count), generator=draw)
+            hooks.append(modules[readers[0]].register_forward_pre_hook(_note_sizes(channel_sizes)))
+    config = hf_model.config.get_text_config()
+    token_count = min(TOKENS, int(getattr(config, "max_position_embeddings", None) or TOKENS))
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(int(config.vocab_size), (1, token_count), generator=generator)
     try:
-        hf(tokens, use_cache=False, logits_to_keep=1)
+        hf_model(tokens, use_cache=False, logits_to_keep=1)
     finally:
         for hook in hooks:
             hook.remove()
-    names = {module: name for name, module in hf.named_modules()}
-    hf.smoothed = {}  # by name of a layer, what its input was divided by (in,)
+    module_names = {module: name for name, module in hf_model.named_modules()}
+    hf_model.smoothed = {}  # by name of a layer, what its input was divided by (in,)
     for layer in layers:
         modules = dict(layer.named_modules())
-        before = []
+        old_weights = []
         for norm, readers in READERS.items():
-            factors = _factors(sizes[modules[readers[0]]])
+            factors = _smoothing_factors(channel_sizes[modules[readers[0]]])
             weight = modules[norm].weight
             weight.data = weight.data / factors.to(weight.dtype)
             for reader in readers:
                 weight = modules[reader].weight
-                before.append(weight.data)
+                old_weights.append(weight.data)
                 weight.data = weight.data * factors.to(weight.dtype)
-                hf.smoothed[names[modules[reader]]] = factors
-        release(before)
+                hf_model.smoothed[module_names[modules[reader]]] = factors
+        release_pages(old_weights)
     return True
 
 
-def _note(sizes: dict[nn.Module, torch.Tensor]) -> Callable[[nn.Module, Any], None]:
+def _note_sizes(channel_sizes: dict[nn.Module, torch.Tensor]) -> Callable[[nn.Module, Any], None]:
     """Keeps how large each channel of a layer's inputs is, (in,): the root of the mean square.
 
     The first token is left out: many models give it states unlike all others.
     """
 
     def hook(module: nn.Module, inputs: Any) -> None:
-        states = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
-        sizes[module] = states[1:].square().mean(0).sqrt()
+        input_states = inputs[0].reshape(-1, inputs[0].shape[-1]).float()
+        channel_sizes[module] = input_states[1:].square().mean(0).sqrt()
 
     return hook
 
 
-def _factors(size: torch.Tensor) -> torch.Tensor:
+def _smoothing_factors(channel_size: torch.Tensor) -> torch.Tensor:
     """Powers of two near size ** STRENGTH, 1 where nothing is seen."""
-    exponents = torch.log2(size.clamp_min(1e-6)).mul_(STRENGTH).round_().clamp_(-8, 8)
-    return torch.where(size > 0, torch.exp2(exponents), torch.ones_like(size))
+    exponents = torch.log2(channel_size.clamp_min(1e-6)).mul_(STRENGTH).round_().clamp_(-8, 8)
+    return torch.where(channel_size > 0, torch.exp2(exponents), torch.ones_like(channel_size))

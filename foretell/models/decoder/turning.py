@@ -20,132 +20,144 @@ Move = Callable[[Sequence[torch.Tensor], torch.Tensor, torch.Tensor], list[torch
 
 
 def turn_of(decoder: Any) -> Turn:
-    """How this decoder's keys are turned. Raises LookupError where they are not, or in a way that
-    does not add up.
+    """Finds how this decoder's keys are turned. Raises LookupError where they are not, or in a way
+    that does not add up.
 
     Turned once from where they were cached: rounding grows with every turn.
     """
-    loop, rotate = _rotation(decoder)
-    if not all(getattr(getattr(one, "self_attn", one), "use_rope", True) for one in loop.layers):
+    loop, rotate_heads = _find_rotation(decoder)
+    if not all(
+        getattr(getattr(layer, "self_attn", layer), "use_rope", True) for layer in loop.layers
+    ):
         raise LookupError("some of its layers know no positions")
     scaling = float(getattr(loop.rotary, "attention_scaling", 1.0))
 
-    def turn(keys: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        wide = torch.promote_types(keys.dtype, torch.float32)
-        exact = keys.to(wide)
-        cosines, sines = loop.rotary(exact, by.to(keys.device).reshape(-1, keys.shape[1]))
-        angles = (cosines.to(wide) / scaling, sines.to(wide) / scaling)
+    def turn(keys: torch.Tensor, shifts: torch.Tensor) -> torch.Tensor:
+        wide_dtype = torch.promote_types(keys.dtype, torch.float32)
+        wide_keys = keys.to(wide_dtype)
+        cosines, sines = loop.rotary(wide_keys, shifts.to(keys.device).reshape(-1, keys.shape[1]))
+        angles = (cosines.to(wide_dtype) / scaling, sines.to(wide_dtype) / scaling)
         # A head lies where a text of a batch does, which have positions of their own.
-        turned: torch.Tensor = rotate(exact[:, None], exact[:, None], *angles)[1][:, 0]
-        return turned.to(keys.dtype)
+        rotated: torch.Tensor = rotate_heads(wide_keys[:, None], wide_keys[:, None], *angles)[1][
+            :, 0
+        ]
+        return rotated.to(keys.dtype)
 
-    _check(turn, decoder)
+    _check_turn(turn, decoder)
     return turn
 
 
 def move_of(decoder: Any) -> Move:
-    """How this decoder's keys are moved from one position to another: turned back and on by its own
-    tables, so that a moved key is the one that the decoder would have made there.
+    """Finds how this decoder's keys are moved from one position to another: turned back and on by
+    its own tables, so that a moved key is the one that the decoder would have made there.
 
     Both turns together are one, R(to) R(at)^-1, computed in float64 and rounded once to at least
     float32. A scaling that the tables contain cancels, and layers without positions are left alone.
     Two tokens are run to check that. Raises LookupError where keys of some layer move otherwise.
     """
-    loop, rotate = _rotation(decoder)
-    unturned: set[int] = set()  # layers whose keys know no positions
+    loop, rotate_heads = _find_rotation(decoder)
+    fixed_layers: set[int] = set()  # layers whose keys know no positions
 
     def move(
-        layers: Sequence[torch.Tensor], at: torch.Tensor, to: torch.Tensor
+        layers: Sequence[torch.Tensor], from_positions: torch.Tensor, to_positions: torch.Tensor
     ) -> list[torch.Tensor]:
-        wide = torch.promote_types(layers[0].dtype, torch.float32)
-        like = layers[0].new_empty(0, dtype=wide)
-        tables = [loop.rotary(like, p.to(like.device)[None]) for p in (at, to)]
+        wide_dtype = torch.promote_types(layers[0].dtype, torch.float32)
+        dtype_example = layers[0].new_empty(0, dtype=wide_dtype)
+        tables = [
+            loop.rotary(dtype_example, positions.to(dtype_example.device)[None])
+            for positions in (from_positions, to_positions)
+        ]
         (c, s), (c_to, s_to) = [[part.double() for part in table] for table in tables]
-        size = c * c + s * s
-        angles = [((c_to * c + s_to * s) / size).to(wide), ((s_to * c - c_to * s) / size).to(wide)]
+        square_norm = c * c + s * s
+        angles = [
+            ((c_to * c + s_to * s) / square_norm).to(wide_dtype),
+            ((s_to * c - c_to * s) / square_norm).to(wide_dtype),
+        ]
         width = angles[0].shape[-1]  # of the part of a key that is turned
-        moved = []
+        moved_keys = []
         for layer, keys in enumerate(layers):
-            if layer in unturned:
-                moved.append(keys)
+            if layer in fixed_layers:
+                moved_keys.append(keys)
                 continue
-            turning, rest = keys[..., :width].to(wide)[None], keys[..., width:]
-            turned = rotate(turning[:, :0], turning, *angles)[1][0].to(keys.dtype)
-            moved.append(torch.cat([turned, rest], -1))
-        return moved
+            rotary_part, other_part = keys[..., :width].to(wide_dtype)[None], keys[..., width:]
+            rotated = rotate_heads(rotary_part[:, :0], rotary_part, *angles)[1][0].to(keys.dtype)
+            moved_keys.append(torch.cat([rotated, other_part], -1))
+        return moved_keys
 
-    unturned |= _unturned(decoder, move)
+    fixed_layers |= _find_fixed_layers(decoder, move)
     return move
 
 
-def _rotation(decoder: Any) -> tuple[Any, Any]:
+def _find_rotation(decoder: Any) -> tuple[Any, Any]:
     """The decoder's loop, and its family's function that rotates queries and keys."""
     loop = decoder.loop
     if loop is None:
         raise LookupError(decoder.loop_refused)
     layer = loop.layers[0]
-    module = sys.modules[type(getattr(layer, "self_attn", layer)).__module__]
-    rotate = getattr(module, "apply_rotary_pos_emb", None)
-    if rotate is None:
+    family_module = sys.modules[type(getattr(layer, "self_attn", layer)).__module__]
+    rotate_heads = getattr(family_module, "apply_rotary_pos_emb", None)
+    if rotate_heads is None:
         raise LookupError("its positions are no rotations of its keys")
-    return loop, rotate
+    return loop, rotate_heads
 
 
 @torch.inference_mode()
-def _unturned(decoder: Any, move: Move) -> set[int]:
+def _find_fixed_layers(decoder: Any, move: Move) -> set[int]:
     """The layers whose keys are the same at all positions. Raises LookupError where others' keys,
     moved, are not those that the decoder makes there.
 
     A token that stands alone sees itself only, so the states that keys are made of are the same at
     every position.
     """
-    at, to = 2, min(37, decoder.context - 1)
+    from_position, to_position = 2, min(37, decoder.context - 1)
     keys, values = [], []
-    for position in (at, to):
+    for position in (from_position, to_position):
         cache = decoder.cache()
         cache.offset = -position
-        token = decoder.probe_ids[1]
-        job, _ = cache.prepare(Ask(TokenTree(token)), [token], 1)
+        probe_token = decoder.probe_ids[1]
+        job, _ = cache.prepare(Ask(TokenTree(probe_token)), [probe_token], 1)
         decoder.forward([job])
         keys.append([rows[:, :1].clone() for rows in cache.k])
         values.append([rows[:, :1].clone() for rows in cache.v])
         cache.drop()
     try:
-        moved = move(keys[0], torch.tensor([at]), torch.tensor([to]))
+        moved_keys = move(keys[0], torch.tensor([from_position]), torch.tensor([to_position]))
     except (TypeError, ValueError, RuntimeError) as error:
         raise LookupError("its keys are not rotated one by one") from error
-    found = set()
-    for layer, there in enumerate(keys[1]):
-        alike = _same(values[0][layer], values[1][layer])
-        if alike and _same(keys[0][layer], there):
-            found.add(layer)
-        elif not alike or not _same(moved[layer], there):
+    fixed_layers = set()
+    for layer, expected_keys in enumerate(keys[1]):
+        values_agree = _rows_agree(values[0][layer], values[1][layer])
+        if values_agree and _rows_agree(keys[0][layer], expected_keys):
+            fixed_layers.add(layer)
+        elif not values_agree or not _rows_agree(moved_keys[layer], expected_keys):
             raise LookupError(f"layer {layer} has no keys that turn by position alone")
-    if len(found) == len(moved):
+    if len(fixed_layers) == len(moved_keys):
         raise LookupError("its keys know no positions")
-    return found
+    return fixed_layers
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def _rows_agree(our_rows: torch.Tensor, their_rows: torch.Tensor) -> bool:
     """Whether two computations of the same rows differ by rounding only."""
-    tolerance = 1e-4 if one.dtype.itemsize >= 4 else 0.03
-    return bool((one - other).abs().max() <= tolerance * other.abs().max())
+    tolerance = 1e-4 if our_rows.dtype.itemsize >= 4 else 0.03
+    return bool((our_rows - their_rows).abs().max() <= tolerance * their_rows.abs().max())
 
 
-def _check(turn: Turn, decoder: Any) -> None:
-    """That turns add up, and that a turn by nothing changes nothing."""
-    heads, width, _ = next(shape for shape in decoder.layout if shape is not None)
-    keys = torch.linspace(-1, 1, heads * 3 * width, dtype=torch.float64, device=decoder.device)
-    keys = keys.view(heads, 3, width)
+def _check_turn(turn: Turn, decoder: Any) -> None:
+    """Checks that turns add up, and that a turn by nothing changes nothing. Raises LookupError."""
+    head_count, key_width, _ = next(shape for shape in decoder.layout if shape is not None)
+    keys = torch.linspace(
+        -1, 1, head_count * 3 * key_width, dtype=torch.float64, device=decoder.device
+    )
+    keys = keys.view(head_count, 3, key_width)
     steps = torch.tensor([2, 5, 7])
     try:
         there_and_back = turn(turn(keys, steps), -steps)
-        same = turn(keys, torch.zeros(3, dtype=torch.long))
-        alone = turn(keys, torch.stack([steps + head for head in range(heads)]))
-        last = turn(keys, steps + heads - 1)
+        unmoved = turn(keys, torch.zeros(3, dtype=torch.long))
+        turned_by_head = turn(keys, torch.stack([steps + head for head in range(head_count)]))
+        turned_as_last = turn(keys, steps + head_count - 1)
     except (TypeError, ValueError, RuntimeError) as error:
         raise LookupError("its keys are not rotated one by one") from error
-    if not torch.allclose(there_and_back, keys, atol=1e-4) or not torch.allclose(same, keys):
+    if not torch.allclose(there_and_back, keys, atol=1e-4) or not torch.allclose(unmoved, keys):
         raise LookupError("its rotations do not add up")
-    if not torch.allclose(alone[-1], last[-1], atol=1e-4):
+    if not torch.allclose(turned_by_head[-1], turned_as_last[-1], atol=1e-4):
         raise LookupError("its heads do not turn alone")

@@ -22,7 +22,7 @@ from foretell.core.masked_text import MASKED, Look
 from foretell.core.model import Model
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.models.diffusion.diffusion_gemma import KIND
 from foretell.models.diffusion.masked import OURS
 from foretell.ops.attention import Bias, attend
@@ -57,43 +57,47 @@ class CanvasJob(Job):
     @property
     def _sees_all(self) -> bool:
         """Whether each position reads the same rows, those that are computed among them."""
-        read = self._read
-        if self.attended is not None and not set(self.positions) <= set(read):
+        read_positions = self._read_positions
+        if self.attended is not None and not set(self.positions) <= set(read_positions):
             return False
-        return not self.block or max(read) // self.block <= min(self.positions) // self.block
+        return (
+            not self.block or max(read_positions) // self.block <= min(self.positions) // self.block
+        )
 
     @property
-    def _read(self) -> Sequence[int]:
+    def _read_positions(self) -> Sequence[int]:
         """The positions whose rows are read."""
         return range(self.length) if self.attended is None else self.attended.tolist()
 
     def lay_out(self) -> RowMemory:
         """Rows that are read and not computed, in front of those that are."""
         keys, values = self.cache.keys[0], self.cache.values[0]
-        new = len(self.tokens)
-        if new == self.length:
-            return RowMemory(0, new, keys, values)
+        new_count = len(self.tokens)
+        if new_count == self.length:
+            return RowMemory(0, new_count, keys, values)
         computed = set(self.positions)
-        others = [place for place in self._read if place not in computed]
-        kept = torch.tensor(others, dtype=torch.long)
-        parts = [_in_front(rows, kept, new) for rows in (keys, values)]
-        return RowMemory(len(kept), len(kept) + new, *parts)
+        other_positions = [
+            position for position in self._read_positions if position not in computed
+        ]
+        other_rows = torch.tensor(other_positions, dtype=torch.long)
+        memory_parts = [_rows_in_front(rows, other_rows, new_count) for rows in (keys, values)]
+        return RowMemory(len(other_rows), len(other_rows) + new_count, *memory_parts)
 
     def take_back(self, rows: RowMemory) -> None:
         if len(self.tokens) == self.length:
             return
-        places = torch.tensor(self.positions)
-        self.cache.keys[0][:, :, places] = rows.keys[:, :, rows.start :]
-        self.cache.values[0][:, :, places] = rows.values[:, :, rows.start :]
+        positions = torch.tensor(self.positions)
+        self.cache.keys[0][:, :, positions] = rows.keys[:, :, rows.start :]
+        self.cache.values[0][:, :, positions] = rows.values[:, :, rows.start :]
 
     def write(
         self, layer: int, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Stores k, v (KV, n, D) at their positions; returns the rows that are read."""
         keys, values = self.cache.k[layer], self.cache.v[layer]
-        places = torch.tensor(self.positions, device=k.device)
-        keys[:, places] = k.to(keys)
-        values[:, places] = v.to(values)
+        positions = torch.tensor(self.positions, device=k.device)
+        keys[:, positions] = k.to(keys)
+        values[:, positions] = v.to(values)
         if self.attended is None:
             return keys[:, : self.length], values[:, : self.length]
         return keys[:, self.attended], values[:, self.attended]
@@ -111,30 +115,30 @@ class CanvasJob(Job):
         bias: Bias | None = None,
     ) -> torch.Tensor:
         keys, values = self.write(layer, k, v)
-        grouped = softcap is None and sinks is None
-        mask = self._blocks(q.dtype, len(q) // len(k) if grouped else 1)
+        is_grouped = softcap is None and sinks is None
+        mask = self._block_mask(q.dtype, len(q) // len(k) if is_grouped else 1)
         return attend(q, keys, values, mask, scale, softcap, sinks)
 
-    def _blocks(self, dtype: torch.dtype, times: int) -> torch.Tensor | None:
+    def _block_mask(self, dtype: torch.dtype, repeats: int) -> torch.Tensor | None:
         """Additive (times * n, rows): later blocks are hidden."""
         if not self.block:
             return None
-        key = (None, times)
-        if key not in self.masks:
-            rows = torch.tensor(self._read)
-            here = torch.tensor(self.positions) // self.block
-            hidden = rows[None, :] // self.block > here[:, None]
-            mask = torch.zeros(hidden.shape, dtype=dtype).masked_fill(hidden, -torch.inf)
-            self.masks[key] = mask.repeat(times, 1).to(self.cache.device)
-        return self.masks[key]
+        mask_key = (None, repeats)
+        if mask_key not in self.masks:
+            rows = torch.tensor(self._read_positions)
+            position_blocks = torch.tensor(self.positions) // self.block
+            is_hidden = rows[None, :] // self.block > position_blocks[:, None]
+            mask = torch.zeros(is_hidden.shape, dtype=dtype).masked_fill(is_hidden, -torch.inf)
+            self.masks[mask_key] = mask.repeat(repeats, 1).to(self.cache.device)
+        return self.masks[mask_key]
 
 
-def _in_front(rows: torch.Tensor, kept: torch.Tensor, new: int) -> torch.Tensor:
-    """Those of the rows (layers, KV, n, D) that are kept, and room for new ones behind them."""
-    layers, heads, _, width = rows.shape
-    found = rows.new_empty(layers, heads, len(kept) + new, width)
-    torch.index_select(rows, 2, kept, out=found[:, :, : len(kept)])
-    return found
+def _rows_in_front(rows: torch.Tensor, row_indices: torch.Tensor, new_count: int) -> torch.Tensor:
+    """Copies some of the rows (layers, KV, n, D) to the front, with room for new ones behind."""
+    layers, head_count, _, width = rows.shape
+    memory = rows.new_empty(layers, head_count, len(row_indices) + new_count, width)
+    torch.index_select(rows, 2, row_indices, out=memory[:, :, : len(row_indices)])
+    return memory
 
 
 class CanvasCache(Cache):
@@ -166,10 +170,10 @@ class CanvasCache(Cache):
                 "it drafts"
             )
         length = len(ask.canvas)
-        computed: Sequence[int] = range(length)
+        computed_positions: Sequence[int] = range(length)
         if ask.computed is not None:  # and rows that it never had, or was made to give up
-            computed = sorted({*ask.computed, *range(self.base, length)})
-        node_at = {place: node for node, place in enumerate(computed)}
+            computed_positions = sorted({*ask.computed, *range(self.base, length)})
+        node_at = {position: node for node, position in enumerate(computed_positions)}
         self.reserve(length)
         self.base = max(self.base, length)
         self.synced = len(tokens)
@@ -178,11 +182,16 @@ class CanvasCache(Cache):
             attended = torch.tensor(list(ask.attended), device=self.device)
         job = CanvasJob(
             cache=self,
-            tokens=[self.mask_id if ask.canvas[p] == MASKED else ask.canvas[p] for p in computed],
-            scratch_positions=list(computed),
+            tokens=[
+                self.mask_id
+                if ask.canvas[computed_position] == MASKED
+                else ask.canvas[computed_position]
+                for computed_position in computed_positions
+            ],
+            scratch_positions=list(computed_positions),
             start=0,
             seen=None,
-            rows=[node_at[max(0, place - self.shift)] for place in ask.wanted],
+            rows=[node_at[max(0, position - self.shift)] for position in ask.wanted],
             first=0,
             attended=attended,
             length=length,
@@ -208,24 +217,24 @@ class Denoiser(Decoder):
 
     def __init__(
         self,
-        hf: PreTrainedModel,
-        name: str,
+        hf_model: PreTrainedModel,
+        model_name: str,
         mask_id: int,
         shift: int = 0,
         block: int = 0,
-        longest: int = 0,
+        longest_canvas: int = 0,
         accelerate: Accelerate | None = None,
     ):
-        super().__init__(hf, name, accelerate)
+        super().__init__(hf_model, model_name, accelerate)
         self.mask_id, self.shift, self.block = mask_id, shift, block
-        self.longest_canvas = longest
+        self.longest_canvas = longest_canvas
         self.caps = frozenset({"canvas", "masks"})
         self.known_ids = self.vocab
 
-    def use(self, make: Make) -> None:
+    def use(self, make_executor: Make) -> None:
         caps, self.caps = self.caps, Model.caps  # it is tested as any decoder
         try:
-            super().use(make)
+            super().use(make_executor)
         finally:
             self.caps = caps
 
@@ -235,30 +244,39 @@ class Denoiser(Decoder):
         dtype = self.dtype if self.executor is None else self.executor.cache().dtype
         cache = CanvasCache(self.layout, dtype, self.device)
         cache.mask_id, cache.shift, cache.block = self.mask_id, self.shift, self.block
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)
 
 
 def fills_canvases(config: Any) -> bool:
-    """Whether a model with this configuration does."""
+    """Whether a model with this configuration fills canvases."""
     return hasattr(config, OURS) or config.model_type == KIND
 
 
-def check_computed(hf: PreTrainedModel, name: str, executor: str, exact_bits: bool) -> None:
+def check_computed(
+    hf_model: PreTrainedModel, model_name: str, executor: str, exact_bits: bool
+) -> None:
     """Raises Unsupported where a model that fills canvases is not computed as it is asked for."""
-    noise = hf.config.model_type == KIND
-    by = ("auto", "torch") if noise else ("auto", "torch", "native")
-    if executor in by and not exact_bits:
+    is_noise = hf_model.config.model_type == KIND
+    executors = ("auto", "torch") if is_noise else ("auto", "torch", "native")
+    if executor in executors and not exact_bits:
         return
-    asked = "exact_bits=True" if exact_bits else f"executor={executor!r}"
-    who = " and ".join(by[1:])
-    need = f"a model that writes from left to right: canvases are computed by {who}"
-    raise Unsupported.missing(asked, name, need, "leave it out")
+    refused_option = "exact_bits=True" if exact_bits else f"executor={executor!r}"
+    executor_text = " and ".join(executors[1:])
+    need = f"a model that writes from left to right: canvases are computed by {executor_text}"
+    raise Unsupported.missing_capability(refused_option, model_name, need, "leave it out")
 
 
-def denoiser(hf: PreTrainedModel, name: str) -> Denoiser:
+def build_denoiser(hf_model: PreTrainedModel, model_name: str) -> Denoiser:
     """The adapter of a loaded model that fills masks, whose configuration says what it reads
     (models/diffusion/masked.py). Raises Unsupported for what it cannot compute.
     """
-    about = getattr(hf.config, OURS)
-    own = about["mask_id"], about["shift"], about["block"], about.get("longest", 0)
-    return Denoiser(hf, name, *own, accelerate=partial(blocks, ours=True))
+    canvas_settings = getattr(hf_model.config, OURS)
+    denoiser_options = (
+        canvas_settings["mask_id"],
+        canvas_settings["shift"],
+        canvas_settings["block"],
+        canvas_settings.get("longest", 0),
+    )
+    return Denoiser(
+        hf_model, model_name, *denoiser_options, accelerate=partial(fused_blocks, owns_weights=True)
+    )

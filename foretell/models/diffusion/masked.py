@@ -36,9 +36,9 @@ class Kind:
     translated: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
 
 
-def _llada(raw: Mapping[str, Any]) -> dict[str, Any]:
+def _llada_settings(raw_settings: Mapping[str, Any]) -> dict[str, Any]:
     """Llama's settings of LLaDA's. Raises BadModel for what llama's layers are not."""
-    usual: dict[str, Any] = {
+    published: dict[str, Any] = {
         "block_type": "llama",
         "activation_type": "silu",
         "layer_norm_type": "rms",
@@ -50,29 +50,33 @@ def _llada(raw: Mapping[str, Any]) -> dict[str, Any]:
         "input_emb_norm": False,
         "scale_logits": False,
     }
-    for name, value in usual.items():
-        given = raw.get(name, value)
-        if (given or False) != (value or False):
+    for setting, value in published.items():
+        stated_value = raw_settings.get(setting, value)
+        if (stated_value or False) != (value or False):
             raise BadModel(
-                f"config.json: {name}={given!r} is not what LLaDA's published models have "
+                f"config.json: {setting}={stated_value!r} is not what LLaDA's published models "
+                "have "
                 f"({value!r}), and its layers are read as llama's"
             )
-    heads = int(raw["n_heads"])
+    head_count = int(raw_settings["n_heads"])
     return {
-        "vocab_size": raw.get("embedding_size") or raw["vocab_size"],
-        "hidden_size": raw["d_model"],
-        "intermediate_size": raw["mlp_hidden_size"],
-        "num_hidden_layers": raw["n_layers"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": raw.get("n_kv_heads") or heads,
-        "max_position_embeddings": raw["max_sequence_length"],
-        "rms_norm_eps": raw.get("rms_norm_eps", 1e-5),
-        "rope_parameters": {"rope_type": "default", "rope_theta": raw.get("rope_theta", 10000.0)},
-        "tie_word_embeddings": raw.get("weight_tying", False),
-        "eos_token_id": raw.get("eos_token_id"),
-        "pad_token_id": raw.get("pad_token_id"),
+        "vocab_size": raw_settings.get("embedding_size") or raw_settings["vocab_size"],
+        "hidden_size": raw_settings["d_model"],
+        "intermediate_size": raw_settings["mlp_hidden_size"],
+        "num_hidden_layers": raw_settings["n_layers"],
+        "num_attention_heads": head_count,
+        "num_key_value_heads": raw_settings.get("n_kv_heads") or head_count,
+        "max_position_embeddings": raw_settings["max_sequence_length"],
+        "rms_norm_eps": raw_settings.get("rms_norm_eps", 1e-5),
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": raw_settings.get("rope_theta", 10000.0),
+        },
+        "tie_word_embeddings": raw_settings.get("weight_tying", False),
+        "eos_token_id": raw_settings.get("eos_token_id"),
+        "pad_token_id": raw_settings.get("pad_token_id"),
         "bos_token_id": None,
-        "mask_token_id": raw.get("mask_token_id"),
+        "mask_token_id": raw_settings.get("mask_token_id"),
     }
 
 
@@ -94,12 +98,12 @@ LLADA_NAMES = {
     LLADA + r"ln_f\.": "model.norm.",
     LLADA + r"ff_out\.": "lm_head.",
     **{
-        LLADA_BLOCK + own + r"\.": r"model.layers.\1." + llama + "."
-        for own, llama in OF_BLOCK.items()
+        LLADA_BLOCK + llada_name + r"\.": r"model.layers.\1." + llama + "."
+        for llada_name, llama in OF_BLOCK.items()
     },
 }
 KINDS: dict[str, Kind] = {  # by model_type, in small letters
-    "llada": Kind("llama", 126336, names=LLADA_NAMES, translated=_llada),
+    "llada": Kind("llama", 126336, names=LLADA_NAMES, translated=_llada_settings),
     "dream": Kind("qwen2", 151666, shift=1),
     "sdar": Kind("qwen3", 151669, block=4),
     "a2d-qwen3": Kind("qwen3", 151669),
@@ -111,41 +115,46 @@ KINDS: dict[str, Kind] = {  # by model_type, in small letters
 class Masked:
     """Loads one kind, as transformers' classes do theirs."""
 
-    def __init__(self, raw: Mapping[str, Any]):
-        self.raw = raw
+    def __init__(self, raw_settings: Mapping[str, Any]):
+        self.raw = raw_settings
 
-    def from_pretrained(self, place: str | Path, **arguments: Any) -> Any:
+    def from_pretrained(self, folder: str | Path, **arguments: Any) -> Any:
         """The model, or it and a report of its weights, as transformers' method returns it.
 
         What a denoiser has to know of it is in its configuration under OURS.
         """
         from transformers import AutoConfig, AutoModelForCausalLM
 
-        own = self.raw.get(OURS)
+        own_settings = self.raw.get(OURS)
         kind = KINDS.get(str(self.raw.get("model_type", "")).lower())
-        if own is not None:
-            kind = Kind(str(self.raw["model_type"]), own["mask_id"], own["shift"], own["block"])
+        if own_settings is not None:
+            kind = Kind(
+                str(self.raw["model_type"]),
+                own_settings["mask_id"],
+                own_settings["shift"],
+                own_settings["block"],
+            )
         assert kind is not None, "class_of asks is_masked first"
         settings = kind.translated(self.raw)
-        for name in ("model_type", "auto_map", "architectures", OURS):
-            settings.pop(name, None)
+        for setting in ("model_type", "auto_map", "architectures", OURS):
+            settings.pop(setting, None)
         config = AutoConfig.for_model(kind.family, **settings)
         mask_id = settings.get("mask_token_id")
         mask_id = kind.mask_id if mask_id is None else mask_id
         if not 0 <= mask_id < config.vocab_size:
             raise BadModel(
-                f"{place}: its mask ({mask_id}) is no token of its vocabulary "
+                f"{folder}: its mask ({mask_id}) is no token of its vocabulary "
                 f"({config.vocab_size}); name it in config.json: mask_token_id"
             )
         block = self.raw.get("block_size") or kind.block
-        about = {"mask_id": mask_id, "shift": kind.shift, "block": block}
-        setattr(config, OURS, {**(own or {}), **about})
+        canvas_settings = {"mask_id": mask_id, "shift": kind.shift, "block": block}
+        setattr(config, OURS, {**(own_settings or {}), **canvas_settings})
         arguments.pop("trust_remote_code", None)
         if kind.names:
             arguments["key_mapping"] = dict(kind.names)
-        return AutoModelForCausalLM.from_pretrained(place, config=config, **arguments)
+        return AutoModelForCausalLM.from_pretrained(folder, config=config, **arguments)
 
 
-def is_masked(raw: Mapping[str, Any]) -> bool:
+def is_masked(raw_settings: Mapping[str, Any]) -> bool:
     """Whether these settings, of a config.json, are those of a model that fills canvases."""
-    return OURS in raw or str(raw.get("model_type", "")).lower() in KINDS
+    return OURS in raw_settings or str(raw_settings.get("model_type", "")).lower() in KINDS

@@ -32,12 +32,12 @@ class BehindText(Job):
     ) -> bool:
         return False
 
-    def read(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    def text_rows(self, layer: int, window: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Keys and values (KV, rows, D) of the text that all positions see; of a window, which is
         what one of its tokens sees, they see one token less."""
-        low = 0 if window is None else max(0, self.start - window + 1)
+        first_row = 0 if window is None else max(0, self.start - window + 1)
         keys, values = self.cache.k[layer], self.cache.v[layer]
-        return keys[:, low : self.start], values[:, low : self.start]
+        return keys[:, first_row : self.start], values[:, first_row : self.start]
 
     def attend(
         self,
@@ -51,9 +51,9 @@ class BehindText(Job):
         sinks: torch.Tensor | None = None,
         bias: Bias | None = None,
     ) -> torch.Tensor:
-        keys, values = self.read(layer, window)
-        both = torch.cat([keys.to(k), k], 1), torch.cat([values.to(v), v], 1)
-        return attend(q, *both, None, scale, softcap, sinks)
+        keys, values = self.text_rows(layer, window)
+        joined_rows = torch.cat([keys.to(k), k], 1), torch.cat([values.to(v), v], 1)
+        return attend(q, *joined_rows, None, scale, softcap, sinks)
 
 
 class TextCache(Cache):
@@ -77,18 +77,18 @@ class TextCache(Cache):
                 "a model that fills canvases writes no text from left to right; choose a method "
                 "of the kind 'diffusion' for its noise, for example method='renoise'"
             )
-        known, self.taken = self.length, 0
-        if known < len(tokens):
-            piece = list(tokens[known : known + chunk])
-            self.taken = len(piece)
-            self.reserve(known + len(piece))
-            places = list(range(known, known + len(piece)))
-            return Job(self, piece, places, known, None, [], -len(piece)), False
-        canvas = list(ask.canvas[known:])
-        assert MASKED not in canvas, "what stands in a canvas of uniform noise are tokens"
-        rows = [place - known for place in ask.wanted]
-        places = list(range(known, len(ask.canvas)))
-        job = BehindText(self, canvas, places, known, None, rows, 0)
+        known_count, self.taken = self.length, 0
+        if known_count < len(tokens):
+            text_piece = list(tokens[known_count : known_count + chunk])
+            self.taken = len(text_piece)
+            self.reserve(known_count + len(text_piece))
+            positions = list(range(known_count, known_count + len(text_piece)))
+            return Job(self, text_piece, positions, known_count, None, [], -len(text_piece)), False
+        canvas_ids = list(ask.canvas[known_count:])
+        assert MASKED not in canvas_ids, "what stands in a canvas of uniform noise are tokens"
+        row_indices = [position - known_count for position in ask.wanted]
+        positions = list(range(known_count, len(ask.canvas)))
+        job = BehindText(self, canvas_ids, positions, known_count, None, row_indices, 0)
         job.said = ask.said
         return job, True
 
@@ -98,14 +98,14 @@ class TextCache(Cache):
         self.taken = 0
 
 
-def parted(jobs: Sequence[Job]) -> tuple[list[Job], list[BehindText]]:
-    """Those of texts, and those of canvases."""
+def split_jobs(jobs: Sequence[Job]) -> tuple[list[Job], list[BehindText]]:
+    """Jobs of texts, and jobs of canvases."""
     canvases = [job for job in jobs if isinstance(job, BehindText)]
     return [job for job in jobs if not isinstance(job, BehindText)], canvases
 
 
-def packed(jobs: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """ids and positions (1, T) of these jobs."""
-    ids = [token for job in jobs for token in job.tokens]
-    places = [place for job in jobs for place in job.positions]
-    return torch.tensor([ids], device=device), torch.tensor([places], device=device)
+def pack_jobs(jobs: Sequence[Any], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and positions (1, T) of these jobs."""
+    token_ids = [token for job in jobs for token in job.tokens]
+    positions = [position for job in jobs for position in job.positions]
+    return torch.tensor([token_ids], device=device), torch.tensor([positions], device=device)

@@ -20,15 +20,15 @@ from transformers.modeling_outputs import BaseModelOutput
 
 from foretell.cache.buffers import Layout
 from foretell.cache.cache import Cache
-from foretell.cache.job import Job, entering
+from foretell.cache.job import Job, join_entry_states
 from foretell.core.model import STEP, Computed, Model
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadConfig, ForetellError, PromptTooLong, Unsupported, first_line
+from foretell.errors import BadConfig, ForetellError, PromptTooLong, Unsupported, first_message_line
 from foretell.models.decoder.decoder import UNLIMITED, context_of
-from foretell.models.decoder.loop import attending
+from foretell.models.decoder.loop import use_attention
 from foretell.models.decoder.packed import WHOLE_NUMBERS
-from foretell.models.decoder.probing import PROBE, AttentionProbe, layouts
+from foretell.models.decoder.probing import PROBE, AttentionProbe, layer_layouts
 from foretell.models.encoder_decoder.crossing import RECORDED, DecoderParts
 from foretell.models.encoder_decoder.source import BlockCache, Layers, SourceCache, SourceRows
 from foretell.ops.threads import torch_threads
@@ -41,17 +41,19 @@ SAMPLE = 16  # tokens of the source that stands for one where there is no reques
 
 
 def check_plain(
-    name: str, exact_bits: bool = False, executor: str = "auto", dtype: str = "auto"
+    model_name: str, exact_bits: bool = False, executor: str = "auto", dtype: str = "auto"
 ) -> None:
     """Raises Unsupported for what an encoder-decoder is asked and decoders alone have."""
     need = "a model that is a decoder only"
     if exact_bits:
-        raise Unsupported.missing("exact_bits=True", name, need, "leave it out")
+        raise Unsupported.missing_capability("exact_bits=True", model_name, need, "leave it out")
     if executor not in ("auto", "torch"):
         cure = "leave executor out, and torch computes it"
-        raise Unsupported.missing(f"executor={executor!r}", name, need, cure)
+        raise Unsupported.missing_capability(f"executor={executor!r}", model_name, need, cure)
     if dtype in WHOLE_NUMBERS:
-        raise Unsupported.missing(f"dtype={dtype!r}", name, need, "use bfloat16 or float32")
+        raise Unsupported.missing_capability(
+            f"dtype={dtype!r}", model_name, need, "use bfloat16 or float32"
+        )
 
 
 class EncoderDecoder(Model):
@@ -66,15 +68,15 @@ class EncoderDecoder(Model):
     layout: Layout  # type: ignore[assignment]  # every layer keeps rows
     cache_type: type[SourceCache] = SourceCache
 
-    def __init__(self, hf: PreTrainedModel, name: str = "model"):
-        self.hf = hf.eval()
-        self.name = name
-        self.config = hf.config
-        self.device = hf.device
-        self.dtype = hf.dtype
+    def __init__(self, hf_model: PreTrainedModel, model_name: str = "model"):
+        self.hf = hf_model.eval()
+        self.name = model_name
+        self.config = hf_model.config
+        self.device = hf_model.device
+        self.dtype = hf_model.dtype
         # Of each tenant and source; they live as long as a cache that reads them.
         self.sources: WeakValueDictionary[Any, SourceRows] = WeakValueDictionary()
-        self.encoder: Any = hf.get_encoder()
+        self.encoder: Any = hf_model.get_encoder()
         try:
             with torch.inference_mode():
                 self._take_apart()
@@ -83,93 +85,108 @@ class EncoderDecoder(Model):
             raise
         except Exception as error:  # the forward of an unknown family may raise anything
             raise self._refusal(
-                f"the usual forward of an encoder-decoder ({first_line(error)})"
+                f"the usual forward of an encoder-decoder ({first_message_line(error)})"
             ) from error
-        self.mask_token: int | None = getattr(hf.config, "mask_token_id", None)
+        self.mask_token: int | None = getattr(hf_model.config, "mask_token_id", None)
         self.caps = Model.caps | {"source", "taps"}
         if self.parts.places is None:
             self.caps |= {"layers"}
-        if getattr(hf.config, "fills_blocks", False):
+        if getattr(hf_model.config, "fills_blocks", False):
             self.caps = (self.caps - {"tree", "rows"}) | {"blocks"}
             self.cache_type = BlockCache
 
     def _refusal(self, capability: str) -> Unsupported:
-        model = f"{self.name} (family {self.config.model_type})"
-        return Unsupported.missing(
-            "foretell", model, capability, "use transformers' own generate for it"
+        model_title = f"{self.name} (family {self.config.model_type})"
+        return Unsupported.missing_capability(
+            "foretell", model_title, capability, "use transformers' own generate for it"
         )
 
     # --- what a family does, measured
 
     def _take_apart(self) -> None:
-        self.start = self._start()
+        self.start = self._start_tokens()
         self.parts = DecoderParts(self.hf)
         self.vocab = int(self.parts.head.weight.shape[0])
         self.source_vocab = int(self.encoder.get_input_embeddings().weight.shape[0])
         self.context = context_of(self.parts.config)
         self.source_context = context_of(self.encoder.config)
-        self.sample = [(1 + 37 * i) % self.source_vocab for i in range(SAMPLE)]
-        self.probe_ids = [*self.start, *((1 + 37 * i) % self.vocab for i in range(6))]
-        entering: list[torch.Tensor] = []
+        self.sample = [(1 + 37 * index) % self.source_vocab for index in range(SAMPLE)]
+        self.probe_ids = [*self.start, *((1 + 37 * index) % self.vocab for index in range(6))]
+        entering_states: list[torch.Tensor] = []
 
         def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-            entering.append(args[0] if args else kwargs["hidden_states"])
+            entering_states.append(args[0] if args else kwargs["hidden_states"])
 
         hook = self.parts.layers[0].register_forward_pre_hook(note, with_kwargs=True)
         try:
             self.stock_rows(self.sample, self.probe_ids)
         finally:
             hook.remove()
-        self.parts.measure_scale(entering[0], torch.tensor([self.probe_ids], device=self.device))
-        self.layout = self._layout()
+        self.parts.measure_scale(
+            entering_states[0], torch.tensor([self.probe_ids], device=self.device)
+        )
+        self.layout = self._measure_layout()
 
-    def _start(self) -> list[int]:
+    def _start_tokens(self) -> list[int]:
         """The first tokens of every text: the decoder's start, and one its settings put behind."""
         settings: Any = self.hf.generation_config
-        first = settings.decoder_start_token_id
-        if first is None:
-            first = settings.bos_token_id
-        start = [first, settings.forced_bos_token_id]
-        if not isinstance(first, int):
+        first_token = settings.decoder_start_token_id
+        if first_token is None:
+            first_token = settings.bos_token_id
+        start_tokens = [first_token, settings.forced_bos_token_id]
+        if not isinstance(first_token, int):
             raise self._refusal("one token that every text begins with (decoder_start_token_id)")
-        return [token for token in start if token is not None]
+        return [token for token in start_tokens if token is not None]
 
-    def _layout(self) -> Layout:
-        """What each layer stores. Raises Unsupported where one does not leave attention to us."""
+    def _measure_layout(self) -> Layout:
+        """Measures what each layer stores. Raises Unsupported where one does not leave attention to
+        us.
+        """
         probe = AttentionProbe(min(self.context, UNLIMITED))
-        token = PROBE.set(probe)
+        context_token = PROBE.set(probe)
         try:
-            states = self._encoded(self.sample)
-            with attending(self.parts.config, "foretell-probe"):
-                self.stock_rows(self.sample, self.probe_ids, states)
+            encoder_states = self._encode_source(self.sample)
+            with use_attention(self.parts.config, "foretell-probe"):
+                self.stock_rows(self.sample, self.probe_ids, encoder_states)
         finally:
-            PROBE.reset(token)
-        count = len(self.parts.layers)
-        missing = [str(i) for i in range(count) if not (i in probe.calls and i in probe.cross)]
-        if missing:
+            PROBE.reset(context_token)
+        layer_count = len(self.parts.layers)
+        missing_layers = [
+            str(layer)
+            for layer in range(layer_count)
+            if not (layer in probe.calls and layer in probe.cross)
+        ]
+        if missing_layers:
             raise self._refusal(
                 f"attention to text and source through transformers' interface, which layers "
-                f"{', '.join(missing[:6])} do not use"
+                f"{', '.join(missing_layers[:6])} do not use"
             )
         try:
-            return layouts(probe, count, self.parts.bias is not None)[0]
+            return layer_layouts(probe, layer_count, self.parts.bias is not None)[0]
         except LookupError as error:
             raise self._refusal(str(error)) from error
 
     def stock_rows(
-        self, source: Sequence[int], text: Sequence[int], states: torch.Tensor | None = None
+        self,
+        source_ids: Sequence[int],
+        text_ids: Sequence[int],
+        encoder_states: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Rows (n, V) of a text by the model's own forward; `states`: its encoder's, if known."""
-        ids = torch.tensor([list(text)], device=self.device)
-        given: dict[str, Any] = {"input_ids": torch.tensor([list(source)], device=self.device)}
-        if states is not None:
-            known: Any = BaseModelOutput(states)  # type: ignore[arg-type]
-            given = {"encoder_outputs": known}
+        """Rows (n, V) of a text by the model's own forward; `encoder_states`: its encoder's, if
+        known.
+        """
+        token_ids = torch.tensor([list(text_ids)], device=self.device)
+        encoder_inputs: dict[str, Any] = {
+            "input_ids": torch.tensor([list(source_ids)], device=self.device)
+        }
+        if encoder_states is not None:
+            encoder_output: Any = BaseModelOutput(encoder_states)  # type: ignore[arg-type]
+            encoder_inputs = {"encoder_outputs": encoder_output}
         rows: torch.Tensor = self.hf(
-            **given,
-            attention_mask=ids.new_ones(1, len(source)),
-            decoder_input_ids=ids,
-            decoder_attention_mask=torch.ones_like(ids),
+            **encoder_inputs,
+            attention_mask=token_ids.new_ones(1, len(source_ids)),
+            decoder_input_ids=token_ids,
+            decoder_attention_mask=torch.ones_like(token_ids),
             use_cache=False,
         ).logits[0]
         if self.parts.banned:
@@ -180,30 +197,30 @@ class EncoderDecoder(Model):
         """A tree behind a text in pieces must give the rows of its paths as the model alone
         computes them. Raises Unsupported.
         """
-        ids = self.probe_ids
-        tree = TokenTree(ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
-        for node, row in enumerate(self._rows_of(tree, ids)):
-            theirs = self.stock_rows(self.sample, [*ids, *tree.tokens_to(node)])[-1]
-            if not self._agree(row, theirs):
+        token_ids = self.probe_ids
+        tree = TokenTree(token_ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
+        for node, our_row in enumerate(self._rows_of(tree, token_ids)):
+            their_row = self.stock_rows(self.sample, [*token_ids, *tree.tokens_to(node)])[-1]
+            if not self._rows_agree(our_row, their_row):
                 raise self._refusal(
                     "a tree to give the rows of its paths, and a self-test found that it does not"
                 )
 
-    def _agree(self, ours: torch.Tensor, theirs: torch.Tensor) -> bool:
+    def _rows_agree(self, our_row: torch.Tensor, their_row: torch.Tensor) -> bool:
         """Whether two computations of a row (V,) differ by rounding only."""
-        possible = theirs.isfinite()
-        if not torch.equal(possible, ours.isfinite()):
+        is_possible = their_row.isfinite()
+        if not torch.equal(is_possible, our_row.isfinite()):
             return False
-        ours, theirs = ours[possible].float(), theirs[possible].float()
+        our_row, their_row = our_row[is_possible].float(), their_row[is_possible].float()
         tolerance = 1e-4 if self.dtype in (torch.float32, torch.float64) else HALF
-        return bool((ours - theirs).norm() <= tolerance * theirs.norm())
+        return bool((our_row - their_row).norm() <= tolerance * their_row.norm())
 
     def _rows_of(self, tree: TokenTree, tokens: Sequence[int]) -> torch.Tensor:
         """Rows (N, V) of a tree below `tokens`, which an empty cache takes in by three."""
         cache = self.cache()
-        done = False
-        while not done:
-            job, done = cache.prepare(Ask(tree), tokens, 3)
+        finished = False
+        while not finished:
+            job, finished = cache.prepare(Ask(tree), tokens, 3)
             reply = self.forward([job])[0]
         return reply.logits
 
@@ -216,10 +233,12 @@ class EncoderDecoder(Model):
                 f"{self.name} reads a source beside its text: give token ids as "
                 'Request(inputs={"source": ...}), or use LM.generate'
             )
-        known = all(isinstance(token, int) and 0 <= token < self.source_vocab for token in source)
-        if not known or not len(source):
-            span = f"0 to {self.source_vocab - 1}"
-            raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({span})")
+        is_known = all(
+            isinstance(token, int) and 0 <= token < self.source_vocab for token in source
+        )
+        if not is_known or not len(source):
+            id_range = f"0 to {self.source_vocab - 1}"
+            raise BadConfig(f"a prompt has at least one token, all of the vocabulary ({id_range})")
         if len(source) > self.source_context:
             raise PromptTooLong(
                 f"the prompt has {len(source)} tokens and the encoder of {self.name} holds "
@@ -227,39 +246,43 @@ class EncoderDecoder(Model):
             )
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
-        """As of Model. Without a request it reads a sample in place of a source, as measurements of
-        costs do.
+        """Makes an empty cache, as Model does. Without a request it reads a sample in place of a
+        source, as measurements of costs do.
         """
         cache = self.cache_type(self.layout, self.dtype, self.device)
-        tokens = self.sample if request is None else request.inputs.get("source")
-        self.check_source(tokens)
-        key = ("" if request is None else request.tenant, tuple(tokens or ()))
-        cache.source = self.sources.get(key) or SourceRows(key[1])
-        self.sources[key] = cache.source
-        return self.prepared(cache, request, beside)
+        source_ids = self.sample if request is None else request.inputs.get("source")
+        self.check_source(source_ids)
+        source_key = ("" if request is None else request.tenant, tuple(source_ids or ()))
+        cache.source = self.sources.get(source_key) or SourceRows(source_key[1])
+        self.sources[source_key] = cache.source
+        return self.prepare_cache(cache, request, beside)
 
-    def _encoded(self, tokens: Sequence[int]) -> torch.Tensor:
+    def _encode_source(self, tokens: Sequence[int]) -> torch.Tensor:
         """The encoder's states (1, S, E)."""
-        ids = torch.tensor([list(tokens)], device=self.device)
-        out = self.encoder(input_ids=ids, attention_mask=torch.ones_like(ids))
-        return out.last_hidden_state  # type: ignore[no-any-return]
+        token_ids = torch.tensor([list(tokens)], device=self.device)
+        output = self.encoder(input_ids=token_ids, attention_mask=torch.ones_like(token_ids))
+        return output.last_hidden_state  # type: ignore[no-any-return]
 
     def _source_layers(self, tokens: Sequence[int]) -> Layers:
-        """Of each layer of the decoder the keys and values of a source."""
-        count = len(tokens)
+        """Keys and values of a source, of each layer of the decoder."""
+        source_length = len(tokens)
         # One token runs through the decoder, whose layers then show what they make of the source.
         # Two for a source of one, so that its keys are told from those of the text.
-        ids = torch.tensor([[self.start[0]] * (2 if count == 1 else 1)], device=self.device)
-        positions = torch.arange(ids.shape[1], device=self.device)[None]
+        token_ids = torch.tensor(
+            [[self.start[0]] * (2 if source_length == 1 else 1)], device=self.device
+        )
+        positions = torch.arange(token_ids.shape[1], device=self.device)[None]
         layers: Layers = []
-        states = self._encoded(tokens)
-        token = RECORDED.set((count, layers))
+        encoder_states = self._encode_source(tokens)
+        context_token = RECORDED.set((source_length, layers))
         try:
-            with attending(self.parts.config, "foretell-source-rows"):
-                h = self.parts.embedded(ids, positions)
-                self.parts.run(h, positions, range(len(self.parts.layers)), source=states)
+            with use_attention(self.parts.config, "foretell-source-rows"):
+                states = self.parts.embedded(token_ids, positions)
+                self.parts.run(
+                    states, positions, range(len(self.parts.layers)), source=encoder_states
+                )
         finally:
-            RECORDED.reset(token)
+            RECORDED.reset(context_token)
         assert len(layers) == len(self.layout), "each layer attends to the source once"
         return layers
 
@@ -267,34 +290,38 @@ class EncoderDecoder(Model):
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         """Encodes the sources that are new, then runs the decoder."""
-        encoded = 0
+        encoded_count = 0
         with torch_threads(self.threads_wanted or torch.get_num_threads()):
             for job in jobs:
                 source: SourceRows = job.cache.source
                 if source.layers is None:
                     source.layers = self._source_layers(source.tokens)
-                    encoded += len(source.tokens)
+                    encoded_count += len(source.tokens)
             computed = super().compute(jobs, taps)
-        computed.width += encoded
+        computed.width += encoded_count
         return computed
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        hidden: dict[int, torch.Tensor] = {}
-        layers = range(len(self.layout)) if first.layers is None else first.layers
-        with attending(self.parts.config, "foretell-source"):
-            states = entering(STEP.get(), self.embed)
-            h = self.parts.embedded(ids, positions) if states is None else states[None]
-            h = self.parts.run(h, positions, layers, taps, hidden)[0]
-        return self.parts.logits(h[rows.long()]), hidden
+        tapped_states: dict[int, torch.Tensor] = {}
+        layers = range(len(self.layout)) if first_job.layers is None else first_job.layers
+        with use_attention(self.parts.config, "foretell-source"):
+            entry_states = join_entry_states(STEP.get(), self.embed)
+            states = (
+                self.parts.embedded(token_ids, positions)
+                if entry_states is None
+                else entry_states[None]
+            )
+            states = self.parts.run(states, positions, layers, taps, tapped_states)[0]
+        return self.parts.logits(states[row_indices.long()]), tapped_states
 
     def embed(self, tokens: Sequence[int]) -> torch.Tensor:
         assert self.parts.places is None, "positions enter layer 0 too: it cannot `layers`"
-        ids = torch.tensor([list(tokens)], device=self.device)
-        return self.parts.embedded(ids, torch.zeros_like(ids))[0]
+        token_ids = torch.tensor([list(tokens)], device=self.device)
+        return self.parts.embedded(token_ids, torch.zeros_like(token_ids))[0]

@@ -32,18 +32,18 @@ class SourceRows:
 
 
 def source_attention(
-    layer: int, q: torch.Tensor, scale: float | None, softcap: float | None
+    layer_index: int, q: torch.Tensor, scale: float | None, softcap: float | None
 ) -> torch.Tensor:
     """Packed q (H, T, D) of the running step over each job's own source -> (T, H, D)."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    outs = []
-    start = 0
+    outputs = []
+    first_node = 0
     for job in STEP.get():
-        end = start + len(job.tokens)
-        k, v = job.cache.source.layers[layer]
-        outs.append(attend(q[:, start:end], k, v, None, scale, softcap))
-        start = end
-    return torch.cat(outs)
+        end_node = first_node + len(job.tokens)
+        k, v = job.cache.source.layers[layer_index]
+        outputs.append(attend(q[:, first_node:end_node], k, v, None, scale, softcap))
+        first_node = end_node
+    return torch.cat(outputs)
 
 
 class SourceJob(Job):
@@ -51,9 +51,9 @@ class SourceJob(Job):
 
     shared_bias: tuple[list[int], torch.Tensor] | None = None  # for these columns
 
-    def _bias(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:
+    def _bias_mask(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:
         if self.shared_bias is None or self.shared_bias[0] != columns:
-            self.shared_bias = columns, super()._bias(bias, columns, dtype)
+            self.shared_bias = columns, super()._bias_mask(bias, columns, dtype)
         return self.shared_bias[1]
 
 
@@ -63,15 +63,15 @@ class SourceCache(Cache):
     job_type = SourceJob
     source: SourceRows
 
-    def adopt(self, segment: Segment) -> bool:
-        """False: rows of a text belong to its source, so that it computes its own."""
+    def adopt_segment(self, segment: Segment) -> bool:
+        """Returns False: rows of a text belong to its source, so that it computes its own."""
         return False
 
     @property
     def bytes(self) -> int:
-        """Of all it holds; what several caches share counts for each."""
+        """The bytes of all it holds; what several caches share counts for each."""
         return super().bytes + self.source.bytes
 
 
 class BlockCache(Blocks, SourceCache):
-    """Of a model that fills in blocks and reads a source."""
+    """A cache of a model that fills in blocks and reads a source."""

@@ -140,7 +140,7 @@ CONTROL = 3  # the type of a token that is no text
 
 @dataclass
 class Header:
-    """What stands before the numbers of a .gguf file: values by key, tensors by name."""
+    """The part of a .gguf file before its numbers: values by key, tensors by name."""
 
     path: Path
     values: Mapping[str, Any]
@@ -150,14 +150,14 @@ class Header:
     def architecture(self) -> str:
         return str(self.values.get("general.architecture", ""))
 
-    def get(self, key: str, usual: Any = None) -> Any:
-        """Of a key of its architecture; a list of equal values counts as one."""
-        value = self.values.get(f"{self.architecture}.{key}", usual)
+    def get(self, key: str, default: Any = None) -> Any:
+        """Value of a key of its architecture; a list of equal values counts as one."""
+        value = self.values.get(f"{self.architecture}.{key}", default)
         if isinstance(value, list) and value and all(part == value[0] for part in value):
             return value[0]
         return value
 
-    def need(self, key: str) -> Any:
+    def require_value(self, key: str) -> Any:
         value = self.get(key)
         if value is None:
             raise LookupError(f"its header lacks {self.architecture}.{key}")
@@ -180,25 +180,27 @@ class _Values(Mapping[str, Any]):
         return sum(1 for _ in self)
 
 
-def read_header(path: Path) -> Header:
+def read_header(file_path: Path) -> Header:
     """Raises what the package `gguf` does for a file that it cannot read."""
     from gguf import GGUFReader
 
-    reader = GGUFReader(path)
-    return Header(path, _Values(reader.fields), {part.name: part for part in reader.tensors})
+    reader = GGUFReader(file_path)
+    return Header(
+        file_path, _Values(reader.fields), {tensor.name: tensor for tensor in reader.tensors}
+    )
 
 
 def check_keys(header: Header) -> None:
     """Raises LookupError with the first key that nobody here reads."""
-    kind = header.values.get("general.type", "model")
-    if kind != "model":
-        raise LookupError(f"its header has general.type={kind!r}, and it takes a model")
+    file_type = header.values.get("general.type", "model")
+    if file_type != "model":
+        raise LookupError(f"its header has general.type={file_type!r}, and it takes a model")
     for key in header.values:
         _check_key(header, key)
 
 
 def _check_key(header: Header, key: str) -> None:
-    beginning = f"{header.architecture}."
+    prefix = f"{header.architecture}."
     if key.startswith(SILENT_BEGINNINGS):
         return
     if key in SPLIT:
@@ -206,79 +208,90 @@ def _check_key(header: Header, key: str) -> None:
             raise LookupError("its header has split.count: it is a part, and it takes a whole file")
         return
     if key.startswith("tokenizer."):
-        name = key.removeprefix("tokenizer.")
-        if name in TOKENS_READ | TOKENS_SILENT or name.startswith("chat_template."):
+        key_name = key.removeprefix("tokenizer.")
+        if key_name in TOKENS_READ | TOKENS_SILENT or key_name.startswith("chat_template."):
             return
-        refused = TOKENS_REFUSED
-    elif key.startswith(beginning):
-        name = key.removeprefix(beginning)
-        if name in SILENT or name in ROTATION or name in STATED:
+        refused_values = TOKENS_REFUSED
+    elif key.startswith(prefix):
+        key_name = key.removeprefix(prefix)
+        if key_name in SILENT or key_name in ROTATION or key_name in STATED:
             return
-        refused = REFUSED
+        refused_values = REFUSED
     else:
         raise LookupError(f"its header has {key}, which is unknown here")
-    if name not in refused:
+    if key_name not in refused_values:
         raise LookupError(f"its header has {key}, which is unknown here")
     value = header.values[key]
-    if value not in refused[name]:
-        raise LookupError(f"its header has {key}={_short(value)}, which is not computed here")
+    if value not in refused_values[key_name]:
+        raise LookupError(
+            f"its header has {key}={_shorten_value(value)}, which is not computed here"
+        )
 
 
 def check_stated(header: Header, config: Any) -> None:
     """Raises LookupError with the first key that a configuration does not state as the file."""
     for key in header.values:
-        name = key.removeprefix(f"{header.architecture}.")
-        if name == key or name not in STATED:
+        key_name = key.removeprefix(f"{header.architecture}.")
+        if key_name == key or key_name not in STATED:
             continue
-        value = header.get(name)
-        if value in NOTHING.get(name, ()):
+        value = header.get(key_name)
+        if value in NOTHING.get(key_name, ()):
             continue
-        field = next((field for field in STATED[name] if hasattr(config, field)), None)
-        stated = None if field is None else getattr(config, field)
-        if not _same(value, stated):
+        config_field = next(
+            (config_field for config_field in STATED[key_name] if hasattr(config, config_field)),
+            None,
+        )
+        stated_value = None if config_field is None else getattr(config, config_field)
+        if not _values_equal(value, stated_value):
             raise LookupError(
-                f"its header has {key}={_short(value)}, and what computes it {_short(stated)}"
+                f"its header has {key}={_shorten_value(value)}, and what computes it "
+                f"{_shorten_value(stated_value)}"
             )
 
 
-def _same(value: Any, stated: Any) -> bool:
+def _values_equal(value: Any, stated_value: Any) -> bool:
     """Whether two values are one, up to the rounding of a float32."""
-    if isinstance(value, (int, float)) and isinstance(stated, (int, float)):
-        return math.isclose(value, stated, rel_tol=1e-6)
-    return bool(value == stated)
+    if isinstance(value, (int, float)) and isinstance(stated_value, (int, float)):
+        return math.isclose(value, stated_value, rel_tol=1e-6)
+    return bool(value == stated_value)
 
 
-def _short(value: Any) -> str:
+def _shorten_value(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def rotation(header: Header, width: int) -> dict[str, Any]:
-    """The `rope_parameters` of transformers for heads of `width` that are turned whole.
+def rotation_parameters(header: Header, head_width: int) -> dict[str, Any]:
+    """The `rope_parameters` of transformers for heads of `head_width` that are turned whole.
 
     Raises LookupError for what they cannot say.
     """
     architecture = header.architecture
-    turned = header.get("rope.dimension_count", width)
-    if turned != width:
+    turned_width = header.get("rope.dimension_count", head_width)
+    if turned_width != head_width:
         raise LookupError(
-            f"its header has {architecture}.rope.dimension_count={turned}, and heads are {width} "
+            f"its header has {architecture}.rope.dimension_count={turned_width}, and heads are "
+            f"{head_width} "
             "wide: parts of heads are not computed here"
         )
-    kind, factor = header.get("rope.scaling.type", "linear"), _factor(header)
-    base = {"rope_type": "default", "rope_theta": float(header.get("rope.freq_base", 10000.0))}
-    if kind not in KINDS:
+    scaling_kind, factor = header.get("rope.scaling.type", "linear"), _scaling_factor(header)
+    base_parameters = {
+        "rope_type": "default",
+        "rope_theta": float(header.get("rope.freq_base", 10000.0)),
+    }
+    if scaling_kind not in KINDS:
         raise LookupError(
-            f"its header has {architecture}.rope.scaling.type={kind!r}, "
+            f"its header has {architecture}.rope.scaling.type={scaling_kind!r}, "
             f"and it takes {', '.join(KINDS)}"
         )
-    for name, usual in YARN_USUAL.items():
-        value = header.get(name, usual[0])
-        if value not in usual:
+    for key_name, usual_values in YARN_USUAL.items():
+        value = header.get(key_name, usual_values[0])
+        if value not in usual_values:
             raise LookupError(
-                f"its header has {architecture}.{name}={_short(value)}, which is not computed here"
+                f"its header has {architecture}.{key_name}={_shorten_value(value)}, which is not "
+                "computed here"
             )
-    return base | KINDS[kind](header, factor, width)
+    return base_parameters | KINDS[scaling_kind](header, factor, head_width)
 
 
 # Keys of yarn's that have one meaning only with these values.
@@ -289,97 +302,103 @@ YARN_USUAL: dict[str, tuple[float, ...]] = {
 }
 
 
-def _factor(header: Header) -> float:
+def _scaling_factor(header: Header) -> float:
     factor = float(header.get("rope.scaling.factor", header.get("rope.scale_linear", 0.0)))
     return factor or 1.0
 
 
-def _unscaled(header: Header, factor: float, width: int) -> dict[str, Any]:
-    return _linear(header, 1.0, width)
+def _no_scaling(header: Header, factor: float, head_width: int) -> dict[str, Any]:
+    return _linear_scaling(header, 1.0, head_width)
 
 
-def _linear(header: Header, factor: float, width: int) -> dict[str, Any]:
-    own = _numbers(header, "rope_freqs.weight", width)
-    attended = _attended(header)
-    if own is None and attended == 1:
+def _linear_scaling(header: Header, factor: float, head_width: int) -> dict[str, Any]:
+    pair_factors = _pair_numbers(header, "rope_freqs.weight", head_width)
+    attention_factor = _attention_factor(header)
+    if pair_factors is None and attention_factor == 1:
         return {} if factor == 1 else {"rope_type": "linear", "factor": factor}
-    parts = np.ones(width // 2, np.float32) if own is None else own
-    return _by_part(header, parts * factor, parts * factor, header.need("context_length"))
+    pair_scales = np.ones(head_width // 2, np.float32) if pair_factors is None else pair_factors
+    return _by_part(
+        header, pair_scales * factor, pair_scales * factor, header.require_value("context_length")
+    )
 
 
-def _yarn(header: Header, factor: float, width: int) -> dict[str, Any]:
+def _yarn_scaling(header: Header, factor: float, head_width: int) -> dict[str, Any]:
     if "rope_freqs.weight" in header.tensors:
         raise LookupError("it has rope_freqs.weight beside rope.scaling.type='yarn'")
-    usual = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
+    usual_factor = 1.0 if factor <= 1 else 0.1 * math.log(factor) + 1.0
     return {
         "rope_type": "yarn",
         "factor": factor,
-        "original_max_position_embeddings": _original(header),
-        "attention_factor": usual * _attended(header),
+        "original_max_position_embeddings": _original_length(header),
+        "attention_factor": usual_factor * _attention_factor(header),
         "beta_fast": float(header.get("rope.scaling.yarn_beta_fast", 32.0)),
         "beta_slow": float(header.get("rope.scaling.yarn_beta_slow", 1.0)),
     }
 
 
-def _longrope(header: Header, factor: float, width: int) -> dict[str, Any]:
-    long = _numbers(header, "rope_factors_long.weight", width)
-    short = _numbers(header, "rope_factors_short.weight", width)
-    if long is None or short is None:
+def _longrope_scaling(header: Header, factor: float, head_width: int) -> dict[str, Any]:
+    long_factors = _pair_numbers(header, "rope_factors_long.weight", head_width)
+    short_factors = _pair_numbers(header, "rope_factors_short.weight", head_width)
+    if long_factors is None or short_factors is None:
         raise LookupError("it has rope.scaling.type='longrope' and lacks rope_factors_*.weight")
-    return _by_part(header, short * factor, long * factor, _original(header))
+    return _by_part(header, short_factors * factor, long_factors * factor, _original_length(header))
 
 
 KINDS: dict[str, Callable[[Header, float, int], dict[str, Any]]] = {
-    "none": _unscaled,
-    "linear": _linear,
-    "yarn": _yarn,
-    "longrope": _longrope,
+    "none": _no_scaling,
+    "linear": _linear_scaling,
+    "yarn": _yarn_scaling,
+    "longrope": _longrope_scaling,
 }
 ROTATION_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
-def _by_part(header: Header, short: np.ndarray, long: np.ndarray, original: int) -> dict[str, Any]:
+def _by_part(
+    header: Header, short_factors: np.ndarray, long_factors: np.ndarray, original_length: int
+) -> dict[str, Any]:
     """Each part of a head turns slower by a factor of its own."""
     return {
         "rope_type": "longrope",
-        "short_factor": short.tolist(),
-        "long_factor": long.tolist(),
-        "original_max_position_embeddings": original,
+        "short_factor": short_factors.tolist(),
+        "long_factor": long_factors.tolist(),
+        "original_max_position_embeddings": original_length,
         "factor": 1.0,
-        "attention_factor": _attended(header),
+        "attention_factor": _attention_factor(header),
     }
 
 
-def _attended(header: Header) -> float:
+def _attention_factor(header: Header) -> float:
     return float(header.get("rope.scaling.attn_factor", 1.0))
 
 
-def _original(header: Header) -> int:
-    found = header.get("rope.scaling.original_context_length")
-    return int(found or header.need("context_length"))
+def _original_length(header: Header) -> int:
+    stated_length = header.get("rope.scaling.original_context_length")
+    return int(stated_length or header.require_value("context_length"))
 
 
-def _numbers(header: Header, name: str, width: int) -> np.ndarray | None:
+def _pair_numbers(header: Header, tensor_name: str, head_width: int) -> np.ndarray | None:
     """A tensor of a number for each pair that is turned; None: the file has none."""
     from gguf import dequantize
 
-    tensor = header.tensors.get(name)
+    tensor = header.tensors.get(tensor_name)
     if tensor is None:
         return None
     numbers = np.asarray(dequantize(tensor.data, tensor.tensor_type), np.float32)
-    if numbers.shape != (width // 2,):
-        raise LookupError(f"{name} has the shape {numbers.shape}, and heads are {width} wide")
+    if numbers.shape != (head_width // 2,):
+        raise LookupError(
+            f"{tensor_name} has the shape {numbers.shape}, and heads are {head_width} wide"
+        )
     return numbers
 
 
-def ends(header: Header) -> list[int]:
+def end_tokens(header: Header) -> list[int]:
     """The ids that end a text: those that the file names, and control tokens of known texts."""
     values = header.values
-    named = [values.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
-    found = dict.fromkeys(int(token) for token in named if token is not None)
-    texts = values.get("tokenizer.ggml.tokens", [])
-    kinds = values.get("tokenizer.ggml.token_type", [])
-    for token, (text, kind) in enumerate(zip(texts, kinds, strict=False)):
-        if kind == CONTROL and text in END_TEXTS:
-            found.setdefault(token)
-    return list(found)
+    named_ids = [values.get(f"tokenizer.ggml.{end}_token_id") for end in ENDS]
+    end_ids = dict.fromkeys(int(token) for token in named_ids if token is not None)
+    token_texts = values.get("tokenizer.ggml.tokens", [])
+    token_types = values.get("tokenizer.ggml.token_type", [])
+    for token, (text, token_type) in enumerate(zip(token_texts, token_types, strict=False)):
+        if token_type == CONTROL and text in END_TEXTS:
+            end_ids.setdefault(token)
+    return list(end_ids)

@@ -29,8 +29,8 @@ ALIGNMENT = "general.alignment"
 
 @dataclass
 class Found:
-    """What a header says: values by key, of a list how many it has; tensors by name with their
-    sizes, the innermost first.
+    """The contents of a header: values by key, of a list how many it has; tensors by name with
+    their sizes, the innermost first.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
@@ -38,134 +38,151 @@ class Found:
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def check(path: Path) -> Found:
+def check_file(file_path: Path) -> Found:
     """Raises BadModel where there is no file, a file of another kind, or one whose header cannot
     be: nobody else reads it then.
     """
     try:
-        about = path.stat()
-        return _read(path, about.st_mtime_ns, about.st_size)
+        file_status = file_path.stat()
+        return _read_header(file_path, file_status.st_mtime_ns, file_status.st_size)
     except OSError as error:
         reason = "no such file" if isinstance(error, FileNotFoundError) else error.strerror
-        raise BadModel(f"{path}: {reason}; give the path of a .gguf file") from error
+        raise BadModel(f"{file_path}: {reason}; give the path of a .gguf file") from error
     except ValueError as error:
-        raise BadModel(f"{path}: cannot be read ({error}); fetch it again") from error
+        raise BadModel(f"{file_path}: cannot be read ({error}); fetch it again") from error
 
 
 @lru_cache(maxsize=4)
-def _read(path: Path, changed: int, size: int) -> Found:
-    """Raises ValueError, saying what is wrong."""
-    with path.open("rb") as file:
+def _read_header(file_path: Path, modified_ns: int, file_size: int) -> Found:
+    """Reads a file's header. Raises ValueError, saying what is wrong."""
+    with file_path.open("rb") as file:
         if not file.read(1):
             raise ValueError("it is empty")
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data).header()
+        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
+            return _Reader(mapped).read_header()
 
 
 class _Reader:
     """Takes values off the beginning of a file."""
 
-    def __init__(self, data: mmap.mmap):
-        self.data = data
+    def __init__(self, file_data: mmap.mmap):
+        self.data = file_data
         self.at = 0
         self.header_found = Found()
 
-    def header(self) -> Found:
-        if self._bytes(4) != MAGIC:
+    def read_header(self) -> Found:
+        if self._take_bytes(4) != MAGIC:
             raise ValueError("it is no GGUF file, whatever its name says")
-        version = self._number("I")
+        version = self._take_number("I")
         if version not in VERSIONS:
             raise ValueError(f"its version is {version}, and this one reads 2 and 3")
-        tensors, keys = self._count("tensors"), self._count("keys")
-        for _ in range(keys):
-            self._key()
-        places = [self._tensor() for _ in range(tensors)]
-        self._check_places(places)
+        tensor_count, key_count = self._take_count("tensors"), self._take_count("keys")
+        for _ in range(key_count):
+            self._read_key()
+        tensor_places = [self._read_tensor() for _ in range(tensor_count)]
+        self._check_places(tensor_places)
         return self.header_found
 
-    def _bytes(self, size: int) -> bytes:
-        if size > len(self.data) - self.at:
+    def _take_bytes(self, byte_count: int) -> bytes:
+        if byte_count > len(self.data) - self.at:
             raise ValueError(f"it ends at byte {len(self.data)}, and its header goes on")
-        self.at += size
-        return self.data[self.at - size : self.at]
+        self.at += byte_count
+        return self.data[self.at - byte_count : self.at]
 
-    def _number(self, form: str) -> Any:
-        return struct.unpack(f"<{form}", self._bytes(struct.calcsize(f"<{form}")))[0]
+    def _take_number(self, number_form: str) -> Any:
+        return struct.unpack(
+            f"<{number_form}", self._take_bytes(struct.calcsize(f"<{number_form}"))
+        )[0]
 
-    def _count(self, what: str) -> int:
-        count = int(self._number("Q"))
+    def _take_count(self, counted_things: str) -> int:
+        count = int(self._take_number("Q"))
         if count > MOST:
-            raise ValueError(f"it says that it has {count} {what}, and {MOST} are read at most")
+            raise ValueError(
+                f"it says that it has {count} {counted_things}, and {MOST} are read at most"
+            )
         return count
 
-    def _name(self) -> str:
-        size = int(self._number("Q"))
-        if not 0 < size <= MOST_NAME:
-            raise ValueError(f"a name of {size} bytes at byte {self.at}")
-        return self._bytes(size).decode("utf-8")
+    def _take_name(self) -> str:
+        byte_count = int(self._take_number("Q"))
+        if not 0 < byte_count <= MOST_NAME:
+            raise ValueError(f"a name of {byte_count} bytes at byte {self.at}")
+        return self._take_bytes(byte_count).decode("utf-8")
 
-    def _key(self) -> None:
-        name = self._name()
-        found = self.header_found
-        if name in found.values or name in found.lengths:
-            raise ValueError(f"it has {name} twice")
-        kind = self._number("I")
-        if kind == ARRAY:
-            found.lengths[name] = self._list(name)
-        elif kind == STRING:
-            found.values[name] = self._bytes(int(self._number("Q"))).decode("utf-8", "replace")
+    def _read_key(self) -> None:
+        key_name = self._take_name()
+        header = self.header_found
+        if key_name in header.values or key_name in header.lengths:
+            raise ValueError(f"it has {key_name} twice")
+        value_kind = self._take_number("I")
+        if value_kind == ARRAY:
+            header.lengths[key_name] = self._skip_list(key_name)
+        elif value_kind == STRING:
+            header.values[key_name] = self._take_bytes(int(self._take_number("Q"))).decode(
+                "utf-8", "replace"
+            )
         else:
-            found.values[name] = self._number(_form(name, kind))
+            header.values[key_name] = self._take_number(_number_form(key_name, value_kind))
 
-    def _list(self, name: str) -> int:
-        kind, count = self._number("I"), int(self._number("Q"))
-        size = 8 if kind == STRING else struct.calcsize(f"<{_form(name, kind)}")
-        if count > (len(self.data) - self.at) // size:
-            raise ValueError(f"{name} has {count} entries, and the file ends before")
-        if kind != STRING:
-            self.at += count * size
-            return count
-        unpack, at, end = struct.Struct("<Q").unpack_from, self.at, len(self.data)
-        for _ in range(count):  # a vocabulary has hundreds of thousands
-            at += 8 + (unpack(self.data, at)[0] if at <= end - 8 else end)
-        self.at = at
-        self._bytes(0)
-        return count
+    def _skip_list(self, key_name: str) -> int:
+        value_kind, entry_count = self._take_number("I"), int(self._take_number("Q"))
+        entry_size = (
+            8 if value_kind == STRING else struct.calcsize(f"<{_number_form(key_name, value_kind)}")
+        )
+        if entry_count > (len(self.data) - self.at) // entry_size:
+            raise ValueError(f"{key_name} has {entry_count} entries, and the file ends before")
+        if value_kind != STRING:
+            self.at += entry_count * entry_size
+            return entry_count
+        unpack_length, position, file_end = struct.Struct("<Q").unpack_from, self.at, len(self.data)
+        for _ in range(entry_count):  # a vocabulary has hundreds of thousands
+            position += 8 + (
+                unpack_length(self.data, position)[0] if position <= file_end - 8 else file_end
+            )
+        self.at = position
+        self._take_bytes(0)
+        return entry_count
 
-    def _tensor(self) -> tuple[str, int, int]:
+    def _read_tensor(self) -> tuple[str, int, int]:
         """The name of a tensor, its format, and where it begins behind the header."""
-        name, count = self._name(), self._number("I")
-        if name in self.header_found.tensors:
-            raise ValueError(f"it has {name} twice")
-        if not 1 <= count <= MOST_DIMENSIONS:
-            raise ValueError(f"{name} has {count} dimensions")
-        sizes = tuple(int(self._number("Q")) for _ in range(count))
+        tensor_name, dimension_count = self._take_name(), self._take_number("I")
+        if tensor_name in self.header_found.tensors:
+            raise ValueError(f"it has {tensor_name} twice")
+        if not 1 <= dimension_count <= MOST_DIMENSIONS:
+            raise ValueError(f"{tensor_name} has {dimension_count} dimensions")
+        sizes = tuple(int(self._take_number("Q")) for _ in range(dimension_count))
         if not all(sizes) or math.prod(sizes) >= 1 << 62:
-            raise ValueError(f"{name} is {sizes}")
-        self.header_found.tensors[name] = sizes
-        return name, int(self._number("I")), int(self._number("Q"))
+            raise ValueError(f"{tensor_name} is {sizes}")
+        self.header_found.tensors[tensor_name] = sizes
+        return tensor_name, int(self._take_number("I")), int(self._take_number("Q"))
 
-    def _check_places(self, places: list[tuple[str, int, int]]) -> None:
+    def _check_places(self, tensor_places: list[tuple[str, int, int]]) -> None:
         """Raises ValueError for tensors that go on behind the end of the file."""
         from gguf import GGML_QUANT_SIZES
 
         alignment = self.header_found.values.get(ALIGNMENT, 32)
         if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
             raise ValueError(f"{ALIGNMENT} is {alignment!r}, and no power of 2")
-        begin = -(-self.at // alignment) * alignment
-        sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
-        for name, kind, offset in places:
-            shape = self.header_found.tensors[name]
-            block, size = sizes.get(kind, (1, 0))  # of a format that is not known here: nothing
-            if shape[0] % block:
-                raise ValueError(f"{name} has rows of {shape[0]}, no multiple of {block}")
-            end = begin + offset + math.prod(shape) // block * size
-            if offset % alignment or end > len(self.data):
-                raise ValueError(f"{name} ends at byte {end} of {len(self.data)}")
+        data_start = -(-self.at // alignment) * alignment
+        sizes = {
+            int(tensor_format): block_bytes
+            for tensor_format, block_bytes in GGML_QUANT_SIZES.items()
+        }
+        for tensor_name, tensor_format, offset in tensor_places:
+            shape = self.header_found.tensors[tensor_name]
+            block_length, block_bytes = sizes.get(
+                tensor_format, (1, 0)
+            )  # of a format that is not known here: nothing
+            if shape[0] % block_length:
+                raise ValueError(
+                    f"{tensor_name} has rows of {shape[0]}, no multiple of {block_length}"
+                )
+            end_byte = data_start + offset + math.prod(shape) // block_length * block_bytes
+            if offset % alignment or end_byte > len(self.data):
+                raise ValueError(f"{tensor_name} ends at byte {end_byte} of {len(self.data)}")
 
 
-def _form(name: str, kind: int) -> str:
-    form = FORMS[kind] if kind < len(FORMS) else None
-    if form is None:
-        raise ValueError(f"{name} has values of the unknown kind {kind}")
-    return form
+def _number_form(key_name: str, value_kind: int) -> str:
+    number_form = FORMS[value_kind] if value_kind < len(FORMS) else None
+    if number_form is None:
+        raise ValueError(f"{key_name} has values of the unknown kind {value_kind}")
+    return number_form

@@ -32,7 +32,7 @@ _library: Any = None
 _callbacks: list[Any] = []  # held, as llama.cpp calls them for as long as the process lives
 
 
-def library() -> Any:
+def load_library() -> Any:
     """llama.cpp's functions. Raises Unsupported where the package is missing."""
     global _library
     if _library is None:
@@ -40,7 +40,7 @@ def library() -> Any:
             import llama_cpp._utils as output_files
             import llama_cpp.llama_cpp as lib
         except (ImportError, OSError, RuntimeError) as error:  # missing, or for other machines
-            raise Unsupported.missing(
+            raise Unsupported.missing_capability(
                 "foretell.load", "a .gguf file", f"the package llama-cpp-python ({error})", CURE
             ) from error
 
@@ -60,16 +60,17 @@ def library() -> Any:
     return _library
 
 
-def open_model(lib: Any, path: Path, vocab_only: bool) -> Any:
+def open_model(lib: Any, file_path: Path, vocab_only: bool) -> Any:
     """A handle of the file's model, to be freed with `llama_model_free`. Raises BadModel."""
     options = lib.llama_model_default_params()
     options.vocab_only = vocab_only
     options.n_gpu_layers = 0
     Log.errors.clear()
-    handle = lib.llama_model_load_from_file(str(path).encode(), options)
+    handle = lib.llama_model_load_from_file(str(file_path).encode(), options)
     if not handle:
         raise BadModel(
-            f"{path}: llama.cpp cannot read it ({Log.reason()}); fetch it again, or use a newer "
+            f"{file_path}: llama.cpp cannot read it ({Log.reason()}); fetch it again, or use a "
+            "newer "
             "llama-cpp-python if the family is new"
         )
     return handle

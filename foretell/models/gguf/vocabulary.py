@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import BadConfig, first_line
-from foretell.models.gguf.limits import check
-from foretell.models.gguf.llama_library import library, open_model
+from foretell.errors import BadConfig, first_message_line
+from foretell.models.gguf.limits import check_file
+from foretell.models.gguf.llama_library import load_library, open_model
 
 
 class Vocabulary:
-    """`ends`: the ids that end a text, as llama.cpp finds them. `handle`: an open model, which must
-    outlive this.
+    """The tokenizer of a file. `ends`: the ids that end a text, as llama.cpp finds them. `handle`:
+    an open model, which must outlive this.
     """
 
     close: Any = None  # frees the handle, where nobody else has it
@@ -26,13 +26,15 @@ class Vocabulary:
         self.lib = lib
         self.vocab = lib.llama_model_get_vocab(handle)
         self.size = int(lib.llama_vocab_n_tokens(self.vocab))
-        self.bos_token_id = self._id(lib.llama_vocab_bos)
-        self.eos_token_id = self._id(lib.llama_vocab_eos)
-        self.ends = [t for t in range(self.size) if lib.llama_vocab_is_eog(self.vocab, t)]
+        self.bos_token_id = self._special_id(lib.llama_vocab_bos)
+        self.eos_token_id = self._special_id(lib.llama_vocab_eos)
+        self.ends = [
+            token for token in range(self.size) if lib.llama_vocab_is_eog(self.vocab, token)
+        ]
         template = lib.llama_model_chat_template(handle, None)
         self.chat_template = template.decode("utf-8", "replace") if template else None
 
-    def _id(self, function: Any) -> int | None:
+    def _special_id(self, function: Any) -> int | None:
         token = int(function(self.vocab))
         return token if token >= 0 else None
 
@@ -40,19 +42,31 @@ class Vocabulary:
         return self.size
 
     def __call__(self, text: str, add_special_tokens: bool = True) -> dict[str, list[int]]:
-        return {"input_ids": self._encoded(text.encode("utf-8", "replace"), add_special_tokens)}
+        return {
+            "input_ids": self._encode_bytes(text.encode("utf-8", "replace"), add_special_tokens)
+        }
 
-    def _encoded(self, data: bytes, around: bool, special: bool = True) -> list[int]:
+    def _encode_bytes(
+        self, text_bytes: bytes, add_special: bool, parse_special: bool = True
+    ) -> list[int]:
         """The ids of a text: with those that stand around it, and with special ones that it
         names.
         """
-        room = len(data) + 8
+        capacity = len(text_bytes) + 8
         while True:
-            out = (ctypes.c_int32 * room)()
-            n = self.lib.llama_tokenize(self.vocab, data, len(data), out, room, around, special)
+            buffer = (ctypes.c_int32 * capacity)()
+            n = self.lib.llama_tokenize(
+                self.vocab,
+                text_bytes,
+                len(text_bytes),
+                buffer,
+                capacity,
+                add_special,
+                parse_special,
+            )
             if n >= 0:
-                return out[:n]
-            room = -n
+                return buffer[:n]
+            capacity = -n
 
     def decode(
         self,
@@ -61,37 +75,37 @@ class Vocabulary:
         clean_up_tokenization_spaces: bool = False,
     ) -> str:
         """The text of these tokens. Bytes that are no whole character become U+FFFD."""
-        ids = (ctypes.c_int32 * max(1, len(tokens)))(*tokens)
-        room = 16 * len(tokens) + 16
+        token_ids = (ctypes.c_int32 * max(1, len(tokens)))(*tokens)
+        capacity = 16 * len(tokens) + 16
         while True:
-            out = ctypes.create_string_buffer(room)
+            buffer = ctypes.create_string_buffer(capacity)
             n = self.lib.llama_detokenize(
-                self.vocab, ids, len(tokens), out, room, False, not skip_special_tokens
+                self.vocab, token_ids, len(tokens), buffer, capacity, False, not skip_special_tokens
             )
             if n >= 0:
-                return out.raw[:n].decode("utf-8", "replace")
-            room = -n
+                return buffer.raw[:n].decode("utf-8", "replace")
+            capacity = -n
 
     def token_bytes(self, token: int) -> bytes:
-        """What a token stands for: its bytes, or the name of a special one."""
-        room = 64
+        """The bytes that a token stands for, or the name of a special one."""
+        capacity = 64
         while True:
-            out = ctypes.create_string_buffer(room)
-            n = int(self.lib.llama_token_to_piece(self.vocab, token, out, room, 0, True))
+            buffer = ctypes.create_string_buffer(capacity)
+            n = int(self.lib.llama_token_to_piece(self.vocab, token, buffer, capacity, 0, True))
             if n >= 0:
-                return out.raw[:n]
-            room = -n
+                return buffer.raw[:n]
+            capacity = -n
 
     def is_special(self, token: int) -> bool:
         """Whether it stands for no letters, such as an end."""
         attributes = int(self.lib.llama_vocab_get_attr(self.vocab, token))
         return bool(attributes & int(self.lib.LLAMA_TOKEN_ATTR_CONTROL))
 
-    def for_forms(self, vocab: int, ends: Sequence[int] | None) -> Any:
+    def for_forms(self, vocab_size: int, end_ids: Sequence[int] | None) -> Any:
         """The tokenizer as llguidance has it, of so many tokens and with these ends."""
         from llguidance import LLTokenizer, TokenizerWrapper
 
-        return LLTokenizer(TokenizerWrapper(Letters(self)), vocab, list(ends or self.ends))
+        return LLTokenizer(TokenizerWrapper(Letters(self)), vocab_size, list(end_ids or self.ends))
 
     def get_vocab(self) -> dict[str, int]:
         """The id of every text; of several ids with one text the last."""
@@ -115,38 +129,41 @@ class Vocabulary:
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
         bos, eos = (
-            "" if t is None else self.decode([t]) for t in (self.bos_token_id, self.eos_token_id)
+            "" if token is None else self.decode([token])
+            for token in (self.bos_token_id, self.eos_token_id)
         )
         try:
-            make = Jinja2ChatFormatter(self.chat_template or "", eos, bos, add_generation_prompt)
-            text = make(messages=[dict(m) for m in messages]).prompt
+            format_chat = Jinja2ChatFormatter(
+                self.chat_template or "", eos, bos, add_generation_prompt
+            )
+            text = format_chat(messages=[dict(message) for message in messages]).prompt
         except Exception as error:  # a template is a program of its own
             raise BadConfig(
-                f"the file's chat template refuses these messages ({first_line(error)}); "
+                f"the file's chat template refuses these messages ({first_message_line(error)}); "
                 "give a text"
             ) from error
         return self(text, add_special_tokens=False) if tokenize else text
 
 
 class Letters:
-    """What llguidance asks of a tokenizer: the bytes of its tokens, and the ids of letters."""
+    """A tokenizer as llguidance asks of one: the bytes of its tokens, and the ids of letters."""
 
-    def __init__(self, words: Vocabulary):
-        self.words = words
-        self.bos_token_id = words.bos_token_id
-        self.eos_token_id = words.ends[0] if words.ends else words.eos_token_id
-        self.tokens = [words.token_bytes(token) for token in range(len(words))]
-        self.special_token_ids = [t for t in range(len(words)) if words.is_special(t)]
+    def __init__(self, vocabulary: Vocabulary):
+        self.words = vocabulary
+        self.bos_token_id = vocabulary.bos_token_id
+        self.eos_token_id = vocabulary.ends[0] if vocabulary.ends else vocabulary.eos_token_id
+        self.tokens = [vocabulary.token_bytes(token) for token in range(len(vocabulary))]
+        self.special_token_ids = [t for t in range(len(vocabulary)) if vocabulary.is_special(t)]
 
     def __call__(self, text: bytes) -> list[int]:
-        return self.words._encoded(text, around=False, special=False)
+        return self.words._encode_bytes(text, add_special=False, parse_special=False)
 
 
-def load_vocabulary(path: Path) -> Vocabulary:
+def load_vocabulary(file_path: Path) -> Vocabulary:
     """The tokenizer of a file, without its weights. Raises BadModel or Unsupported."""
-    check(path)
-    lib = library()
-    handle = open_model(lib, path, vocab_only=True)
+    check_file(file_path)
+    lib = load_library()
+    handle = open_model(lib, file_path, vocab_only=True)
     vocabulary = Vocabulary(lib, handle)
     vocabulary.close = weakref.finalize(vocabulary, lib.llama_model_free, handle)
     return vocabulary

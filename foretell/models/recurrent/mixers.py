@@ -1,8 +1,9 @@
 """Recurrent layers of transformers, computed on the packed row of a forward: one class a kind.
 
-    StateSpaceDual     Mamba-2 and its relatives: chains and trees by a closed form
-    (models/recurrent/scans.py) ShortConvolution   LFM2: a convolution and no state (stepwise.py)
-    kinds that go from node to node
+    StateSpaceDual     Mamba-2 and other kinds of state space model: chains and trees by a closed
+                       form (scans.py)
+    ShortConvolution   LFM2: a convolution and no state
+    (stepwise.py)      kinds that go from node to node
 
 A mixer stands in the place of transformers' own and uses its weights and modules. All tokens are
 projected together; convolution and state belong to each job, whose cache holds what they need
@@ -23,7 +24,13 @@ from torch import nn
 from foretell.cache.job import Job
 from foretell.cache.masks import ancestors
 from foretell.core.model import STEP
-from foretell.models.recurrent.scans import advance_dual, by_head, convolve, dual_outputs, slide
+from foretell.models.recurrent.scans import (
+    advance_dual,
+    by_head,
+    convolve_rows,
+    dual_outputs,
+    slide_window,
+)
 
 BLOCK = 64  # tokens of a chain that are computed together
 
@@ -39,12 +46,12 @@ class State:
 
     @property
     def bytes(self) -> int:
-        return size(self.window) + size(self.state)
+        return tensor_bytes(self.window) + tensor_bytes(self.state)
 
 
 @dataclass
 class Held:
-    """What a cache holds of one layer.
+    """The memory that a cache holds of one layer.
 
     `text`: behind the committed tokens; `ahead`: behind the last forward's pending tokens as well,
     where its tree hangs. Of the tree's nodes `rows` (N, C), what the convolution read of them, and
@@ -80,154 +87,191 @@ class Mixer(nn.Module):
 
     # --- what a kind says
 
-    def refusal(self) -> str | None:
+    def refusal_reason(self) -> str | None:
         """Why this layer cannot be computed right, as what it lacks; None: it can."""
         return None
 
     def state_shape(self) -> tuple[int, ...]:
-        """Of the state of one text."""
+        """The shape of the state of one text."""
         raise NotImplementedError
 
-    def project(self, h: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, Parts, Any]:
-        """h (T, E) -> what is convolved (T, C), what else a step needs, the gate of the output."""
+    def project_inputs(
+        self, hidden_states: torch.Tensor, forward_inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, Parts, Any]:
+        """Projects h (T, E) -> what is convolved (T, C), what else a step needs, the gate of the
+        output.
+        """
         raise NotImplementedError
 
-    def steps(self, mixed: torch.Tensor, side: Parts) -> tuple[Parts, Parts]:
-        """What nodes do to the state and how they read it, of `mixed` (n, C) and `side`."""
+    def node_steps(self, convolved: torch.Tensor, side_inputs: Parts) -> tuple[Parts, Parts]:
+        """Steps that nodes do to the state, and how they read it, of `convolved` (n, C) and
+        `side_inputs`.
+        """
         raise NotImplementedError
 
-    def chain(
+    def run_chain(
         self, state: torch.Tensor, steps: Parts, reads: Parts
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the nodes of a chain read, (n, ...), and the state behind them."""
+        """Runs a chain: what its nodes read, (n, ...), and the state behind them."""
         raise NotImplementedError
 
-    def tree(
+    def run_tree(
         self, state: torch.Tensor, steps: Parts, reads: Parts, parents: tuple[int, ...]
     ) -> torch.Tensor:
-        """What the last nodes of a tree read; `steps` of all nodes, `reads` of those n."""
+        """Runs a tree: what its last nodes read; `steps` of all nodes, `reads` of those n."""
         raise NotImplementedError
 
-    def advance(self, state: torch.Tensor, steps: Parts) -> torch.Tensor:
+    def advance_state(self, state: torch.Tensor, steps: Parts) -> torch.Tensor:
         """The state behind a chain of these steps."""
         raise NotImplementedError
 
-    def output(self, read: torch.Tensor, gate: Any) -> torch.Tensor:
-        """(T, E) of what all nodes read."""
+    def project_output(self, node_outputs: torch.Tensor, gate: Any) -> torch.Tensor:
+        """Output states (T, E) of what all nodes read."""
         raise NotImplementedError
 
     # --- the rest is common
 
-    def start(self, dtype: torch.dtype, device: torch.device) -> State:
-        """Before the first token."""
+    def first_state(self, dtype: torch.dtype, device: torch.device) -> State:
+        """The memory before the first token."""
         channels, taps = self._weight.shape
         window = torch.zeros(taps - 1, channels, dtype=dtype, device=device)
-        return State(window, torch.zeros(self.state_shape(), dtype=wide(dtype), device=device))
+        return State(
+            window, torch.zeros(self.state_shape(), dtype=state_dtype(dtype), device=device)
+        )
 
     @property
     def _weight(self) -> torch.Tensor:
-        """(C, K)."""
+        """The convolution's weight (C, K)."""
         weight: torch.Tensor = getattr(self.stock, self.convolution).weight
         return weight.squeeze(1)
 
-    def forward(self, hidden_states: torch.Tensor, *_: Any, **given: Any) -> Any:
-        """(1, T, E) -> (1, T, E), of all jobs of the running step."""
-        rows, side, gate = self.project(hidden_states[0], given)
-        read = []
-        start = 0
+    def forward(self, hidden_states: torch.Tensor, *_: Any, **forward_inputs: Any) -> Any:
+        """Computes (1, T, E) -> (1, T, E), of all jobs of the running step."""
+        rows, side_inputs, gate = self.project_inputs(hidden_states[0], forward_inputs)
+        node_outputs = []
+        first_node = 0
         for job in STEP.get():
-            end = start + len(job.tokens)
-            read += self._of_job(job, rows[start:end], tuple(part[start:end] for part in side))
-            start = end
-        return self.output(torch.cat(read), gate).to(hidden_states.dtype)[None]
+            end_node = first_node + len(job.tokens)
+            node_outputs += self._of_job(
+                job,
+                rows[first_node:end_node],
+                tuple(side_part[first_node:end_node] for side_part in side_inputs),
+            )
+            first_node = end_node
+        return self.project_output(torch.cat(node_outputs), gate).to(hidden_states.dtype)[None]
 
-    def _of_job(self, job: Job, rows: torch.Tensor, side: Parts) -> list[torch.Tensor]:
-        """What a job's new nodes read: pending tokens, which are a chain, then the tree's nodes."""
-        held: Held = job.cache.held[self.layer]
+    def _of_job(self, job: Job, rows: torch.Tensor, side_inputs: Parts) -> list[torch.Tensor]:
+        """Computes what a job's new nodes read: pending tokens, which are a chain, then the tree's
+        nodes.
+        """
+        layer_memory: Held = job.cache.held[self.layer]
         plan = job.cache.plan
-        read = []
-        fresh = 0
+        node_outputs = []
+        pending_count = 0
         if not plan.shared:
-            held.clear()
-            fresh = plan.pending
-            if fresh:
-                mixed = self._convolve(rows[:fresh], None, 0, held.text.window)
-                steps, reads = self.steps(mixed, tuple(part[:fresh] for part in side))
-                out, state = self.chain(held.text.state, steps, reads)
-                held.ahead = State(slide(held.text.window, rows[:fresh]), state)
-                read.append(out)
-        if fresh < len(rows):
-            first = max(0, plan.shared - plan.pending)
+            layer_memory.clear()
+            pending_count = plan.pending
+            if pending_count:
+                convolved = self._convolve_rows(
+                    rows[:pending_count], None, 0, layer_memory.text.window
+                )
+                steps, reads = self.node_steps(
+                    convolved, tuple(part[:pending_count] for part in side_inputs)
+                )
+                output, state = self.run_chain(layer_memory.text.state, steps, reads)
+                layer_memory.ahead = State(
+                    slide_window(layer_memory.text.window, rows[:pending_count]), state
+                )
+                node_outputs.append(output)
+        if pending_count < len(rows):
+            first_node = max(0, plan.shared - plan.pending)
             parents = tuple(parent - plan.pending for parent in plan.parents[plan.pending :])
-            held.rows = torch.cat([held.rows[:first], rows[fresh:]])
-            shape = None if job.seen is None else parents
-            mixed = self._convolve(held.rows, shape, first, held.ahead.window)
-            new, reads = self.steps(mixed, tuple(part[fresh:] for part in side))
-            known = (part[:first] for part in held.steps)
-            held.steps = joined(known, new) if first else new
-            if first or shape is not None:
-                out, held.end = self.tree(held.ahead.state, held.steps, reads, parents), None
+            layer_memory.rows = torch.cat([layer_memory.rows[:first_node], rows[pending_count:]])
+            tree_parents = None if job.seen is None else parents
+            convolved = self._convolve_rows(
+                layer_memory.rows, tree_parents, first_node, layer_memory.ahead.window
+            )
+            new_steps, reads = self.node_steps(
+                convolved, tuple(part[pending_count:] for part in side_inputs)
+            )
+            known_steps = (part[:first_node] for part in layer_memory.steps)
+            layer_memory.steps = join_parts(known_steps, new_steps) if first_node else new_steps
+            if first_node or tree_parents is not None:
+                output, layer_memory.end = (
+                    self.run_tree(layer_memory.ahead.state, layer_memory.steps, reads, parents),
+                    None,
+                )
             else:
-                out, held.end = self.chain(held.ahead.state, held.steps, reads)
-            read.append(out)
-        return read
+                output, layer_memory.end = self.run_chain(
+                    layer_memory.ahead.state, layer_memory.steps, reads
+                )
+            node_outputs.append(output)
+        return node_outputs
 
-    def _convolve(
+    def _convolve_rows(
         self,
         rows: torch.Tensor,
         parents: tuple[int, ...] | None,
-        first: int,
+        first_node: int,
         window: torch.Tensor,
     ) -> torch.Tensor:
         bias = getattr(self.stock, self.convolution).bias
-        out = convolve(rows, parents, first, window, self._weight, bias)
-        return self._act(out) if self.activated else out
+        convolved = convolve_rows(rows, parents, first_node, window, self._weight, bias)
+        return self._activate(convolved) if self.activated else convolved
 
-    def _act(self, mixed: torch.Tensor) -> torch.Tensor:
-        act = getattr(self.stock, "act", None)
-        out: torch.Tensor = F.silu(mixed) if act is None else act(mixed)
-        return out
+    def _activate(self, convolved: torch.Tensor) -> torch.Tensor:
+        activation = getattr(self.stock, "act", None)
+        activated: torch.Tensor = F.silu(convolved) if activation is None else activation(convolved)
+        return activated
 
-    def after(self, held: Held, path: Sequence[int]) -> State:
+    def memory_after(self, layer_memory: Held, path: Sequence[int]) -> State:
         """The memory behind these nodes of the tree, which follow each other."""
         if not path:
-            return held.ahead
-        chosen = torch.tensor(list(path), device=held.rows.device)
-        state = held.end
-        if state is None or len(path) < len(held.rows):
-            state = self.advance(held.ahead.state, tuple(part[chosen] for part in held.steps))
-        return State(slide(held.ahead.window, held.rows[chosen]), state)
+            return layer_memory.ahead
+        path_nodes = torch.tensor(list(path), device=layer_memory.rows.device)
+        state = layer_memory.end
+        if state is None or len(path) < len(layer_memory.rows):
+            state = self.advance_state(
+                layer_memory.ahead.state, tuple(part[path_nodes] for part in layer_memory.steps)
+            )
+        return State(slide_window(layer_memory.ahead.window, layer_memory.rows[path_nodes]), state)
 
 
-def size(part: torch.Tensor) -> int:
-    """Its bytes."""
-    return part.numel() * part.element_size()
+def tensor_bytes(tensor: torch.Tensor) -> int:
+    """The bytes of a tensor."""
+    return tensor.numel() * tensor.element_size()
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """What states are kept in."""
+def state_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The number format that states are kept in."""
     return torch.promote_types(dtype, torch.float32)
 
 
-def joined(first: Any, second: Parts) -> Parts:
-    return tuple(torch.cat([one, other]) for one, other in zip(first, second, strict=True))
+def join_parts(first_parts: Any, second_parts: Parts) -> Parts:
+    return tuple(
+        torch.cat([first_part, second_part])
+        for first_part, second_part in zip(first_parts, second_parts, strict=True)
+    )
 
 
-def pieces(rows: Parts, size: int) -> list[Parts]:
-    """These rows in blocks of `size`."""
-    count = len(rows[0])
-    return [tuple(part[at : at + size] for part in rows) for at in range(0, count, size)]
+def split_blocks(rows: Parts, block_size: int) -> list[Parts]:
+    """Splits rows into blocks of `block_size`."""
+    row_count = len(rows[0])
+    return [
+        tuple(part[first_row : first_row + block_size] for part in rows)
+        for first_row in range(0, row_count, block_size)
+    ]
 
 
 class StateSpaceDual(Mixer):
-    """One decay a head and token."""
+    """A layer with one decay a head and token."""
 
-    def refusal(self) -> str | None:
-        low, high = self.stock.time_step_limit
-        if low > 0 or high < float("inf"):
+    def refusal_reason(self) -> str | None:
+        shortest, longest = self.stock.time_step_limit
+        if shortest > 0 or longest < float("inf"):
             return (
                 "the same time steps in a prompt and after it, and transformers keeps those of its "
-                f"prompts alone between {low} and {high}"
+                f"prompts alone between {shortest} and {longest}"
             )
         return None
 
@@ -235,64 +279,76 @@ class StateSpaceDual(Mixer):
         stock = self.stock
         return stock.num_heads, stock.head_dim, stock.ssm_state_size
 
-    def project(self, h: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, Parts, Any]:
+    def project_inputs(
+        self, hidden_states: torch.Tensor, forward_inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, Parts, Any]:
         stock = self.stock
-        scaled = hasattr(stock, "mup_vector")  # Falcon-H1's
-        projected = stock.in_proj(h * stock.ssm_in_multiplier if scaled else h)
-        if scaled:
+        has_multipliers = hasattr(stock, "mup_vector")  # Falcon-H1's
+        projected = stock.in_proj(
+            hidden_states * stock.ssm_in_multiplier if has_multipliers else hidden_states
+        )
+        if has_multipliers:
             projected = projected * stock.mup_vector[0]
         sizes = [stock.intermediate_size, stock.conv_dim, stock.num_heads]
         gate, rows, step = projected.split(sizes, -1)
         return rows, (step,), gate
 
-    def steps(self, mixed: torch.Tensor, side: Parts) -> tuple[Parts, Parts]:
+    def node_steps(self, convolved: torch.Tensor, side_inputs: Parts) -> tuple[Parts, Parts]:
         stock = self.stock
-        count = len(mixed)
-        shared = stock.n_groups * stock.ssm_state_size
-        x, b, c = mixed.to(wide(mixed.dtype)).split([stock.intermediate_size, shared, shared], -1)
-        x = x.reshape(count, stock.num_heads, stock.head_dim)
-        b, c = (part.reshape(count, stock.n_groups, stock.ssm_state_size) for part in (b, c))
-        step = F.softplus(side[0] + stock.dt_bias).to(x)
+        node_count = len(convolved)
+        group_width = stock.n_groups * stock.ssm_state_size
+        x, b, c = convolved.to(state_dtype(convolved.dtype)).split(
+            [stock.intermediate_size, group_width, group_width], -1
+        )
+        x = x.reshape(node_count, stock.num_heads, stock.head_dim)
+        b, c = (part.reshape(node_count, stock.n_groups, stock.ssm_state_size) for part in (b, c))
+        step = F.softplus(side_inputs[0] + stock.dt_bias).to(x)
         decays = -stock.A_log.to(x).exp() * step
         return (decays, x * step[..., None], b), (c, x * stock.D.to(x)[:, None])
 
-    def chain(
+    def run_chain(
         self, state: torch.Tensor, steps: Parts, reads: Parts
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if len(steps[0]) == 1:
             state = advance_dual(state, *steps)
             c, skipped = reads
             return torch.einsum("nhs,hps->nhp", by_head(c, len(state)), state) + skipped, state
-        outs = []
-        for piece, read in zip(pieces(steps, BLOCK), pieces(reads, BLOCK), strict=True):
-            outs.append(self.tree(state, piece, read, tuple(range(-1, len(piece[0]) - 1))))
-            state = advance_dual(state, *piece)
-        return torch.cat(outs), state
+        outputs = []
+        for block_steps, block_reads in zip(
+            split_blocks(steps, BLOCK), split_blocks(reads, BLOCK), strict=True
+        ):
+            outputs.append(
+                self.run_tree(
+                    state, block_steps, block_reads, tuple(range(-1, len(block_steps[0]) - 1))
+                )
+            )
+            state = advance_dual(state, *block_steps)
+        return torch.cat(outputs), state
 
-    def tree(
+    def run_tree(
         self, state: torch.Tensor, steps: Parts, reads: Parts, parents: tuple[int, ...]
     ) -> torch.Tensor:
-        seen = ancestors(parents).to(state.device)
+        ancestor_mask = ancestors(parents).to(state.device)
         decays, x, b = steps
-        read, skipped = reads
-        return dual_outputs(state, decays, x, b, read, seen) + skipped
+        read_vectors, skipped = reads
+        return dual_outputs(state, decays, x, b, read_vectors, ancestor_mask) + skipped
 
-    def advance(self, state: torch.Tensor, steps: Parts) -> torch.Tensor:
+    def advance_state(self, state: torch.Tensor, steps: Parts) -> torch.Tensor:
         return advance_dual(state, *steps)
 
-    def output(self, read: torch.Tensor, gate: Any) -> torch.Tensor:
+    def project_output(self, node_outputs: torch.Tensor, gate: Any) -> torch.Tensor:
         stock = self.stock
-        flat = read.reshape(1, len(read), -1)
+        flat_outputs = node_outputs.reshape(1, len(node_outputs), -1)
         if getattr(stock, "mamba_rms_norm", True):
-            normed = stock.norm(flat, gate[None])
+            normed = stock.norm(flat_outputs, gate[None])
         else:
-            normed = flat * F.silu(gate)
-        out: torch.Tensor = stock.out_proj(normed.to(gate.dtype))[0]
-        return out
+            normed = flat_outputs * F.silu(gate)
+        output: torch.Tensor = stock.out_proj(normed.to(gate.dtype))[0]
+        return output
 
 
 class ShortConvolution(Mixer):
-    """No state beside the convolution's window."""
+    """A layer with no state beside the convolution's window."""
 
     convolution = "conv"
     activated = False
@@ -300,26 +356,28 @@ class ShortConvolution(Mixer):
     def state_shape(self) -> tuple[int, ...]:
         return (0,)
 
-    def project(self, h: torch.Tensor, given: dict[str, Any]) -> tuple[torch.Tensor, Parts, Any]:
-        b, c, x = self.stock.in_proj(h).chunk(3, -1)
+    def project_inputs(
+        self, hidden_states: torch.Tensor, forward_inputs: dict[str, Any]
+    ) -> tuple[torch.Tensor, Parts, Any]:
+        b, c, x = self.stock.in_proj(hidden_states).chunk(3, -1)
         return b * x, (), c
 
-    def steps(self, mixed: torch.Tensor, side: Parts) -> tuple[Parts, Parts]:
-        return (), (mixed,)
+    def node_steps(self, convolved: torch.Tensor, side_inputs: Parts) -> tuple[Parts, Parts]:
+        return (), (convolved,)
 
-    def chain(
+    def run_chain(
         self, state: torch.Tensor, steps: Parts, reads: Parts
     ) -> tuple[torch.Tensor, torch.Tensor]:
         return reads[0], state
 
-    def tree(
+    def run_tree(
         self, state: torch.Tensor, steps: Parts, reads: Parts, parents: tuple[int, ...]
     ) -> torch.Tensor:
         return reads[0]
 
-    def advance(self, state: torch.Tensor, steps: Parts) -> torch.Tensor:
+    def advance_state(self, state: torch.Tensor, steps: Parts) -> torch.Tensor:
         return state
 
-    def output(self, read: torch.Tensor, gate: Any) -> torch.Tensor:
-        out: torch.Tensor = self.stock.out_proj(gate * read)
-        return out
+    def project_output(self, node_outputs: torch.Tensor, gate: Any) -> torch.Tensor:
+        output: torch.Tensor = self.stock.out_proj(gate * node_outputs)
+        return output

@@ -39,7 +39,7 @@ from foretell.models.recurrent.mixers import (
     ShortConvolution,
     State,
     StateSpaceDual,
-    size,
+    tensor_bytes,
 )
 from foretell.models.recurrent.stepwise import DeltaRule, GatedLinear, Selective, SplitDeltaRule
 
@@ -92,59 +92,63 @@ class StateCache(Cache):
     ):
         self.mixers = mixers
         self.start = start
-        self.held = {layer: Held.of(state) for layer, state in start.items()}
+        self.held = {layer: Held.of(first_state) for layer, first_state in start.items()}
         super().__init__(layout, dtype, device)
 
     def _clear_scratch(self) -> None:
         super()._clear_scratch()
-        for held in self.held.values():
-            held.clear()
+        for layer_memory in self.held.values():
+            layer_memory.clear()
 
     def fork(self) -> Cache:
-        twin = super().fork()
-        assert isinstance(twin, StateCache)
+        forked = super().fork()
+        assert isinstance(forked, StateCache)
         # What they hold is replaced and never written into, so that both may have it.
-        twin.held = {layer: replace(held) for layer, held in self.held.items()}
-        return twin
+        forked.held = {layer: replace(layer_memory) for layer, layer_memory in self.held.items()}
+        return forked
 
     def forget(self) -> None:
         super().forget()
-        self.held = {layer: Held.of(state) for layer, state in self.start.items()}
+        self.held = {layer: Held.of(first_state) for layer, first_state in self.start.items()}
 
-    def adopt(self, segment: Segment) -> bool:
+    def adopt_segment(self, segment: Segment) -> bool:
         return False
 
     @property
     def bytes(self) -> int:
-        """Of its rows and of all that recurrent layers hold, the last forward's part included."""
-        total = super().bytes
-        for held in self.held.values():
-            total += held.text.bytes + sum(size(part) for part in (held.rows, *held.steps))
-            if held.ahead is not held.text:
-                total += held.ahead.bytes
-        return total
+        """The bytes of its rows and of all that recurrent layers hold, the last forward's part
+        included.
+        """
+        total_bytes = super().bytes
+        for layer_memory in self.held.values():
+            total_bytes += layer_memory.text.bytes + sum(
+                tensor_bytes(part) for part in (layer_memory.rows, *layer_memory.steps)
+            )
+            if layer_memory.ahead is not layer_memory.text:
+                total_bytes += layer_memory.ahead.bytes
+        return total_bytes
 
     @torch.inference_mode()
-    def keep(self, nodes: Sequence[int]) -> int:
+    def keep_nodes(self, nodes: Sequence[int]) -> int:
         """Adds these scratch nodes, a path, to what is remembered.
 
         All are kept, or none where the path ends among tokens that were pending.
         """
-        pending = 0 if self.plan is None else self.plan.pending
-        if not nodes or len(nodes) < pending:
+        pending_count = 0 if self.plan is None else self.plan.pending
+        if not nodes or len(nodes) < pending_count:
             return 0
-        path = [node - pending for node in nodes[pending:]]
-        for layer, held in self.held.items():
-            held.text = self.mixers[layer].after(held, path)
-        return super().keep(nodes)
+        path = [node - pending_count for node in nodes[pending_count:]]
+        for layer, layer_memory in self.held.items():
+            layer_memory.text = self.mixers[layer].memory_after(layer_memory, path)
+        return super().keep_nodes(nodes)
 
     def prepare(self, ask: Ask, tokens: Sequence[int], chunk: int) -> tuple[Job, bool]:
-        job, done = super().prepare(ask, tokens, chunk)
+        job, is_complete = super().prepare(ask, tokens, chunk)
         if self.plan is not None and 0 < self.plan.shared < self.plan.pending:
             # There is no state in the middle of the pending tokens to go on from.
             self._clear_scratch()
-            job, done = super().prepare(ask, tokens, chunk)
-        return job, done
+            job, is_complete = super().prepare(ask, tokens, chunk)
+        return job, is_complete
 
 
 class Recurrent(Decoder):
@@ -157,57 +161,64 @@ class Recurrent(Decoder):
     start: dict[int, State]  # of each, before the first token
     twin: PreTrainedModel
 
-    def __init__(self, hf: PreTrainedModel, name: str = "model"):
-        super().__init__(hf, name)
+    def __init__(self, hf_model: PreTrainedModel, model_name: str = "model"):
+        super().__init__(hf_model, model_name)
 
-    def _layout(self) -> tuple[Layout, list[int | None]]:
+    def _measure_layout(self) -> tuple[Layout, list[int | None]]:
         if self.narrow:
             raise self._refusal("linear layers that are not of 8 or 4 bits beside recurrent ones")
         self.mixers = mixers_of(self.hf)
         self.twin = twin_of(self.hf, self.mixers)
-        reasons = [mixer.refusal() for mixer in self.mixers.values()]
+        reasons = [mixer.refusal_reason() for mixer in self.mixers.values()]
         for reason in filter(None, reasons):
             raise self._refusal(reason)
         self.start = {
-            layer: mixer.start(self.dtype, self.device) for layer, mixer in self.mixers.items()
+            layer: mixer.first_state(self.dtype, self.device)
+            for layer, mixer in self.mixers.items()
         }
         self.state_bytes = sum(start.bytes for start in self.start.values())
-        calls = self._attention_calls(others=self.mixers)
-        count = 1 + max([*calls, *self.mixers])
-        layout: Any = tuple(calls[i].shape if i in calls else None for i in range(count))
-        return layout, [calls[i].window if i in calls else None for i in range(count)]
+        calls = self._attention_calls(exempt_layers=self.mixers)
+        layer_count = 1 + max([*calls, *self.mixers])
+        layout: Any = tuple(
+            calls[layer_index].shape if layer_index in calls else None
+            for layer_index in range(layer_count)
+        )
+        return layout, [
+            calls[layer_index].window if layer_index in calls else None
+            for layer_index in range(layer_count)
+        ]
 
-    def _loop(self, windows: list[int | None], accelerate: Accelerate | None) -> Loop | None:
+    def _build_loop(self, windows: list[int | None], accelerate: Accelerate | None) -> Loop | None:
         self.loop_refused = "its recurrent layers run in the model's own loop"
         return None
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = StateCache(self.layout, self.dtype, self.device, self.mixers, self.start)
-        return self.prepared(cache, request, beside)
+        return self.prepare_cache(cache, request, beside)
 
     def run(
         self,
-        ids: torch.Tensor,
+        token_ids: torch.Tensor,
         positions: torch.Tensor,
-        rows: torch.Tensor,
-        first: Job,
+        row_indices: torch.Tensor,
+        first_job: Job,
         taps: Sequence[int],
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
-        chosen = {"logits_to_keep": rows.long()} if self.takes_rows else {}
+        selection = {"logits_to_keep": row_indices.long()} if self.takes_rows else {}
         mask = torch.zeros(1, 1, 1, 1, dtype=self.dtype, device=self.device)
-        with self._attention():
-            out = self.twin(
-                input_ids=ids,
+        with self._use_attention():
+            output = self.twin(
+                input_ids=token_ids,
                 position_ids=positions,
                 attention_mask=mask,  # 4-D: transformers builds none
                 use_cache=False,
-                **chosen,
+                **selection,
             )
-        return out.logits[0] if chosen else out.logits[0][rows.long()], {}
+        return output.logits[0] if selection else output.logits[0][row_indices.long()], {}
 
     def self_test(self) -> None:
-        wide = self.dtype in (torch.float32, torch.float64)
-        if self.config.model_type in PROVEN and not wide:
+        is_wide = self.dtype in (torch.float32, torch.float64)
+        if self.config.model_type in PROVEN and not is_wide:
             return
         super().self_test()
         self._test_accepted()
@@ -217,20 +228,20 @@ class Recurrent(Decoder):
         """The row behind accepted drafts must be the one of the model's own forward."""
         cache = self.cache()
         tree = TokenTree(self.probe_ids[-1]).chain([1, 2]).chain([0], at=1)
-        accepted = [*self.probe_ids, 1, 0, 2]
-        for ask, tokens in ((Ask(tree), self.probe_ids), (Ask(TokenTree(2)), accepted)):
+        accepted_ids = [*self.probe_ids, 1, 0, 2]
+        for ask, tokens in ((Ask(tree), self.probe_ids), (Ask(TokenTree(2)), accepted_ids)):
             job, _ = cache.prepare(ask, tokens, len(tokens))
             reply = self.forward([job])[0]
-        whole = self._stock_rows(torch.tensor([accepted], device=self.device))
-        if cache.length < len(accepted) - 1 or not self.agrees(reply.logits[-1], whole[-1]):
+        full_rows = self._stock_rows(torch.tensor([accepted_ids], device=self.device))
+        if cache.length < len(accepted_ids) - 1 or not self.agrees(reply.logits[-1], full_rows[-1]):
             raise self._refusal(
                 "a state that goes on behind accepted drafts, and a self-test found another one"
             )
 
     def _test_own_steps(self) -> None:
-        """What `generate` sees, token by token, must be what the model's whole forward gives."""
-        ids = torch.tensor([self.probe_ids], device=self.device)
-        plain = GenerationConfig(
+        """Tests that `generate` sees, token by token, what the model's whole forward gives."""
+        token_ids = torch.tensor([self.probe_ids], device=self.device)
+        plain_config = GenerationConfig(
             max_new_tokens=3,
             do_sample=False,
             use_cache=True,
@@ -238,80 +249,87 @@ class Recurrent(Decoder):
             return_dict_in_generate=True,
             pad_token_id=0,
         )
-        made = self.hf.generate(ids, attention_mask=torch.ones_like(ids), generation_config=plain)
-        seen = torch.cat(list(made.logits))
-        whole = self._stock_rows(made.sequences)[-len(seen) - 1 : -1]
-        if not self.agrees(seen, whole):
+        generated = self.hf.generate(
+            token_ids, attention_mask=torch.ones_like(token_ids), generation_config=plain_config
+        )
+        step_rows = torch.cat(list(generated.logits))
+        full_rows = self._stock_rows(generated.sequences)[-len(step_rows) - 1 : -1]
+        if not self.agrees(step_rows, full_rows):
             raise self._refusal(
                 "steps of its own that give what its own whole forward gives, and a self-test "
                 "found that they do not"
             )
 
 
-def mixers_of(hf: PreTrainedModel) -> dict[int, Mixer]:
-    """Of each layer with a recurrent part the mixer that computes it."""
+def mixers_of(hf_model: PreTrainedModel) -> dict[int, Mixer]:
+    """Makes the mixer that computes each layer with a recurrent part, by layer."""
     mixers = {}
-    for name, module in hf.named_modules():
-        kind = KINDS.get(type(module).__name__)
-        if kind is not None:
-            layer = next(int(part) for part in name.split(".") if part.isdigit())
-            mixers[layer] = kind(module, layer)
+    for module_name, module in hf_model.named_modules():
+        mixer_class = KINDS.get(type(module).__name__)
+        if mixer_class is not None:
+            layer = next(int(part) for part in module_name.split(".") if part.isdigit())
+            mixers[layer] = mixer_class(module, layer)
     return mixers
 
 
-def twin_of(hf: PreTrainedModel, mixers: Mapping[int, Mixer]) -> PreTrainedModel:
-    """The model with these mixers in the places of its own.
+def twin_of(hf_model: PreTrainedModel, mixers: Mapping[int, Mixer]) -> PreTrainedModel:
+    """Copies the model with these mixers in the places of its own.
 
     Only modules that contain one are copied; weights, configurations and the rest are the model's.
     """
-    instead = {id(mixer.stock): mixer for mixer in mixers.values()}
-    above = {id(hf)}
-    for name, module in hf.named_modules():
-        if id(module) in instead:
-            parts = name.split(".")
-            above |= {id(hf.get_submodule(".".join(parts[:end]))) for end in range(len(parts))}
-    shared: dict[int, Any] = {id(tensor): tensor for tensor in chain(hf.parameters(), hf.buffers())}
-    for module in hf.modules():
+    replacements = {id(mixer.stock): mixer for mixer in mixers.values()}
+    parent_ids = {id(hf_model)}
+    for module_name, module in hf_model.named_modules():
+        if id(module) in replacements:
+            name_parts = module_name.split(".")
+            parent_ids |= {
+                id(hf_model.get_submodule(".".join(name_parts[:part_count])))
+                for part_count in range(len(name_parts))
+            }
+    shared_parts: dict[int, Any] = {
+        id(tensor): tensor for tensor in chain(hf_model.parameters(), hf_model.buffers())
+    }
+    for module in hf_model.modules():
         config = getattr(module, "config", None)
         if config is not None:
-            shared[id(config)] = config
-        if id(module) not in above:
-            shared[id(module)] = module
-    return copy.deepcopy(hf, shared | instead)
+            shared_parts[id(config)] = config
+        if id(module) not in parent_ids:
+            shared_parts[id(module)] = module
+    return copy.deepcopy(hf_model, shared_parts | replacements)
 
 
-def loaded(
-    hf: PreTrainedModel, name: str, exact_bits: bool, dtype: str, executor: str
+def recurrent_adapter(
+    hf_model: PreTrainedModel, model_name: str, exact_bits: bool, dtype: str, executor: str
 ) -> Recurrent | None:
     """The adapter for the options of `load`; None: the model has no recurrent layers.
 
     Torch alone computes these layers. Raises Unsupported for options that ask for another way.
     """
-    if not is_recurrent(hf):
+    if not is_recurrent(hf_model):
         return None
-    asked = []
+    refused_options = []
     if exact_bits:
-        asked.append("exact_bits=True")
+        refused_options.append("exact_bits=True")
     if dtype in WHOLE_NUMBERS:
-        asked.append(f"dtype={dtype!r}")
+        refused_options.append(f"dtype={dtype!r}")
     if executor not in ("auto", "torch"):
-        asked.append(f"executor={executor!r}")
-    if asked:
+        refused_options.append(f"executor={executor!r}")
+    if refused_options:
         need = "a model without recurrent layers"
         cure = "leave it out: torch computes these, in bfloat16 or float32"
-        raise Unsupported.missing(asked[0], name, need, cure)
-    return Recurrent(hf, name)
+        raise Unsupported.missing_capability(refused_options[0], model_name, need, cure)
+    return Recurrent(hf_model, model_name)
 
 
-def is_recurrent(hf: PreTrainedModel) -> bool:
+def is_recurrent(hf_model: PreTrainedModel) -> bool:
     """Whether it has layers that `Recurrent` computes."""
-    return any(type(module).__name__ in KINDS for module in hf.modules())
+    return any(type(module).__name__ in KINDS for module in hf_model.modules())
 
 
 def decoder_of(
-    hf: PreTrainedModel, name: str = "model", accelerate: Accelerate | None = None
+    hf_model: PreTrainedModel, model_name: str = "model", accelerate: Accelerate | None = None
 ) -> Decoder:
     """The adapter of a transformers causal language model. Raises Unsupported."""
-    if is_recurrent(hf):
-        return Recurrent(hf, name)
-    return own_adapter(hf, name) or Decoder(hf, name, accelerate)
+    if is_recurrent(hf_model):
+        return Recurrent(hf_model, model_name)
+    return own_adapter(hf_model, model_name) or Decoder(hf_model, model_name, accelerate)

@@ -28,52 +28,52 @@ import torch.nn.functional as F
 
 
 @lru_cache(maxsize=512)
-def convolved_places(parents: tuple[int, ...], taps: int) -> torch.Tensor:
-    """(N, taps) of each node its last ancestors and itself, oldest first.
+def convolution_rows(parents: tuple[int, ...], taps: int) -> torch.Tensor:
+    """Rows (N, taps) of each node's last ancestors and itself, oldest first.
 
     They are places in the window's taps - 1 rows and the nodes' rows behind these.
     """
-    before = taps - 1
-    places: list[list[int]] = []
+    window_rows = taps - 1
+    positions: list[list[int]] = []
     for node, parent in enumerate(parents):
-        above = places[parent][1:] if parent >= 0 else list(range(before))
-        places.append([*above, before + node])
-    return torch.tensor(places)
+        ancestor_rows = positions[parent][1:] if parent >= 0 else list(range(window_rows))
+        positions.append([*ancestor_rows, window_rows + node])
+    return torch.tensor(positions)
 
 
-def convolve(
+def convolve_rows(
     rows: torch.Tensor,
     parents: tuple[int, ...] | None,
-    first: int,
+    first_node: int,
     window: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """A causal convolution of each channel for itself: (n, C) of the nodes from `first` on.
+    """Convolves each channel for itself, causally: (n, C) of the nodes from `first_node` on.
 
     rows (N, C) of all nodes; `parents` None: a chain. window (K - 1, C): the text's last rows.
     weight (C, K), bias (C,).
     """
-    lines = torch.cat([window.to(rows), rows])
+    all_rows = torch.cat([window.to(rows), rows])
     channels, taps = weight.shape
     if parents is None:
-        new = lines[first:].T[None]
-        return F.conv1d(new, weight[:, None], bias, groups=channels)[0].T.contiguous()
-    near = lines[convolved_places(parents, taps)[first:].to(rows.device)]
-    out = torch.einsum("nkc,ck->nc", near, weight)
-    return out if bias is None else out + bias
+        new_rows = all_rows[first_node:].T[None]
+        return F.conv1d(new_rows, weight[:, None], bias, groups=channels)[0].T.contiguous()
+    tap_rows = all_rows[convolution_rows(parents, taps)[first_node:].to(rows.device)]
+    convolved = torch.einsum("nkc,ck->nc", tap_rows, weight)
+    return convolved if bias is None else convolved + bias
 
 
-def slide(window: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def slide_window(window: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     """The window behind these rows (m, C), which follow it."""
     if not len(rows):
         return window
     return torch.cat([window.to(rows), rows])[len(rows) :].clone()
 
 
-def by_head(groups: torch.Tensor, heads: int) -> torch.Tensor:
-    """(..., G, S) -> (..., H, S): what neighbouring heads share."""
-    return groups.repeat_interleave(heads // groups.shape[-2], -2)
+def by_head(groups: torch.Tensor, head_count: int) -> torch.Tensor:
+    """Repeats (..., G, S) -> (..., H, S): what neighbouring heads share."""
+    return groups.repeat_interleave(head_count // groups.shape[-2], -2)
 
 
 def dual_outputs(
@@ -82,24 +82,24 @@ def dual_outputs(
     x: torch.Tensor,
     b: torch.Tensor,
     c: torch.Tensor,
-    seen: torch.Tensor,
+    ancestor_mask: torch.Tensor,
 ) -> torch.Tensor:
-    """(n, H, P): what the last n of N nodes read.
+    """Outputs (n, H, P) that the last n of N nodes read.
 
     state (H, P, S) of the text; logarithms of decays (N, H); x (N, H, P), what is added to the
     state along b (N, G, S); c (n, G, S), along which it is read; seen (N, N), bool: i sees itself
     and its ancestors.
     """
-    new, heads = len(c), x.shape[1]
-    sums = seen.to(torch.float64) @ decays.double()
-    gaps = sums[-new:, None] - sums[None]
+    new_count, head_count = len(c), x.shape[1]
+    decay_sums = ancestor_mask.to(torch.float64) @ decays.double()
+    gaps = decay_sums[-new_count:, None] - decay_sums[None]
     # Masked before the exponential: of a node that is no ancestor it may overflow.
-    reach = gaps.to(x).masked_fill_(~seen[-new:, :, None], -torch.inf).exp_()
+    decay_factors = gaps.to(x).masked_fill_(~ancestor_mask[-new_count:, :, None], -torch.inf).exp_()
     overlap = torch.einsum("igs,jgs->ijg", c, b)
-    weights = overlap.repeat_interleave(heads // b.shape[1], -1) * reach
-    among = torch.einsum("ijh,jhp->ihp", weights, x)
-    of_text = torch.einsum("ihs,hps->ihp", by_head(c, heads), state.to(x))
-    return among + of_text * sums[-new:].exp().to(x)[..., None]
+    weights = overlap.repeat_interleave(head_count // b.shape[1], -1) * decay_factors
+    tree_part = torch.einsum("ijh,jhp->ihp", weights, x)
+    text_part = torch.einsum("ihs,hps->ihp", by_head(c, head_count), state.to(x))
+    return tree_part + text_part * decay_sums[-new_count:].exp().to(x)[..., None]
 
 
 def advance_dual(
@@ -108,7 +108,7 @@ def advance_dual(
     """The state (H, P, S) behind a chain of m nodes; arguments as those of `dual_outputs`."""
     if not len(decays):
         return state
-    sums = decays.double().cumsum(0)
-    left = (sums[-1] - sums).exp().to(x)
-    added = torch.einsum("mh,mhp,mhs->hps", left, x, by_head(b, x.shape[1]))
-    return state * sums[-1].exp().to(x)[:, None, None] + added
+    decay_sums = decays.double().cumsum(0)
+    remaining_decay = (decay_sums[-1] - decay_sums).exp().to(x)
+    added_state = torch.einsum("mh,mhp,mhs->hps", remaining_decay, x, by_head(b, x.shape[1]))
+    return state * decay_sums[-1].exp().to(x)[:, None, None] + added_state

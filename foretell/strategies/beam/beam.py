@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.types import Steps
 from foretell.errors import BadConfig
-from foretell.strategies.beam.beam_search import Beams, refuse, search
+from foretell.strategies.beam.beam_search import Beams, refuse_for_search, search_beams
 from foretell.strategies.beam.beams import Group
 
 
 @dataclass(frozen=True)
 class Beam(Beams):
-    """With width=1 it is greedy decoding."""
+    """Beam search; greedy decoding with width=1."""
 
     width: int = 4  # beams
     penalty: float = 1.0  # power of the length that scores are divided by; 0: the likeliest text
@@ -49,5 +49,5 @@ class Beam(Beams):
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
-        refuse("beam", ctx)
-        return search(ctx, [Group(self.width, self.penalty, self.early)], 0.0)
+        refuse_for_search("beam", ctx)
+        return search_beams(ctx, [Group(self.width, self.penalty, self.early)], 0.0)

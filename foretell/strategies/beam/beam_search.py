@@ -32,7 +32,7 @@ ReasonOf = Callable[[tuple[int, ...]], str | None]  # why a text ends; None: it 
 Branches = dict[Beam, int]  # of the living beams of a group
 
 
-def refuse(name: str, ctx: Context) -> None:
+def refuse_for_search(name: str, ctx: Context) -> None:
     """Raises BadConfig for what a search cannot honour."""
     refuse_options(name, ctx.request.sampling, REFUSED)
     refuse_source(name, ctx.request)
@@ -48,96 +48,115 @@ class Beams(Strategy):
         return 1 + self.width
 
 
-def search(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
+def search_beams(ctx: Context, groups: Sequence[Group], diversity: float) -> Steps:
     """Runs all groups to their ends; the best text of all is the answer, by its own probability."""
-    room = ctx.limit - len(ctx.tokens)  # tokens
+    remaining_tokens = ctx.limit - len(ctx.tokens)  # tokens
 
     def reason_of(tokens: tuple[int, ...]) -> str | None:
-        return ctx.sampler.reason(tokens, room)
+        return ctx.sampler.reason(tokens, remaining_tokens)
 
     try:
-        yield from grown(ctx, groups, diversity, reason_of)
+        yield from grow_beams(ctx, groups, diversity, reason_of)
     except Spent:
-        yield from answered(ctx, groups, unfinished=True)
+        yield from commit_best_text(ctx, groups, allow_unfinished=True)
     else:
-        yield from answered(ctx, groups)
+        yield from commit_best_text(ctx, groups)
 
 
-def grown(
+def grow_beams(
     ctx: Context, groups: Sequence[Group], diversity: float, reason_of: ReasonOf
 ) -> Generator[Message, Any, None]:
     """Runs the groups to their ends."""
-    reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
-    vocab = reply.logits.shape[-1]
-    root = groups[0].alive[0]
-    laws = [{root: log_probs(ctx, reply.logits[0], root.tokens)} for _ in groups]
-    branches: list[Branches] = [{root: ctx.branch} for _ in groups]
+    first_reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
+    vocab_size = first_reply.logits.shape[-1]
+    root_beam = groups[0].living_beams[0]
+    group_log_probs = [
+        {root_beam: log_probs(ctx, first_reply.logits[0], root_beam.tokens)} for _ in groups
+    ]
+    branches: list[Branches] = [{root_beam: ctx.branch} for _ in groups]
     while True:
-        taken = reply.logits.new_zeros(vocab) if diversity else None
-        for place, group in enumerate(groups):
-            if group.over:
+        token_costs = first_reply.logits.new_zeros(vocab_size) if diversity else None
+        for group_index, group in enumerate(groups):
+            if group.is_over:
                 continue
-            wide = max(2, 1 + len(ctx.sampler.stops)) * group.width
-            going = group.advance(laws[place], wide, reason_of, taken)
-            if taken is not None:
-                for token in group.chosen:
-                    taken[token] += diversity
-            if group.over:
-                going = []
-            branches[place] = yield from moved(ctx, branches[place], going)
-        living = [(place, beam) for place, held in enumerate(branches) for beam in held]
-        if not living:
+            candidate_count = max(2, 1 + len(ctx.sampler.stops)) * group.width
+            continuing_pairs = group.advance(
+                group_log_probs[group_index], candidate_count, reason_of, token_costs
+            )
+            if token_costs is not None:
+                for token in group.chosen_tokens:
+                    token_costs[token] += diversity
+            if group.is_over:
+                continuing_pairs = []
+            branches[group_index] = yield from move_branches(
+                ctx, branches[group_index], continuing_pairs
+            )
+        living_beams = [
+            (group_index, beam)
+            for group_index, group_branches in enumerate(branches)
+            for beam in group_branches
+        ]
+        if not living_beams:
             break
-        asks = [Ask(TokenTree(beam.tokens[-1]), branch=branches[i][beam]) for i, beam in living]
+        asks = [
+            Ask(TokenTree(beam.tokens[-1]), branch=branches[index][beam])
+            for index, beam in living_beams
+        ]
         replies: list[Reply] = yield asks
-        laws = [{} for _ in groups]
-        for (place, beam), reply in zip(living, replies, strict=True):
-            laws[place][beam] = log_probs(ctx, reply.logits[0], beam.tokens)
+        group_log_probs = [{} for _ in groups]
+        for (group_index, beam), first_reply in zip(living_beams, replies, strict=True):
+            group_log_probs[group_index][beam] = log_probs(ctx, first_reply.logits[0], beam.tokens)
 
 
-def moved(
-    ctx: Context, branches: Branches, going: Sequence[tuple[Beam, Beam]]
+def move_branches(
+    ctx: Context, branches: Branches, continuing_pairs: Sequence[tuple[Beam, Beam]]
 ) -> Generator[Message, Any, Branches]:
     """Brings the branches of a group from its old beams to the new ones, (parent, beam).
 
     A beam's first child takes its branch over; further ones get copies. The request's own branch
     stays as it is.
     """
-    found: Branches = {}
-    parents = {parent for parent, _ in going}
+    new_branches: Branches = {}
+    surviving_parents = {parent for parent, _ in continuing_pairs}
     for parent, branch in branches.items():  # first of all: there are never more than beams
-        if parent not in parents and branch != ctx.branch:
+        if parent not in surviving_parents and branch != ctx.branch:
             yield Drop(branch)
     for parent, branch in branches.items():
-        children = [beam for old, beam in going if old == parent]
-        own = branch == ctx.branch
-        copies = len(children) if own else len(children) - 1
-        handles: list[int] = [] if own else [branch]
-        if copies > 0:
-            handles += yield Fork(branch, copies)
-        for beam, handle in zip(children, handles, strict=False):
-            yield Commit([beam.tokens[-1]], torch.empty(0), handle)
-            found[beam] = handle
-    return {beam: found[beam] for _, beam in going}
+        children = [beam for old_beam, beam in continuing_pairs if old_beam == parent]
+        is_request_branch = branch == ctx.branch
+        copy_count = len(children) if is_request_branch else len(children) - 1
+        child_branches: list[int] = [] if is_request_branch else [branch]
+        if copy_count > 0:
+            child_branches += yield Fork(branch, copy_count)
+        for beam, child_branch in zip(children, child_branches, strict=False):
+            yield Commit([beam.tokens[-1]], torch.empty(0), child_branch)
+            new_branches[beam] = child_branch
+    return {beam: new_branches[beam] for _, beam in continuing_pairs}
 
 
-def answered(ctx: Context, groups: Sequence[Group], unfinished: bool = False) -> Steps:
+def commit_best_text(
+    ctx: Context, groups: Sequence[Group], allow_unfinished: bool = False
+) -> Steps:
     """Commits the best text, and tells of all.
 
-    `unfinished`: where none has ended, those that have not.
+    `allow_unfinished`: where none has ended, those that have not.
     """
-    texts = []
+    scored_texts = []
     for group in groups:
-        for ended in group.ended:
-            tokens = list(ended.beam.tokens)
-            texts.append((tokens, ended.beam.logprob / len(tokens) ** group.penalty, ended.reason))
-    if unfinished and not texts:
+        for ended_beam in group.ended_beams:
+            tokens = list(ended_beam.beam.tokens)
+            scored_texts.append(
+                (tokens, ended_beam.beam.logprob / len(tokens) ** group.penalty, ended_beam.reason)
+            )
+    if allow_unfinished and not scored_texts:
         for group in groups:
-            for beam in group.alive:
+            for beam in group.living_beams:
                 tokens = list(beam.tokens)
-                texts.append((tokens, beam.logprob / max(len(tokens), 1) ** group.penalty, REASON))
-    texts.sort(key=lambda text: -text[1])
-    tokens, _, reason = texts[0]
+                scored_texts.append(
+                    (tokens, beam.logprob / max(len(tokens), 1) ** group.penalty, REASON)
+                )
+    scored_texts.sort(key=lambda text: -text[1])
+    tokens, _, reason = scored_texts[0]
     if tokens:
         yield Commit(tokens, torch.empty(0), ctx.branch, ["target"] * len(tokens))
-    yield Finish(ctx.branch, reason, texts)
+    yield Finish(ctx.branch, reason, scored_texts)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from foretell.ops.logits import best as largest
+from foretell.ops.logits import best_logits as largest
 
 
 @dataclass(frozen=True)
@@ -44,71 +44,80 @@ class Group:
     width: int
     penalty: float = 1.0
     early: bool = False
-    alive: list[Beam] = field(default_factory=lambda: [Beam((), 0.0, 0.0)])
-    ended: list[Ended] = field(default_factory=list)  # at most `width`, the best first
-    chosen: list[int] = field(default_factory=list)  # tokens of the last step, those of ends too
+    living_beams: list[Beam] = field(default_factory=lambda: [Beam((), 0.0, 0.0)])
+    ended_beams: list[Ended] = field(default_factory=list)  # at most `width`, the best first
+    chosen_tokens: list[int] = field(
+        default_factory=list
+    )  # tokens of the last step, those of ends too
 
     def advance(
         self,
-        laws: Mapping[Beam, torch.Tensor],
-        wide: int,
+        log_probs: Mapping[Beam, torch.Tensor],
+        candidate_count: int,
         reason_of: Callable[[tuple[int, ...]], str | None],
-        taken: torch.Tensor | None = None,
+        token_costs: torch.Tensor | None = None,
     ) -> list[tuple[Beam, Beam]]:
-        """One token more. Returns (parent, beam) of the living beams, the best first.
+        """Advances every beam by a token. Returns (parent, beam) of the living beams, the best first.
 
-        `laws`: log-probabilities (V,) after each living beam; `wide`: continuations to look at;
-        `reason_of`: why a text has ended; `taken` (V,): what a token costs in the score.
+        `log_probs`: log-probabilities (V,) after each living beam; `candidate_count`: continuations to look at;
+        `reason_of`: why a text has ended; `token_costs` (V,): what a token costs in the score.
         """
-        going: list[tuple[Beam, Beam]] = []
-        self.chosen = []
-        for rank, (parent, made) in enumerate(continuations(self.alive, laws, wide, taken)):
-            reason = reason_of(made.tokens)
-            if reason is None and len(going) < self.width:
-                going.append((parent, made))
-            elif reason is not None and rank < self.width:
-                self.set_aside(made, reason)
+        continuing_pairs: list[tuple[Beam, Beam]] = []
+        self.chosen_tokens = []
+        for rank, (parent, new_beam) in enumerate(
+            best_continuations(self.living_beams, log_probs, candidate_count, token_costs)
+        ):
+            end_reason = reason_of(new_beam.tokens)
+            if end_reason is None and len(continuing_pairs) < self.width:
+                continuing_pairs.append((parent, new_beam))
+            elif end_reason is not None and rank < self.width:
+                self.keep_ended(new_beam, end_reason)
             else:
                 continue
-            self.chosen.append(made.tokens[-1])
-        self.alive = [made for _, made in going]
-        return going
+            self.chosen_tokens.append(new_beam.tokens[-1])
+        self.living_beams = [new_beam for _, new_beam in continuing_pairs]
+        return continuing_pairs
 
-    def set_aside(self, beam: Beam, reason: str) -> None:
+    def keep_ended(self, beam: Beam, reason: str) -> None:
         """Takes in a text that has ended, if it is among the best."""
-        score = beam.score / len(beam.tokens) ** self.penalty
-        self.ended.append(Ended(beam, score, reason))
-        self.ended.sort(key=lambda ended: -ended.score)  # stable: the older one stands first
-        del self.ended[self.width :]
+        length_score = beam.score / len(beam.tokens) ** self.penalty
+        self.ended_beams.append(Ended(beam, length_score, reason))
+        self.ended_beams.sort(
+            key=lambda ended_beam: -ended_beam.score
+        )  # stable: the older one stands first
+        del self.ended_beams[self.width :]
 
     @property
-    def over(self) -> bool:
+    def is_over(self) -> bool:
         """Whether no living beam is to go on."""
-        if not self.alive:
+        if not self.living_beams:
             return True
-        if len(self.ended) < self.width:
+        if len(self.ended_beams) < self.width:
             return False
-        best = self.alive[0].score / len(self.alive[0].tokens) ** self.penalty
-        return self.early or best <= self.ended[-1].score
+        best_score = self.living_beams[0].score / len(self.living_beams[0].tokens) ** self.penalty
+        return self.early or best_score <= self.ended_beams[-1].score
 
 
-def continuations(
-    alive: Sequence[Beam],
-    laws: Mapping[Beam, torch.Tensor],
-    wide: int,
-    taken: torch.Tensor | None = None,
+def best_continuations(
+    living_beams: Sequence[Beam],
+    log_probs: Mapping[Beam, torch.Tensor],
+    candidate_count: int,
+    token_costs: torch.Tensor | None = None,
 ) -> list[tuple[Beam, Beam]]:
-    """(parent, beam) of the `wide` best continuations that are possible, the best first."""
-    rows = torch.stack([laws[beam] for beam in alive])
-    scores = rows + rows.new_tensor([[beam.score] for beam in alive])
-    if taken is not None:
-        scores = scores - taken
-    values, places = largest(scores.view(1, -1), wide)
-    found = []
-    for score, place in zip(values[0].tolist(), places[0].tolist(), strict=True):
+    """(parent, beam) of the `candidate_count` best continuations that are possible, the best first."""
+    stacked_rows = torch.stack([log_probs[beam] for beam in living_beams])
+    scores = stacked_rows + stacked_rows.new_tensor([[beam.score] for beam in living_beams])
+    if token_costs is not None:
+        scores = scores - token_costs
+    best_scores, flat_indices = largest(scores.view(1, -1), candidate_count)
+    beam_pairs = []
+    for score, flat_index in zip(best_scores[0].tolist(), flat_indices[0].tolist(), strict=True):
         if score == -torch.inf:
             break
-        parent, token = alive[place // rows.shape[1]], place % rows.shape[1]
-        logprob = parent.logprob + float(laws[parent][token])
-        found.append((parent, Beam((*parent.tokens, token), score, logprob)))
-    return found
+        parent, token = (
+            living_beams[flat_index // stacked_rows.shape[1]],
+            flat_index % stacked_rows.shape[1],
+        )
+        logprob = parent.logprob + float(log_probs[parent][token])
+        beam_pairs.append((parent, Beam((*parent.tokens, token), score, logprob)))
+    return beam_pairs

@@ -40,18 +40,30 @@ from foretell.core.spending import REASON, Spent
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Finish, Message, Reply, Steps
 from foretell.errors import BadConfig, RequestFailed
-from foretell.rewards.base import Reward, needs_partial, needs_text, scored
-from foretell.strategies.beam.beam_search import Beams, Branches, moved, refuse, search
+from foretell.rewards.base import Reward, needs_partial, needs_text, score_outputs
+from foretell.strategies.beam.beam_search import (
+    Beams,
+    Branches,
+    move_branches,
+    refuse_for_search,
+    search_beams,
+)
 from foretell.strategies.beam.beams import Beam, Ended, Group
-from foretell.strategies.beam.conditions import Condition, Text, met, mode, reason_of
+from foretell.strategies.beam.conditions import (
+    Condition,
+    Text,
+    find_mode,
+    make_reason_finder,
+    meets_condition,
+)
 from foretell.strategies.log_probs import log_probs
 from foretell.strategies.state_likeness import last_tap
-from foretell.verification.judge_model import LinearJudge, classifier_of, states_of
+from foretell.verification.judge_model import LinearJudge, classifier_of, states_at_nodes
 
 
 @dataclass(frozen=True)
 class ConditionalBeam(Beams):
-    """With weight=0, least=0 and grams=0 it is beam search, with width=1 then greedy decoding."""
+    """Conditional beam search; with weight=0, least=0 and grams=0 it is beam search."""
 
     width: int = 5  # beams
     shortlist: int = 20  # tokens that each beam is looked at with
@@ -68,16 +80,17 @@ class ConditionalBeam(Beams):
     draws = False
 
     def __post_init__(self) -> None:
-        ranges = {"width": (1, 256), "shortlist": (1, 4096), "penalty": (-10, 10)}
-        for name, (low, high) in {**ranges, "weight": (0, 1e6), "floor": (1e-30, 1)}.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                what = f"between {low} and {high:g}"
-                raise BadConfig.field(f"conditional-beam:{name}", value, what)
+        ranges: dict[str, tuple[float, float]] = {"width": (1, 256), "shortlist": (1, 4096)}
+        ranges |= {"penalty": (-10, 10), "weight": (0, 1e6), "floor": (1e-30, 1)}
+        for field_name, (range_start, range_end) in ranges.items():
+            field_value = getattr(self, field_name)
+            if not range_start <= field_value <= range_end:
+                allowed_range = f"between {range_start} and {range_end:g}"
+                raise BadConfig.field(f"conditional-beam:{field_name}", field_value, allowed_range)
         self.condition.check("conditional-beam")
         if self.attribute and self.reward is not None:
             raise BadConfig("conditional-beam: attribute and reward both say P; leave one out")
-        if self.exact and (self.judged or self.penalty):
+        if self.exact and (self.is_judged or self.penalty):
             raise BadConfig(
                 "conditional-beam: exact=yes finds the likeliest text that meets the condition; "
                 "leave attribute, reward and penalty out"
@@ -88,132 +101,140 @@ class ConditionalBeam(Beams):
         return Condition(self.least, self.grams, self.pattern)
 
     @property
-    def judged(self) -> bool:
+    def is_judged(self) -> bool:
         """Whether texts are ranked by more than their probability."""
         return bool(self.weight and (self.attribute or self.reward is not None))
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        if not (self.judged or self.exact):
+        if not (self.is_judged or self.exact):
             return ()
-        return ("tree", "taps") if self.judged and self.attribute else ("tree",)
+        return ("tree", "taps") if self.is_judged and self.attribute else ("tree",)
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, BadFile or Unsupported, before anything runs, for what it cannot do."""
-        refuse("conditional-beam", ctx)
-        if self.pattern or (self.judged and self.reward is not None):
+        refuse_for_search("conditional-beam", ctx)
+        if self.pattern or (self.is_judged and self.reward is not None):
             needs_text("conditional-beam", ctx, self.reward)
             needs_partial("conditional-beam", self.reward)
         if self.needs:
             refuse_policy("conditional-beam", ctx.request)
         if self.exact:
-            return self._exact(ctx)
-        if not (self.judged or self.condition):
-            return search(ctx, [Group(self.width, self.penalty)], 0.0)
+            return self._search_exactly(ctx)
+        if not (self.is_judged or self.condition):
+            return search_beams(ctx, [Group(self.width, self.penalty)], 0.0)
         judge = None
-        if self.judged and self.attribute:
-            make = partial(classifier_of, ctx.models["target"], self.attribute)
-            judge = ctx.shared(make, "attribute")
-        return self._search(ctx, judge)
+        if self.is_judged and self.attribute:
+            load_classifier = partial(classifier_of, ctx.models["target"], self.attribute)
+            judge = ctx.shared(load_classifier, "attribute")
+        return self._search_beams(ctx, judge)
 
-    def _exact(self, ctx: Context) -> Steps:
-        found = yield from mode(ctx, self.condition)
-        yield from told(ctx, [] if found is None else [found])
+    def _search_exactly(self, ctx: Context) -> Steps:
+        mode_text = yield from find_mode(ctx, self.condition)
+        yield from commit_texts(ctx, [] if mode_text is None else [mode_text])
 
-    def _search(self, ctx: Context, judge: LinearJudge | None) -> Steps:
+    def _search_beams(self, ctx: Context, judge: LinearJudge | None) -> Steps:
         group = Group(self.width, self.penalty)
-        texts = group.ended
+        ended_texts = group.ended_beams
         try:
-            yield from self.grown(ctx, group, judge)
+            yield from self.grow_beams(ctx, group, judge)
         except Spent:
-            living = [Ended(beam, beam.score, REASON) for beam in group.alive if beam.tokens]
-            texts = texts or living
-            if not texts:
+            living = [beam for beam in group.living_beams if beam.tokens]
+            ended_texts = ended_texts or [Ended(beam, beam.score, REASON) for beam in living]
+            if not ended_texts:
                 raise
-        yield from told(ctx, [(end.beam.tokens, end.score, end.reason) for end in texts])
+        scored_texts = [(text.beam.tokens, text.score, text.reason) for text in ended_texts]
+        yield from commit_texts(ctx, scored_texts)
 
-    def grown(
+    def grow_beams(
         self, ctx: Context, group: Group, judge: LinearJudge | None
     ) -> Generator[Message, Any, None]:
         """Runs the group of beams to its end."""
-        why = reason_of(ctx)
-        wide = max(2, 1 + len(ctx.sampler.stops)) * self.width
+        reason_for = make_reason_finder(ctx)
+        candidate_count = max(2, 1 + len(ctx.sampler.stops)) * self.width
         reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
-        branches: Branches = {group.alive[0]: ctx.branch}
+        branches: Branches = {group.living_beams[0]: ctx.branch}
         rows: dict[Text, torch.Tensor] = {(): reply.logits[0]}
         while True:
-            laws = {beam: log_probs(ctx, rows[beam.tokens], beam.tokens) for beam in group.alive}
-            texts = [text for beam in group.alive for text in self.looked_at(ctx, beam, laws[beam])]
-            values = [0.0] * len(texts)
-            if self.judged and texts:
-                values, rows = yield from self.judgement(ctx, judge, branches, texts)
-            taken = torch.stack([torch.full_like(laws[beam], math.inf) for beam in group.alive])
-            place = {beam.tokens: number for number, beam in enumerate(group.alive)}
-            for text, value in zip(texts, values, strict=True):
-                beam = group.alive[place[text[:-1]]]  # whose own P is not counted again
-                taken[place[beam.tokens], text[-1]] = beam.score - beam.logprob - value
-            going = group.advance(laws, wide, why, taken)
-            branches = yield from moved(ctx, branches, [] if group.over else going)
+            beams = group.living_beams
+            beam_logs = {beam: log_probs(ctx, rows[beam.tokens], beam.tokens) for beam in beams}
+            texts: list[Text] = []
+            for beam in beams:
+                texts += self.list_continuations(ctx, beam, beam_logs[beam])
+            text_values = [0.0] * len(texts)
+            if self.is_judged and texts:
+                text_values, rows = yield from self.judge_texts(ctx, judge, branches, texts)
+            impossible = [torch.full_like(beam_logs[beam], math.inf) for beam in beams]
+            token_costs = torch.stack(impossible)
+            beam_indices = {beam.tokens: index for index, beam in enumerate(beams)}
+            for text, text_value in zip(texts, text_values, strict=True):
+                index = beam_indices[text[:-1]]
+                beam = beams[index]  # whose own P is not counted again
+                token_costs[index, text[-1]] = beam.score - beam.logprob - text_value
+            pairs = group.advance(beam_logs, candidate_count, reason_for, token_costs)
+            branches = yield from move_branches(ctx, branches, [] if group.is_over else pairs)
             if not branches:
                 break
-            if not self.judged:
+            if not self.is_judged:
                 asks = [Ask(TokenTree(beam.tokens[-1]), branch=branches[beam]) for beam in branches]
                 replies: list[Reply] = yield asks
-                pairs = zip(branches, replies, strict=True)
-                rows = {beam.tokens: reply.logits[0] for beam, reply in pairs}
+                beam_replies = zip(branches, replies, strict=True)
+                rows = {beam.tokens: reply.logits[0] for beam, reply in beam_replies}
 
-    def looked_at(self, ctx: Context, beam: Beam, law: torch.Tensor) -> list[Text]:
+    def list_continuations(self, ctx: Context, beam: Beam, logs: torch.Tensor) -> list[Text]:
         """A beam's likeliest continuations by a token, of those that may meet the condition."""
-        values, tokens = law.topk(min(self.shortlist, len(law)))
-        why, condition, found = reason_of(ctx), self.condition, []
-        for value, token in zip(values.tolist(), tokens.tolist(), strict=True):
+        best_log_probs, tokens = logs.topk(min(self.shortlist, len(logs)))
+        reason_for, condition, allowed_texts = make_reason_finder(ctx), self.condition, []
+        for log_prob, token in zip(best_log_probs.tolist(), tokens.tolist(), strict=True):
             text = (*beam.tokens, token)
-            ended = value > -math.inf and why(text) is not None
-            right = met(ctx, condition, text) if ended else condition.open(text)
-            if value > -math.inf and right:
-                found.append(text)
-        return found
+            if log_prob == -math.inf:
+                continue
+            has_ended = reason_for(text) is not None
+            if meets_condition(ctx, condition, text) if has_ended else condition.stays_open(text):
+                allowed_texts.append(text)
+        return allowed_texts
 
-    def judgement(
+    def judge_texts(
         self, ctx: Context, judge: LinearJudge | None, branches: Branches, texts: Sequence[Text]
     ) -> Generator[Message, Any, tuple[list[float], dict[Text, torch.Tensor]]]:
-        """Of each text, which is a beam and one token more, weight * ln P; and the rows behind."""
+        """Returns weight * ln P of each text, a beam and one token more; and the rows behind."""
         taps = () if judge is None else (last_tap(ctx.models["target"]),)
-        asks, order = [], []
+        asks, asked_groups = [], []
         for beam, branch in branches.items():
             tree = TokenTree(ctx.on(branch).tokens[-1])
-            own = [text for text in texts if text[:-1] == beam.tokens]
-            nodes = [tree.add(0, text[-1]) for text in own]
-            if own:
+            beam_texts = [text for text in texts if text[:-1] == beam.tokens]
+            nodes = [tree.add(0, text[-1]) for text in beam_texts]
+            if beam_texts:
                 asks.append(Ask(tree, branch=branch, rows=nodes, taps=taps))
-                order.append((own, nodes))
+                asked_groups.append((beam_texts, nodes))
         replies: list[Reply] = yield asks
-        rows: dict[Text, torch.Tensor] = {}
-        logs: dict[Text, float] = {}
-        for (own, nodes), reply in zip(order, replies, strict=True):
-            rows.update(zip(own, reply.logits, strict=True))
+        rows_by_text: dict[Text, torch.Tensor] = {}
+        log_chances: dict[Text, float] = {}
+        for (beam_texts, nodes), reply in zip(asked_groups, replies, strict=True):
+            rows_by_text.update(zip(beam_texts, reply.logits, strict=True))
             if judge is not None:
-                logs.update(zip(own, judge.log_chances(states_of(reply, nodes)), strict=True))
+                chances = judge.log_chances(states_at_nodes(reply, nodes))
+                log_chances.update(zip(beam_texts, chances, strict=True))
         if self.reward is not None:
-            found = yield from scored(ctx, self.reward, texts)
-            if any(not (0 <= value <= 1 or value == -math.inf) for value in found):
+            rewards = yield from score_outputs(ctx, self.reward, texts)
+            if any(not (0 <= reward <= 1 or reward == -math.inf) for reward in rewards):
                 raise BadConfig("conditional-beam: needs a reward that gives numbers from 0 to 1")
-            logs = {text: self.log(value) for text, value in zip(texts, found, strict=True)}
-        return [self.weight * logs[text] for text in texts], rows
+            log_chances = dict(zip(texts, map(self.log_reward, rewards), strict=True))
+        return [self.weight * log_chances[text] for text in texts], rows_by_text
 
-    def log(self, reward: float) -> float:
+    def log_reward(self, reward: float) -> float:
         """ln P by a reward; -inf where there is none."""
         return reward if reward == -math.inf else math.log(max(reward, self.floor))
 
 
-def told(ctx: Context, texts: Sequence[tuple[Text, float, str]]) -> Steps:
+def commit_texts(ctx: Context, scored_texts: Sequence[tuple[Text, float, str]]) -> Steps:
     """Commits the first text, and tells of all. Raises RequestFailed where there is none."""
-    if not texts:
+    if not scored_texts:
         raise RequestFailed(
             "conditional-beam: none of the texts it found meets the condition; loosen least, grams "
             "or pattern, raise width or max_new_tokens, or take exact=yes"
         )
-    answers = [(list(text), score, reason) for text, score, reason in texts]
+    answers = [(list(text), score, reason) for text, score, reason in scored_texts]
     tokens, _, reason = answers[0]
     yield Commit(tokens, torch.empty(0), ctx.branch, ["target"] * len(tokens))
     yield Finish(ctx.branch, reason, answers)

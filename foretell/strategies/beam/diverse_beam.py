@@ -29,13 +29,13 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.types import Steps
 from foretell.errors import BadConfig
-from foretell.strategies.beam.beam_search import Beams, refuse, search
+from foretell.strategies.beam.beam_search import Beams, refuse_for_search, search_beams
 from foretell.strategies.beam.beams import Group
 
 
 @dataclass(frozen=True)
 class DiverseBeam(Beams):
-    """With groups=1 it is beam search; the released example has width=10, groups=5."""
+    """Beam search with groups=1; the released example has width=10, groups=5."""
 
     width: int = 6  # beams in all
     groups: int = 3
@@ -51,16 +51,22 @@ class DiverseBeam(Beams):
             "diversity": (0, 1e9),
             "penalty": (-10, 10),
         }
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"diverse-beam:{name}", value, f"between {low} and {high}")
+        for field_name, (range_start, range_end) in ranges.items():
+            field_value = getattr(self, field_name)
+            if not range_start <= field_value <= range_end:
+                raise BadConfig.field(
+                    f"diverse-beam:{field_name}",
+                    field_value,
+                    f"between {range_start} and {range_end}",
+                )
         if self.width % self.groups:
-            what = f"a number that divides width={self.width}"
-            raise BadConfig.field("diverse-beam:groups", self.groups, what)
+            allowed_groups = f"a number that divides width={self.width}"
+            raise BadConfig.field("diverse-beam:groups", self.groups, allowed_groups)
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
-        refuse("diverse-beam", ctx)
-        each = self.width // self.groups
-        return search(ctx, [Group(each, self.penalty) for _ in range(self.groups)], self.diversity)
+        refuse_for_search("diverse-beam", ctx)
+        group_width = self.width // self.groups
+        return search_beams(
+            ctx, [Group(group_width, self.penalty) for _ in range(self.groups)], self.diversity
+        )

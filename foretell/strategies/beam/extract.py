@@ -46,8 +46,8 @@ from foretell.errors import BadConfig, RequestFailed, Unsupported
 from foretell.rewards.base import needs_text
 from foretell.speculation.strategy import Strategy
 from foretell.strategies.beam.beam_search import REFUSED
-from foretell.strategies.beam.spans import WORD, Search, Stem, between, stems
-from foretell.strategies.rollouts import by_target
+from foretell.strategies.beam.spans import WORD, Search, Stem, build_stem_tree, text_between
+from foretell.strategies.rollouts import rows_by_target
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,12 @@ class Extract(Strategy):
     draws = False
 
     def __post_init__(self) -> None:
-        for name, low, high in (("longest", 0, 1 << 20), ("count", 1, 1024)):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"extract:{name}", value, f"between {low} and {high}")
+        for field_name, range_start, range_end in (("longest", 0, 1 << 20), ("count", 1, 1024)):
+            field_value = getattr(self, field_name)
+            if not range_start <= field_value <= range_end:
+                raise BadConfig.field(
+                    f"extract:{field_name}", field_value, f"between {range_start} and {range_end}"
+                )
         if self.passage and (self.start or self.stop):
             raise BadConfig("extract: the passage is given; leave start and stop out")
 
@@ -81,51 +83,59 @@ class Extract(Strategy):
         words = words_of(target, "extract")
         if not ctx.sampler.stops:
             cure = "leave ignore_eos out, or give stop_token_ids"
-            raise Unsupported.missing("extract", target.name, "a token that ends a text", cure)
-        room = ctx.limit - len(ctx.tokens) - 1  # the last one is the end's
-        make = partial(stems, self.text_of(ctx), self.longest, room, words.encode)
-        return self._steps(ctx, make)
+            raise Unsupported.missing_capability(
+                "extract", target.name, "a token that ends a text", cure
+            )
+        span_room = ctx.limit - len(ctx.tokens) - 1  # the last one is the end's
+        build_tree = partial(
+            build_stem_tree, self.find_passage(ctx), self.longest, span_room, words.encode
+        )
+        return self._run_steps(ctx, build_tree)
 
-    def text_of(self, ctx: Context) -> str:
+    def find_passage(self, ctx: Context) -> str:
         """The passage. Raises BadConfig where there is none."""
         if self.passage:
-            found: str | None = self.passage
+            passage: str | None = self.passage
         else:
             assert ctx.request.text is not None, "refused before by `needs_text`"
             prompt = ctx.request.inputs.get("source", ctx.request.prompt)
-            found = between(ctx.request.text(prompt), self.start, self.stop)
-        if found is None:
+            passage = text_between(ctx.request.text(prompt), self.start, self.stop)
+        if passage is None:
             marks = f"start={self.start!r} and behind it stop={self.stop!r}"
             raise BadConfig(f"extract: the prompt has no {marks}; give marks that stand in it")
-        if not WORD.search(found):
+        if not WORD.search(passage):
             raise BadConfig("extract: the passage has no word; say where it is by start and stop")
-        return found
+        return passage
 
-    def _steps(self, ctx: Context, make: Callable[[], tuple[Stem, int]]) -> Steps:
-        root, spans = yield Call(make)
+    def _run_steps(self, ctx: Context, build_tree: Callable[[], tuple[Stem, int]]) -> Steps:
+        root, span_count = yield Call(build_tree)
         source = source_of(ctx.request)
         state = yield from source.start(ctx)
-        search = Search(ctx, by_target(ctx, source, state), self.normalised, self.count)
+        search = Search(ctx, rows_by_target(ctx, source, state), self.normalised, self.count)
         notes = ctx.stats.notes
-        notes["spans"] = spans
-        reason = "stop"
+        notes["spans"] = span_count
+        end_reason = "stop"
         try:
-            (row,) = yield from search.rows(TokenTree(ctx.tokens[-1]), [0])
-            greedy = yield from search.greedy(root, row)
-            notes["greedy_is_extractive"] = float(greedy is not None)
+            (row,) = yield from search.read_rows(TokenTree(ctx.tokens[-1]), [0])
+            greedy_text = yield from search.follow_greedy(root, row)
+            notes["greedy_is_extractive"] = float(greedy_text is not None)
             yield from search.run(root, row)
         except Spent:
-            if not search.best:
+            if not search.best_spans:
                 raise
-            reason = REASON
+            end_reason = REASON
         else:
-            notes["greedy_is_optimal"] = float(bool(search.best) and greedy == search.best[0].text)
-        if not search.best:
+            notes["greedy_is_optimal"] = float(
+                bool(search.best_spans) and greedy_text == search.best_spans[0].text
+            )
+        if not search.best_spans:
             raise RequestFailed(
                 "extract: no span of the passage is a possible answer; allow for longer ones by "
                 "max_new_tokens, or loosen the sampling options"
             )
-        answers = [(list(found.text), found.score, "stop") for found in search.best]
+        answers = [
+            (list(span_found.text), span_found.score, "stop") for span_found in search.best_spans
+        ]
         tokens = answers[0][0]
         yield Commit(tokens, torch.empty(0), ctx.branch, ["target"] * len(tokens))
-        yield Finish(ctx.branch, reason, answers)
+        yield Finish(ctx.branch, end_reason, answers)

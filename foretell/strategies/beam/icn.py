@@ -41,10 +41,16 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Message, Open, Reply, Steps
 from foretell.errors import BadConfig
 from foretell.rewards.base import needs_text
-from foretell.speculation.strategy import Strategy, one_by_one
+from foretell.speculation.strategy import Strategy, decode_one_by_one
 from foretell.strategies.beam.conditions import likeliest_first
 from foretell.strategies.log_probs import log_probs
-from foretell.strategies.rollouts import Path, begun, by_target, greedily, grow
+from foretell.strategies.rollouts import (
+    Path,
+    begin_paths,
+    continue_greedily,
+    grow_paths,
+    rows_by_target,
+)
 
 DRAWN = "answers are continued greedily, nothing is drawn"
 REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), DRAWN)
@@ -52,7 +58,7 @@ REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"),
 
 @dataclass(frozen=True)
 class Icn(Strategy):
-    """With runs=1 and each=1 it is greedy decoding."""
+    """Greedy decoding with runs=1 and each=1."""
 
     runs: int = 10
     each: int = 10  # answers of a run
@@ -70,69 +76,77 @@ class Icn(Strategy):
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
         refuse_options("icn", ctx.request.sampling, REFUSED)
         if self.runs == self.each == 1:
-            return one_by_one(ctx)
+            return decode_one_by_one(ctx)
         refuse_source("icn", ctx.request)
         refuse_policy("icn", ctx.request)
         needs_text("icn", ctx)
-        return self._steps(ctx, Listing(ctx, words_of(ctx.models["target"], "icn")))
+        return self._run_steps(ctx, Listing(ctx, words_of(ctx.models["target"], "icn")))
 
-    def _steps(self, ctx: Context, listing: Listing) -> Steps:
+    def _run_steps(self, ctx: Context, listing: Listing) -> Steps:
         reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch, rows=[0])
         row = reply.logits[0]
-        found: list[Path] = []
+        paths_found: list[Path] = []
         try:
-            yield from self.found_in_runs(ctx, listing, row, found)
+            yield from self.collect_answers(ctx, listing, row, paths_found)
         except Spent:
-            if not found:
+            if not paths_found:
                 raise
-        if not found:  # an end is all there is
-            yield from one_by_one(ctx)
+        if not paths_found:  # an end is all there is
+            yield from decode_one_by_one(ctx)
             return
-        answers = [(path.tokens, path.mean, "stop" if path.ended else "length") for path in found]
-        rows = torch.stack([row, *found[0].rows])
-        yield Commit(found[0].tokens, rows, ctx.branch, ["target"] * len(found[0].tokens))
+        answers = [
+            (path.tokens, path.mean, "stop" if path.ended else "length") for path in paths_found
+        ]
+        rows = torch.stack([row, *paths_found[0].rows])
+        yield Commit(
+            paths_found[0].tokens, rows, ctx.branch, ["target"] * len(paths_found[0].tokens)
+        )
         yield Finish(ctx.branch, answers[0][2], answers)
 
-    def found_in_runs(
-        self, ctx: Context, listing: Listing, row: torch.Tensor, found: list[Path]
+    def collect_answers(
+        self, ctx: Context, listing: Listing, row: torch.Tensor, paths_found: list[Path]
     ) -> Generator[Message, Any, None]:
         """Adds the answers of every run; `row` (V,) is the prompt's."""
-        used: set[str] = set()
+        used_texts: set[str] = set()
         ranking = row
-        for run in range(self.runs):
-            if run and self.navigate:
-                prompt = listing.prompt(found)
+        for run_index in range(self.runs):
+            if run_index and self.navigate:
+                prompt = listing.prompt(paths_found)
                 if len(prompt) >= ctx.models["target"].context:
                     return
-                ranking = yield from row_behind(prompt)
-            firsts = self.firsts(ctx, ranking, row, used)
-            if not firsts:
+                ranking = yield from read_prompt_row(prompt)
+            first_tokens = self.pick_first_tokens(ctx, ranking, row, used_texts)
+            if not first_tokens:
                 return
             tree = TokenTree(ctx.tokens[-1])
-            paths = begun(ctx, tree, firsts)
-            rows_of = by_target(ctx, Direct(), None)
-            yield from grow(ctx, tree, paths, ctx.limit, greedily(ctx), rows_of)
-            found += paths
-            ctx.stats.notes["runs"] = run + 1
+            paths = begin_paths(ctx, tree, first_tokens)
+            rows_of = rows_by_target(ctx, Direct(), None)
+            yield from grow_paths(ctx, tree, paths, ctx.limit, continue_greedily(ctx), rows_of)
+            paths_found += paths
+            ctx.stats.notes["runs"] = run_index + 1
 
-    def firsts(
-        self, ctx: Context, ranking: torch.Tensor, row: torch.Tensor, used: set[str]
+    def pick_first_tokens(
+        self, ctx: Context, ranking: torch.Tensor, row: torch.Tensor, used_texts: set[str]
     ) -> list[tuple[int, float]]:
         """The best tokens of a ranking (V,) whose text is new, with their log-probabilities by the
-        prompt's row (V,). What they are written as is added to `used`.
+        prompt's row (V,). What they are written as is added to `used_texts`.
         """
         decode = ctx.request.text
         assert decode is not None, "refused before by `needs_text`"
-        own = log_probs(ctx, row, ())
-        found: list[tuple[int, float]] = []
+        prompt_log_probs = log_probs(ctx, row, ())
+        tokens_found: list[tuple[int, float]] = []
         for _, token in likeliest_first(log_probs(ctx, ranking, ())):
-            if len(found) == self.each:
+            if len(tokens_found) == self.each:
                 break
-            written = decode([token])
-            if token not in ctx.sampler.stops and written not in used and own[token] > -torch.inf:
-                used.add(written)
-                found.append((token, float(own[token])))
-        return found
+            token_text = decode([token])
+            if (
+                token not in ctx.sampler.stops
+                and token_text not in used_texts
+                and prompt_log_probs[token] > -torch.inf
+            ):
+                used_texts.add(token_text)
+                tokens_found.append((token, float(prompt_log_probs[token])))
+        return tokens_found
 
 
 class Listing:
@@ -143,37 +157,44 @@ class Listing:
         self.decode, self.words = ctx.request.text, words
         self.sampler, self.stop = ctx.sampler, tuple(ctx.sampler.sampling.stop)
         tokens = list(ctx.request.prompt)
-        self.line = self.decode(tokens).rpartition("\n")[2]
-        count = 0  # tokens that hold the last line
-        while not self.decode(tokens[len(tokens) - count :]).endswith(self.line):
-            count += 1
-        self.head = tokens[: len(tokens) - count]
-        tail = self.decode(tokens[len(tokens) - count :])
-        self.before = tail[: len(tail) - len(self.line)]  # what else stands in these tokens
+        self.last_line = self.decode(tokens).rpartition("\n")[2]
+        line_length = 0  # tokens that hold the last line
+        while not self.decode(tokens[len(tokens) - line_length :]).endswith(self.last_line):
+            line_length += 1
+        self.head = tokens[: len(tokens) - line_length]
+        tail_text = self.decode(tokens[len(tokens) - line_length :])
+        self.line_prefix = tail_text[
+            : len(tail_text) - len(self.last_line)
+        ]  # what else stands in these tokens
 
-    def prompt(self, found: Sequence[Path]) -> list[int]:
+    def prompt(self, paths_found: Sequence[Path]) -> list[int]:
         """The prompt with these answers and the beginning of one more."""
-        text = self.before
-        for number, path in enumerate(found, 1):
-            answer, close = self.written(path.tokens)
-            text += f"{self.opening(number)}{answer}{close}" + "\n" * (not close.endswith("\n"))
-        return [*self.head, *self.words.encode((text + self.opening(len(found) + 1)).encode())]
+        text = self.line_prefix
+        for entry_number, path in enumerate(paths_found, 1):
+            answer, closing_text = self.split_answer(path.tokens)
+            text += f"{self.entry_opening(entry_number)}{answer}{closing_text}" + "\n" * (
+                not closing_text.endswith("\n")
+            )
+        return [
+            *self.head,
+            *self.words.encode((text + self.entry_opening(len(paths_found) + 1)).encode()),
+        ]
 
-    def opening(self, number: int) -> str:
+    def entry_opening(self, number: int) -> str:
         """The last line, with another number if it has one."""
-        return re.sub(r"^(\s*)1(?=\D)", rf"\g<1>{number}", self.line)
+        return re.sub(r"^(\s*)1(?=\D)", rf"\g<1>{number}", self.last_line)
 
-    def written(self, tokens: Sequence[int]) -> tuple[str, str]:
+    def split_answer(self, tokens: Sequence[int]) -> tuple[str, str]:
         """An answer's text, and the stop text that closes it or may."""
-        own = [token for token in tokens if token not in self.sampler.stops]
-        answer = self.sampler.detokenizer(self.decode).push(own, final=True)
-        rest = self.decode(own)[len(answer) :]
-        close = next((stop for stop in self.stop if rest.startswith(stop)), None)
-        return answer, close if close is not None else "".join(self.stop[:1])
+        own_tokens = [token for token in tokens if token not in self.sampler.stops]
+        answer = self.sampler.detokenizer(self.decode).push(own_tokens, final=True)
+        following_text = self.decode(own_tokens)[len(answer) :]
+        closing_text = next((stop for stop in self.stop if following_text.startswith(stop)), None)
+        return answer, closing_text if closing_text is not None else "".join(self.stop[:1])
 
 
-def row_behind(prompt: Sequence[int]) -> Generator[Message, Any, torch.Tensor]:
-    """The row (V,) of another prompt."""
+def read_prompt_row(prompt: Sequence[int]) -> Generator[Message, Any, torch.Tensor]:
+    """Reads the row (V,) behind another prompt."""
     branch: int = yield Open(prompt)
     reply: Reply = yield Ask(TokenTree(prompt[-1]), branch=branch, rows=[0])
     yield Drop(branch)

@@ -36,18 +36,18 @@ from foretell.core.spending import Spent
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Kept, Message, Reply, Steps
 from foretell.errors import BadConfig
-from foretell.rewards.base import Reward, needs_text, scored
+from foretell.rewards.base import Reward, needs_text, score_outputs
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.beam.beam_search import refuse
-from foretell.strategies.beam.ucb import Node, Text, children, down, up
+from foretell.strategies.beam.beam_search import refuse_for_search
+from foretell.strategies.beam.ucb import Node, Text, descend_tree, make_edges, propagate_reward
 from foretell.strategies.log_probs import log_probs
 
-Firsts = list[tuple[int, float]]  # the likeliest next tokens, each with its chance among them
+NextTokens = list[tuple[int, float]]  # the likeliest next tokens, each with its chance among them
 
 
 @dataclass(frozen=True)
 class PgTd(Strategy):
-    """With rollouts=1 it is greedy decoding."""
+    """Greedy decoding with rollouts=1."""
 
     reward: Reward | None = None  # what whole texts are worth; there must be one
     rollouts: int = 16  # ways down the tree
@@ -62,10 +62,12 @@ class PgTd(Strategy):
     def __post_init__(self) -> None:
         if self.reward is None:
             raise BadConfig("pg-td: needs a reward; give one, as in reward=tests:path=tests.jsonl")
-        for name, most in (("rollouts", 100_000), ("k", 64)):
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise BadConfig.field(f"pg-td:{name}", value, f"between 1 and {most}")
+        for field_name, max_value in (("rollouts", 100_000), ("k", 64)):
+            field_value = getattr(self, field_name)
+            if not 1 <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"pg-td:{field_name}", field_value, f"between 1 and {max_value}"
+                )
         if not 0 <= self.c <= 1e6:
             raise BadConfig.field("pg-td:c", self.c, "between 0 and 1000000")
         if not 0 < self.base <= 1e9:
@@ -75,83 +77,95 @@ class PgTd(Strategy):
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""
-        refuse("pg-td", ctx)
+        refuse_for_search("pg-td", ctx)
         needs_text("pg-td", ctx, self.reward)
-        return self._steps(ctx)
+        return self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
-        found: dict[Text, Found] = {}
+    def _run_steps(self, ctx: Context) -> Steps:
+        finished_texts: dict[Text, Found] = {}
         try:
-            yield from self.search(ctx, found)
+            yield from self.run_rollouts(ctx, finished_texts)
         except Spent:
-            if not found:
+            if not finished_texts:
                 raise
-        order = sorted(found.items(), key=lambda one: -one[1].reward)  # the older of equal ones
+        sorted_texts = sorted(
+            finished_texts.items(), key=lambda text_found: -text_found[1].reward
+        )  # the older of equal ones
         for branch in [branch for branch in ctx.branches if branch != ctx.branch]:
             yield Drop(branch)
-        best, first = order[0]
-        yield Commit(list(best), torch.empty(0), ctx.branch, ["target"] * len(best))
-        answers = [(list(text), one.reward, one.reason) for text, one in order]
-        yield Finish(ctx.branch, first.reason, answers)
+        best_text, best_found = sorted_texts[0]
+        yield Commit(list(best_text), torch.empty(0), ctx.branch, ["target"] * len(best_text))
+        answers = [
+            (list(text), text_found.reward, text_found.reason) for text, text_found in sorted_texts
+        ]
+        yield Finish(ctx.branch, best_found.reason, answers)
 
-    def search(self, ctx: Context, found: dict[Text, Found]) -> Steps:
-        """Runs the rollouts. `found`: every finished text, in the order in which they were."""
+    def run_rollouts(self, ctx: Context, finished_texts: dict[Text, Found]) -> Steps:
+        """Runs the rollouts. `finished_texts`: every finished text, in the order in which they were."""
         reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
-        root = Node((), children(likeliest(ctx, reply.logits[0], (), self.k)))
-        written: list[Written] = []
+        root = Node((), make_edges(weigh_next_tokens(ctx, reply.logits[0], (), self.k)))
+        written_texts: list[Written] = []
         for _ in range(self.rollouts):
-            path, node = down(root, self.c, self.base)
+            tree_path, node = descend_tree(root, self.c, self.base)
             if node is None:
-                edge = path[-1][1]
-                edge.node = node = Node((*path[-1][0].text, edge.token))
-                whole = yield from self.finished(ctx, node, written)
-                if not (self.cache and whole in found):
-                    reward = yield from self.value(ctx, whole)
-                    found.setdefault(whole, Found(reward, str(reason_of(ctx, whole))))
-                node.best = whole
-            up(path, node, found[node.best].reward)
-            if self.enough and found[node.best].reward >= self.enough:
+                edge = tree_path[-1][1]
+                edge.node = node = Node((*tree_path[-1][0].text, edge.token))
+                finished_text = yield from self.finish_node(ctx, node, written_texts)
+                if not (self.cache and finished_text in finished_texts):
+                    reward = yield from self.reward_text(ctx, finished_text)
+                    finished_texts.setdefault(
+                        finished_text, Found(reward, str(ending_reason(ctx, finished_text)))
+                    )
+                node.full_text = finished_text
+            propagate_reward(tree_path, node, finished_texts[node.full_text].reward)
+            if self.enough and finished_texts[node.full_text].reward >= self.enough:
                 return
 
-    def value(self, ctx: Context, text: Text) -> Generator[Message, Any, float]:
+    def reward_text(self, ctx: Context, text: Text) -> Generator[Message, Any, float]:
         assert self.reward is not None, "refused when it was made"
-        (value,) = yield from scored(ctx, self.reward, [text])
+        (value,) = yield from score_outputs(ctx, self.reward, [text])
         return value
 
-    def finished(
-        self, ctx: Context, node: Node, written: list[Written]
+    def finish_node(
+        self, ctx: Context, node: Node, written_texts: list[Written]
     ) -> Generator[Message, Any, Text]:
         """The whole text that begins with a new node's, which gets its children."""
         text = node.text
-        if reason_of(ctx, text):
+        if ending_reason(ctx, text):
             return text
-        known = [one for one in written if one.text[: len(text)] == text]
-        whole = known[0] if known else (yield from self.write(ctx, text))
-        if self.cache and not known:
-            written.append(whole)
-        node.edges = children(whole.firsts[len(text) - whole.start])
-        return whole.text
+        matching_texts = [
+            written_text for written_text in written_texts if written_text.text[: len(text)] == text
+        ]
+        full_text = (
+            matching_texts[0] if matching_texts else (yield from self.write_greedily(ctx, text))
+        )
+        if self.cache and not matching_texts:
+            written_texts.append(full_text)
+        node.edges = make_edges(full_text.firsts[len(text) - full_text.start])
+        return full_text.text
 
-    def write(self, ctx: Context, text: Text) -> Generator[Message, Any, Written]:
+    def write_greedily(self, ctx: Context, text: Text) -> Generator[Message, Any, Written]:
         """Goes on with a text greedily until it ends, on a branch of its own."""
         (branch,) = yield Fork(ctx.branch, 1)
         view = ctx.on(branch)
         yield Commit(list(text), torch.empty(0), branch)
-        firsts: list[Firsts] = []
+        next_tokens: list[NextTokens] = []
         reason = None
         while reason is None:
             reply: Reply = yield Ask(TokenTree(view.tokens[-1]), branch=branch)
-            firsts.append(likeliest(view, reply.logits[0], view.output, self.k))
-            kept: Kept = yield Commit([firsts[-1][0][0]], reply.logits, branch, ["target"])
-            reason = kept.reason
-        whole = Written(tuple(view.output), len(text), firsts)
+            next_tokens.append(weigh_next_tokens(view, reply.logits[0], view.output, self.k))
+            commit_result: Kept = yield Commit(
+                [next_tokens[-1][0][0]], reply.logits, branch, ["target"]
+            )
+            reason = commit_result.reason
+        written_text = Written(tuple(view.output), len(text), next_tokens)
         yield Drop(branch)
-        return whole
+        return written_text
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a finished text is worth, and why it ended."""
+    """Reward of a finished text, and why it ended."""
 
     reward: float
     reason: str
@@ -163,20 +177,22 @@ class Written:
 
     text: Text
     start: int
-    firsts: list[Firsts]
+    firsts: list[NextTokens]
 
 
-def likeliest(ctx: Context, row: torch.Tensor, text: Text | list[int], k: int) -> Firsts:
+def weigh_next_tokens(
+    ctx: Context, row: torch.Tensor, text: Text | list[int], k: int
+) -> NextTokens:
     """The k best tokens of the row (V,) behind a text, of equal ones the lowest first."""
     logs = log_probs(ctx, row, text)
-    least = logs.topk(min(k, len(logs))).values[-1]
-    tokens = ((logs >= least) & (logs > -math.inf)).nonzero()[:, 0]
+    lowest_log_prob = logs.topk(min(k, len(logs))).values[-1]
+    tokens = ((logs >= lowest_log_prob) & (logs > -math.inf)).nonzero()[:, 0]
     pairs = zip(tokens.tolist(), logs[tokens].tolist(), strict=True)
-    best = sorted(pairs, key=lambda pair: -pair[1])[:k]
-    total = sum(math.exp(value) for _, value in best)
-    return [(token, math.exp(value) / total) for token, value in best]
+    best_pairs = sorted(pairs, key=lambda pair: -pair[1])[:k]
+    probability_sum = sum(math.exp(log_prob) for _, log_prob in best_pairs)
+    return [(token, math.exp(log_prob) / probability_sum) for token, log_prob in best_pairs]
 
 
-def reason_of(ctx: Context, text: Text) -> str | None:
+def ending_reason(ctx: Context, text: Text) -> str | None:
     """Why a text has ended, if it has."""
     return ctx.sampler.reason(text, ctx.limit - len(ctx.tokens))

@@ -21,7 +21,7 @@ class Node:
     text: Text
     edges: list[Edge] = field(default_factory=list)  # the likeliest first
     visits: int = 1  # N
-    best: Text = ()  # the whole text that it was finished to
+    full_text: Text = ()  # the whole text that it was finished to
 
 
 @dataclass
@@ -29,7 +29,7 @@ class Edge:
     """A next token: P, n and Q."""
 
     token: int
-    chance: float
+    probability: float
     visits: int = 0
     value: float = 0.0
     node: Node | None = None
@@ -38,27 +38,34 @@ class Edge:
 Path = list[tuple[Node, Edge]]
 
 
-def children(firsts: Iterable[tuple[int, float]]) -> list[Edge]:
+def make_edges(next_tokens: Iterable[tuple[int, float]]) -> list[Edge]:
     """Edges that were never passed, of tokens with their chances."""
-    return [Edge(token, chance) for token, chance in firsts]
+    return [Edge(token, chance) for token, chance in next_tokens]
 
 
-def down(root: Node, c: float, base: float) -> tuple[Path, Node | None]:
+def descend_tree(root: Node, c: float, base: float) -> tuple[Path, Node | None]:
     """The way from the root by the highest bounds, to a text that has ended, or to a new one
     (None).
     """
     path: Path = []
     node: Node | None = root
     while node is not None and node.edges:
-        count = node.visits
-        factor = (math.log((count + base + 1) / base) + c) * math.sqrt(math.log(count))
-        edge = max(node.edges, key=lambda e: e.value + factor * e.chance / (1 + e.visits))
+        visit_count = node.visits
+        exploration = (math.log((visit_count + base + 1) / base) + c) * math.sqrt(
+            math.log(visit_count)
+        )
+        edge = max(
+            node.edges,
+            key=lambda candidate: (
+                candidate.value + exploration * candidate.probability / (1 + candidate.visits)
+            ),
+        )
         path.append((node, edge))
         node = edge.node
     return path, node
 
 
-def up(path: Path, leaf: Node, reward: float) -> None:
+def propagate_reward(path: Path, leaf: Node, reward: float) -> None:
     """Lets all nodes on the way know of a reward."""
     leaf.visits += 1
     for node, edge in path:

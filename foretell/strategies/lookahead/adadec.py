@@ -37,7 +37,14 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Kept, Message, Steps
 from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.rollouts import Path, begun, by_target, greedily, grow, likeliest
+from foretell.strategies.rollouts import (
+    Path,
+    begin_paths,
+    continue_greedily,
+    grow_paths,
+    likeliest_tokens,
+    rows_by_target,
+)
 
 GREEDY = "it decides by probabilities, nothing is drawn"
 REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), GREEDY)
@@ -45,7 +52,7 @@ REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"),
 
 @dataclass(frozen=True)
 class Adadec(Strategy):
-    """With theta=inf it is greedy decoding."""
+    """Adaptive decoding; greedy decoding with theta=inf."""
 
     theta: float = 1.0  # nats, the entropy from which on it looks ahead
     width: int = 3  # tokens that are tried
@@ -56,53 +63,55 @@ class Adadec(Strategy):
     def __post_init__(self) -> None:
         if math.isnan(self.theta):
             raise BadConfig.field("adadec:theta", self.theta, "a number of nats, or inf")
-        for name, most in (("width", 64), ("ahead", 256)):
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise BadConfig.field(f"adadec:{name}", value, f"between 1 and {most}")
+        for field_name, max_value in (("width", 64), ("ahead", 256)):
+            field_value = getattr(self, field_name)
+            if not 1 <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"adadec:{field_name}", field_value, f"between 1 and {max_value}"
+                )
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
         refuse_options("adadec", ctx.request.sampling, REFUSED)
-        return self._steps(ctx)
+        return self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
+    def _run_steps(self, ctx: Context) -> Steps:
         source = source_of(ctx.request)
         state = yield from source.start(ctx)
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            reply = yield from source.read(ctx, state, tree, ())
+            reply = yield from source.read_rows(ctx, state, tree, ())
             row = reply.logits[0]
-            known: list[torch.Tensor] = []  # rows behind the tokens that are taken over
+            known_rows: list[torch.Tensor] = []  # rows behind the tokens that are taken over
             while True:
-                if self.unsure(ctx, row) and ctx.depth > 0:
-                    best = yield from self.chosen(ctx, source, state, row)
-                    token, known = best.tokens[0], best.rows
+                if self.is_unsure(ctx, row) and ctx.depth > 0:
+                    best_path = yield from self.choose_path(ctx, source, state, row)
+                    token, known_rows = best_path.tokens[0], best_path.rows
                 else:
                     token = best_token(ctx, row)
-                kept: Kept = yield Commit([token], row[None], ctx.branch, ["target"])
-                if kept.reason:
+                commit_result: Kept = yield Commit([token], row[None], ctx.branch, ["target"])
+                if commit_result.reason:
                     return
-                if not known:
+                if not known_rows:
                     break
-                row, *known = known
+                row, *known_rows = known_rows
 
-    def unsure(self, ctx: Context, row: torch.Tensor) -> bool:
+    def is_unsure(self, ctx: Context, row: torch.Tensor) -> bool:
         scores = ctx.sampler.scores(row, ctx.output)
         return float(torch.special.entr(scores.softmax(-1)).sum()) >= self.theta
 
-    def chosen(
+    def choose_path(
         self, ctx: Context, source: RowSource, state: Any, row: torch.Tensor
     ) -> Generator[Message, Any, Path]:
         """The best of the paths behind `row`; they grow side by side, one forward a level."""
         tree = TokenTree(ctx.tokens[-1])
-        paths = begun(ctx, tree, likeliest(ctx, row, self.width))
+        paths = begin_paths(ctx, tree, likeliest_tokens(ctx, row, self.width))
         if len(paths) > 1:
-            rows_of = by_target(ctx, source, state)
-            yield from grow(ctx, tree, paths, self.ahead, greedily(ctx), rows_of)
+            rows_of = rows_by_target(ctx, source, state)
+            yield from grow_paths(ctx, tree, paths, self.ahead, continue_greedily(ctx), rows_of)
         return max(paths, key=lambda path: path.mean)
 
 
 def best_token(ctx: Context, row: torch.Tensor) -> int:
-    """Greedy decoding's."""
-    return ctx.sampler.best(ctx.sampler.scores(row, ctx.output), row)
+    """Returns the token that greedy decoding takes."""
+    return ctx.sampler.best_token(ctx.sampler.scores(row, ctx.output), row)

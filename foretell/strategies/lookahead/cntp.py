@@ -33,14 +33,14 @@ from foretell.core.types import Commit, Kept, Message, Steps
 from foretell.errors import BadConfig
 from foretell.rewards.base import needs_text
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.rollouts import Path, begun, by_target, grow
+from foretell.strategies.rollouts import Path, begin_paths, grow_paths, rows_by_target
 
 MARKS = (".", ",", "\n", "?", "!", ":", ";", ")", "]", "}")
 
 
 @dataclass(frozen=True)
 class Cntp(Strategy):
-    """With most=1 it is plain sampling."""
+    """Cautious sampling; plain sampling with most=1."""
 
     most: int = 10  # continuations
     low: float = 0.01  # nats up to which one is enough
@@ -50,78 +50,84 @@ class Cntp(Strategy):
     drawn_at = 1.0
 
     def __post_init__(self) -> None:
-        for name, upper in (("most", 64), ("longest", 512)):
-            value = getattr(self, name)
-            if not 1 <= value <= upper:
-                raise BadConfig.field(f"cntp:{name}", value, f"between 1 and {upper}")
+        for field_name, max_value in (("most", 64), ("longest", 512)):
+            field_value = getattr(self, field_name)
+            if not 1 <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"cntp:{field_name}", field_value, f"between 1 and {max_value}"
+                )
         if not 0 <= self.low < self.high:
             raise BadConfig(f"cntp:low={self.low}: must be at least 0 and below high={self.high}")
 
     def run(self, ctx: Context) -> Steps:
         """Raises Unsupported, before anything runs, where no punctuation mark is known."""
         needs_text("cntp", ctx)
-        return self._steps(ctx)
+        return self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
+    def _run_steps(self, ctx: Context) -> Steps:
         source = source_of(ctx.request)
         state = yield from source.start(ctx)
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            reply = yield from source.read(ctx, state, tree, ())
+            reply = yield from source.read_rows(ctx, state, tree, ())
             row = reply.logits[0]
-            p = ctx.sampler.law(row, ctx.output)
-            trials = self.trials(p)
-            if trials < 2:
-                token = ctx.rng.sample(p, "target", len(ctx.output))
+            token_probs = ctx.sampler.law(row, ctx.output)
+            trial_count = self.count_trials(token_probs)
+            if trial_count < 2:
+                token = ctx.rng.sample(token_probs, "target", len(ctx.output))
                 path = Path([token], 0.0, 0)
             else:
-                path = yield from self.cautious(ctx, source, state, tree, p, trials)
+                path = yield from self.choose_cautiously(
+                    ctx, source, state, tree, token_probs, trial_count
+                )
             rows = torch.stack([row, *path.rows])
-            kept: Kept = yield Commit(path.tokens, rows, ctx.branch, ["target"] * len(path.tokens))
-            if kept.reason:
+            commit_result: Kept = yield Commit(
+                path.tokens, rows, ctx.branch, ["target"] * len(path.tokens)
+            )
+            if commit_result.reason:
                 return
 
-    def trials(self, p: torch.Tensor) -> int:
+    def count_trials(self, token_probs: torch.Tensor) -> int:
         """How many continuations a law (V,) of the next token wants."""
-        entropy = float(torch.special.entr(p).sum())
-        share = min(1.0, max(0.0, (entropy - self.low) / (self.high - self.low)))
-        return int(1 + (self.most - 1) * share)
+        entropy = float(torch.special.entr(token_probs).sum())
+        entropy_share = min(1.0, max(0.0, (entropy - self.low) / (self.high - self.low)))
+        return int(1 + (self.most - 1) * entropy_share)
 
-    def cautious(
+    def choose_cautiously(
         self,
         ctx: Context,
         source: RowSource,
         state: Any,
         tree: TokenTree,
-        p: torch.Tensor,
-        trials: int,
+        token_probs: torch.Tensor,
+        trial_count: int,
     ) -> Generator[Message, Any, Path]:
         """The likeliest of so many continuations, in the mean of their tokens."""
-        marks: frozenset[int] = ctx.shared(lambda: punctuation(ctx), "punctuation")
-        start = len(ctx.output)
+        mark_tokens: frozenset[int] = ctx.shared(lambda: punctuation_tokens(ctx), "punctuation")
+        output_length = len(ctx.output)
 
-        def drawn(path: Path, row: torch.Tensor) -> tuple[int, float]:
-            law = ctx.sampler.law(row, [*ctx.output, *path.tokens])
-            place = start + len(path.tokens)
-            token = ctx.rng.sample(law, "draft", place, path.number + 1)
-            path.ended = token in marks
-            return token, float(law[token].log())
+        def draw_next(path: Path, row: torch.Tensor) -> tuple[int, float]:
+            path_probs = ctx.sampler.law(row, [*ctx.output, *path.tokens])
+            position = output_length + len(path.tokens)
+            token = ctx.rng.sample(path_probs, "draft", position, path.number + 1)
+            path.ended = token in mark_tokens
+            return token, float(path_probs[token].log())
 
-        firsts = []
-        for trial in range(trials):
-            token = ctx.rng.sample(p, "draft", start, trial + 1)
-            firsts.append((token, float(p[token].log())))
-        paths = begun(ctx, tree, firsts)
+        first_tokens = []
+        for trial_index in range(trial_count):
+            token = ctx.rng.sample(token_probs, "draft", output_length, trial_index + 1)
+            first_tokens.append((token, float(token_probs[token].log())))
+        paths = begin_paths(ctx, tree, first_tokens)
         for path in paths:
-            path.ended |= path.tokens[0] in marks
-        rows_of = by_target(ctx, source, state)
-        yield from grow(ctx, tree, paths, self.longest - 1, drawn, rows_of)
+            path.ended |= path.tokens[0] in mark_tokens
+        rows_of = rows_by_target(ctx, source, state)
+        yield from grow_paths(ctx, tree, paths, self.longest - 1, draw_next, rows_of)
         return max(paths, key=lambda path: path.mean)
 
 
-def punctuation(ctx: Context) -> frozenset[int]:
+def punctuation_tokens(ctx: Context) -> frozenset[int]:
     """The tokens that end with a mark."""
     decode = ctx.request.text
     assert decode is not None, "refused before by `needs_text`"
-    vocab = ctx.models["target"].vocab
-    return frozenset(token for token in range(vocab) if decode([token]).endswith(MARKS))
+    vocab_size = ctx.models["target"].vocab
+    return frozenset(token for token in range(vocab_size) if decode([token]).endswith(MARKS))

@@ -33,10 +33,10 @@ from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Kept, Message, Reply, Steps
 from foretell.errors import BadConfig
-from foretell.speculation.strategy import Strategy, one_by_one
-from foretell.strategies.rollouts import likeliest
-from foretell.strategies.state_likeness import Directions, StateReader, last_tap, normed
-from foretell.verification.judge_model import states_of
+from foretell.speculation.strategy import Strategy, decode_one_by_one
+from foretell.strategies.rollouts import likeliest_tokens
+from foretell.strategies.state_likeness import Directions, StateReader, apply_norm, last_tap
+from foretell.verification.judge_model import states_at_nodes
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -48,7 +48,7 @@ READER = "states"
 
 @dataclass(frozen=True)
 class Contrastive(Strategy):
-    """With alpha=0 or k=1 it is greedy decoding."""
+    """Contrastive search; greedy decoding with alpha=0 or k=1."""
 
     alpha: float = 0.6  # what being unlike the text counts beside probability
     k: int = 4  # tokens that are compared
@@ -62,19 +62,19 @@ class Contrastive(Strategy):
             raise BadConfig.field("contrastive:k", self.k, "between 1 and 256")
 
     @property
-    def off(self) -> bool:
+    def is_off(self) -> bool:
         return not self.alpha or self.k == 1
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.off else (READER,)
+        return () if self.is_off else (READER,)
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
-        return () if self.off else ("tree", "taps")
+        return () if self.is_off else ("tree", "taps")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
-        if self.off:
+        if self.is_off:
             return {}
         target = models["target"]
         return {READER: StateReader(target, last_tap(target))}
@@ -83,36 +83,42 @@ class Contrastive(Strategy):
         """Raises BadConfig, before anything runs, for an option that cannot be honoured."""
         refuse_options("contrastive", ctx.request.sampling, REFUSED)
         refuse_policy("contrastive", ctx.request)
-        return one_by_one(ctx) if self.off else self._steps(ctx)
+        return decode_one_by_one(ctx) if self.is_off else self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
+    def _run_steps(self, ctx: Context) -> Steps:
         target = ctx.models["target"]
         taps = (last_tap(target),)
         source = source_of(ctx.request)
         state = yield from source.start(ctx)
         tree = TokenTree(ctx.tokens[-1])
-        reply = yield from source.read(ctx, state, tree, taps, [0])
+        reply = yield from source.read_rows(ctx, state, tree, taps, [0])
         row = reply.logits[-1]
-        newest = states_of(reply, [0])
-        before = yield from _states_before(ctx, taps[0])
-        seen = Directions(normed(target, torch.cat([before.to(newest), newest])))
+        newest_state = states_at_nodes(reply, [0])
+        preceding_states = yield from _read_preceding_states(ctx, taps[0])
+        seen_directions = Directions(
+            apply_norm(target, torch.cat([preceding_states.to(newest_state), newest_state]))
+        )
         while True:
-            firsts = likeliest(ctx, row, self.k)
+            candidates = likeliest_tokens(ctx, row, self.k)
             tree = TokenTree(ctx.tokens[-1])
-            nodes = [tree.add(0, token) for token, _ in firsts]
-            reply = yield from source.read(ctx, state, tree, taps, nodes)
-            states = normed(target, states_of(reply, nodes))
-            near = seen.nearest(states)
-            chances = near.new_tensor([value for _, value in firsts]).exp()
-            place = int(((1 - self.alpha) * chances - self.alpha * near).argmax())
-            kept: Kept = yield Commit([firsts[place][0]], row[None], ctx.branch, ["target"])
-            if kept.reason:
+            nodes = [tree.add(0, token) for token, _ in candidates]
+            reply = yield from source.read_rows(ctx, state, tree, taps, nodes)
+            states = apply_norm(target, states_at_nodes(reply, nodes))
+            similarities = seen_directions.nearest(states)
+            probabilities = similarities.new_tensor([log_prob for _, log_prob in candidates]).exp()
+            best_index = int(
+                ((1 - self.alpha) * probabilities - self.alpha * similarities).argmax()
+            )
+            commit_result: Kept = yield Commit(
+                [candidates[best_index][0]], row[None], ctx.branch, ["target"]
+            )
+            if commit_result.reason:
                 return
-            row = dict(zip(reply.nodes, reply.logits, strict=True))[nodes[place]]
-            seen.add(states[place : place + 1])
+            row = dict(zip(reply.nodes, reply.logits, strict=True))[nodes[best_index]]
+            seen_directions.add(states[best_index : best_index + 1])
 
 
-def _states_before(ctx: Context, tap: int) -> Generator[Message, Any, torch.Tensor]:
+def _read_preceding_states(ctx: Context, tap: int) -> Generator[Message, Any, torch.Tensor]:
     """The states (n, E) of all tokens but the last."""
     reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), READER, ctx.branch, rows=())
     return reply.hidden[tap]

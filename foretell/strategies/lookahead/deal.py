@@ -30,9 +30,9 @@ from foretell.core.context import Context
 from foretell.core.refusals import refuse_options
 from foretell.core.types import Message, Steps
 from foretell.errors import BadConfig
-from foretell.rewards.base import Reward, needs_partial, needs_text, scored
+from foretell.rewards.base import Reward, needs_partial, needs_text, score_outputs
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.rollouts import Path, one_by_one
+from foretell.strategies.rollouts import Path, write_by_value
 
 FILTERED = "it chooses among its own k best tokens"
 REFUSED = dict.fromkeys(("top_k", "top_p", "min_p", "typical_p"), FILTERED)
@@ -40,7 +40,7 @@ REFUSED = dict.fromkeys(("top_k", "top_p", "min_p", "typical_p"), FILTERED)
 
 @dataclass(frozen=True)
 class Deal(Strategy):
-    """With weight=0 or k=1 it is greedy decoding."""
+    """Greedy decoding with weight=0 or k=1."""
 
     reward: Reward | None = None  # what texts are worth; there must be one
     k: int = 5  # tokens that are tried
@@ -50,10 +50,12 @@ class Deal(Strategy):
     def __post_init__(self) -> None:
         if self.reward is None:
             raise BadConfig("deal: needs a reward; give one, as in reward=keywords:words=dog")
-        for name, most in (("k", 64), ("ahead", 512)):
-            value = getattr(self, name)
-            if not 1 <= value <= most:
-                raise BadConfig.field(f"deal:{name}", value, f"between 1 and {most}")
+        for field_name, max_value in (("k", 64), ("ahead", 512)):
+            field_value = getattr(self, field_name)
+            if not 1 <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"deal:{field_name}", field_value, f"between 1 and {max_value}"
+                )
         if not 0 <= self.weight <= 1e6:
             raise BadConfig.field("deal:weight", self.weight, "between 0 and 1000000")
 
@@ -65,9 +67,9 @@ class Deal(Strategy):
         reward = self.reward
         assert reward is not None, "refused when it was made"
 
-        def value(paths: Sequence[Path]) -> Generator[Message, None, list[float]]:
+        def value_paths(paths: Sequence[Path]) -> Generator[Message, None, list[float]]:
             outputs = [[*ctx.output, *path.tokens] for path in paths]
-            scores = yield from scored(ctx, reward, outputs)
+            scores = yield from score_outputs(ctx, reward, outputs)
             return [self.weight * score for score in scores]
 
-        return one_by_one(ctx, self.k if self.weight else 1, self.ahead, value)
+        return write_by_value(ctx, self.k if self.weight else 1, self.ahead, value_paths)

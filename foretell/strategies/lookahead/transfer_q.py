@@ -32,9 +32,9 @@ from foretell.core.refusals import refuse_options
 from foretell.core.types import Message, Steps
 from foretell.errors import BadConfig
 from foretell.guidance.mixing import check_partner, check_room
-from foretell.rewards.base import Reward, needs_partial, needs_text, scored
+from foretell.rewards.base import Reward, needs_partial, needs_text, score_outputs
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.rollouts import Path, one_by_one
+from foretell.strategies.rollouts import Path, write_by_value
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -47,7 +47,7 @@ AHEAD, AHEAD_INDIRECT = 20, 5  # tokens, as there
 
 @dataclass(frozen=True)
 class TransferQ(Strategy):
-    """With weight=0 or k=1 it is greedy decoding."""
+    """Greedy decoding with weight=0 or k=1."""
 
     reward: Reward | None = None  # what texts are worth; there must be one
     own: Reward | None = None  # what the baseline was aligned with; None: the same reward
@@ -59,10 +59,12 @@ class TransferQ(Strategy):
     def __post_init__(self) -> None:
         if self.reward is None:
             raise BadConfig("transfer-q: needs a reward; give one, as in reward=keywords:words=dog")
-        for name, least, most in (("k", 1, 64), ("ahead", 0, 512)):
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise BadConfig.field(f"transfer-q:{name}", value, f"between {least} and {most}")
+        for field_name, min_value, max_value in (("k", 1, 64), ("ahead", 0, 512)):
+            field_value = getattr(self, field_name)
+            if not min_value <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"transfer-q:{field_name}", field_value, f"between {min_value} and {max_value}"
+                )
         if not 0 <= self.weight <= 1e6:
             raise BadConfig.field("transfer-q:weight", self.weight, "between 0 and 1000000")
 
@@ -82,24 +84,28 @@ class TransferQ(Strategy):
         needs_partial("transfer-q", self.reward, self.own)
         for name in self.models:
             check_room(ctx, "transfer-q:baseline", name)
-        reward, own = self.reward, self.own
+        reward, baseline_reward = self.reward, self.own
         assert reward is not None, "refused when it was made"
 
-        def value(paths: Sequence[Path]) -> Generator[Message, None, list[float]]:
+        def value_paths(paths: Sequence[Path]) -> Generator[Message, None, list[float]]:
             outputs = [[*ctx.output, *path.tokens] for path in paths]
-            values = yield from scored(ctx, reward, outputs)
-            if own is not None:
-                before = yield from scored(ctx, own, outputs)
-                values = [carried(*pair) for pair in zip(values, before, strict=True)]
-            return [self.weight * score for score in values]
+            path_values = yield from score_outputs(ctx, reward, outputs)
+            if baseline_reward is not None:
+                baseline_values = yield from score_outputs(ctx, baseline_reward, outputs)
+                path_values = [
+                    transfer_value(*pair) for pair in zip(path_values, baseline_values, strict=True)
+                ]
+            return [self.weight * score for score in path_values]
 
-        ahead = self.ahead or (AHEAD if own is None else AHEAD_INDIRECT)
-        width = self.k if self.weight else 1
-        return one_by_one(ctx, width, ahead, value, self.baseline or "target")
+        lookahead_tokens = self.ahead or (AHEAD if baseline_reward is None else AHEAD_INDIRECT)
+        candidate_count = self.k if self.weight else 1
+        return write_by_value(
+            ctx, candidate_count, lookahead_tokens, value_paths, self.baseline or "target"
+        )
 
 
-def carried(reward: float, own: float) -> float:
+def transfer_value(reward: float, baseline_value: float) -> float:
     """A value by the reward of a text that was written for another one."""
-    if -math.inf in (reward, own):
+    if -math.inf in (reward, baseline_value):
         return -math.inf
-    return math.exp(STEEP * (reward - own)) * reward
+    return math.exp(STEEP * (reward - baseline_value)) * reward

@@ -39,13 +39,13 @@ from foretell.core.types import Steps
 from foretell.drafters.heads.attach import attach_head
 from foretell.drafters.heads.extra_rows import Beside, read_beside
 from foretell.errors import BadConfig
-from foretell.speculation.strategy import Strategy, settle
+from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.parallel.speaking import (
-    chained,
+    choose_spoken,
     commit_spoken,
+    count_rows_below,
+    draft_chain,
     noise_at,
-    rows_below,
-    spoken,
 )
 
 UNTRAINED = "its rows were tuned for laws of a temperature alone"
@@ -74,11 +74,11 @@ class KForcing(Strategy):
         """Raises BadConfig, before anything runs, for what cannot be honoured."""
         refuse_source("k-forcing", ctx.request)
         if self.verified:
-            return self._verified(ctx)
+            return self._run_verified(ctx)
         refuse_options("k-forcing", ctx.request.sampling, REFUSED)
-        return self._trusted(ctx)
+        return self._run_trusted(ctx)
 
-    def beside(self, ctx: Context, tree: TokenTree, counts: Sequence[int]) -> Beside:
+    def make_rows(self, ctx: Context, tree: TokenTree, counts: Sequence[int]) -> Beside:
         """Rows of the noise of their own places, below these nodes."""
         rows: Any = ctx.models["head"]
         index = 0 if self.shared else 1
@@ -86,41 +86,52 @@ class KForcing(Strategy):
         def vectors(states: torch.Tensor | None) -> torch.Tensor:
             noise = [
                 noise_at(ctx, len(ctx.output) + tree.depths[node] + place, index)
-                for node, place in zip(made.nodes, made.places, strict=True)
+                for node, place in zip(extra_rows.nodes, extra_rows.places, strict=True)
             ]
-            entering: torch.Tensor = rows.noised(noise, ctx.request.sampling.temperature)
+            entering: torch.Tensor = rows.noise_vectors(noise, ctx.request.sampling.temperature)
             return entering
 
-        made = Beside(counts, vectors)
-        return made
+        extra_rows = Beside(counts, vectors)
+        return extra_rows
 
-    def _trusted(self, ctx: Context) -> Steps:
+    def _run_trusted(self, ctx: Context) -> Steps:
         rows: Any = ctx.models["head"]
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            count = max(1, min(self.k, rows.deepest, ctx.depth + 1))
-            reply, below = yield from read_beside(ctx, tree, self.beside(ctx, tree, [count]))
-            tokens, taken = spoken(ctx, list(below[0]), partial(self.choose, ctx))
-            kept = yield from commit_spoken(ctx, reply, tokens, taken, "k-forcing", "k-forcing")
-            if kept.reason:
+            row_count = max(1, min(self.k, rows.deepest, ctx.depth + 1))
+            reply, rows_spoken = yield from read_beside(
+                ctx, tree, self.make_rows(ctx, tree, [row_count])
+            )
+            tokens, taken_rows = choose_spoken(
+                ctx, list(rows_spoken[0]), partial(self.choose_token, ctx)
+            )
+            commit_result = yield from commit_spoken(
+                ctx, reply, tokens, taken_rows, "k-forcing", "k-forcing"
+            )
+            if commit_result.reason:
                 return
 
-    def choose(self, ctx: Context, row: torch.Tensor, said: Sequence[int]) -> int:
+    def choose_token(self, ctx: Context, row: torch.Tensor, spoken_tokens: Sequence[int]) -> int:
         """The best token of a row (V,): its noise has decided already which one that is."""
-        scores = ctx.sampler.scores(row, [*ctx.output, *said])
-        return ctx.sampler.best(scores, row)
+        scores = ctx.sampler.scores(row, [*ctx.output, *spoken_tokens])
+        return ctx.sampler.best_token(scores, row)
 
-    def _verified(self, ctx: Context) -> Steps:
+    def _run_verified(self, ctx: Context) -> Steps:
         rows: Any = ctx.models["head"]
-        count = min(self.k, rows.deepest)
-        drafted: list[int] = []
+        row_count = min(self.k, rows.deepest)
+        drafted_tokens: list[int] = []
         while True:
-            tree = chained(ctx, drafted, "k-forcing")
+            tree = draft_chain(ctx, drafted_tokens, "k-forcing")
             # The first of a node's rows says what the node says: it tells whether others hold.
-            counts = [n + 1 if n else 0 for n in rows_below(ctx, tree, count - 1)]
-            reply, below = yield from read_beside(ctx, tree, self.beside(ctx, tree, counts))
-            outcome, kept = yield from settle(ctx, tree, reply)
-            if kept.reason:
+            counts = [
+                rows_left + 1 if rows_left else 0
+                for rows_left in count_rows_below(ctx, tree, row_count - 1)
+            ]
+            reply, rows_spoken = yield from read_beside(
+                ctx, tree, self.make_rows(ctx, tree, counts)
+            )
+            outcome, commit_result = yield from verify_and_commit(ctx, tree, reply)
+            if commit_result.reason:
                 return
-            said = below[outcome.path[-1] if outcome.path else 0].argmax(-1).tolist()
-            drafted = said[1:] if said[:1] == kept.tokens[-1:] else []
+            row_tokens = rows_spoken[outcome.path[-1] if outcome.path else 0].argmax(-1).tolist()
+            drafted_tokens = row_tokens[1:] if row_tokens[:1] == commit_result.tokens[-1:] else []

@@ -39,8 +39,13 @@ from foretell.core.types import Steps
 from foretell.drafters.heads.attach import attach_head
 from foretell.drafters.heads.extra_rows import Beside, read_beside
 from foretell.errors import BadConfig
-from foretell.speculation.strategy import Strategy, settle
-from foretell.strategies.parallel.speaking import chained, commit_spoken, rows_below, spoken
+from foretell.speculation.strategy import Strategy, verify_and_commit
+from foretell.strategies.parallel.speaking import (
+    choose_spoken,
+    commit_spoken,
+    count_rows_below,
+    draft_chain,
+)
 
 
 @dataclass(frozen=True)
@@ -66,57 +71,65 @@ class Lud(Strategy):
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for a request with rows from elsewhere."""
         refuse_source("lud", ctx.request)
-        return self._verified(ctx) if self.verified else self._trusted(ctx)
+        return self._run_verified(ctx) if self.verified else self._run_trusted(ctx)
 
-    def count(self, ctx: Context) -> int:
+    def count_pads(self, ctx: Context) -> int:
         """PADs below a node at most."""
         pad: Any = ctx.models["head"]
         return 0 if self.beta > 1 else min(self.k - 1, pad.deepest)
 
-    def beside(self, ctx: Context, tree: TokenTree, counts: Sequence[int]) -> Beside:
+    def make_rows(self, ctx: Context, tree: TokenTree, counts: Sequence[int]) -> Beside:
         pad: Any = ctx.models["head"]
 
         def vectors(states: torch.Tensor | None) -> torch.Tensor:
-            tokens = [tree.tokens[node] for node in made.nodes]
-            entering: torch.Tensor = pad.entering(made.places, tokens, states)
+            tokens = [tree.tokens[node] for node in extra_rows.nodes]
+            entering: torch.Tensor = pad.entering(extra_rows.places, tokens, states)
             return entering
 
-        made = Beside(counts, vectors, pad.entry)
-        return made
+        extra_rows = Beside(counts, vectors, pad.entry)
+        return extra_rows
 
-    def _trusted(self, ctx: Context) -> Steps:
+    def _run_trusted(self, ctx: Context) -> Steps:
         while True:
             tree = TokenTree(ctx.tokens[-1])
-            count = max(0, min(self.count(ctx), ctx.depth))
-            reply, below = yield from read_beside(ctx, tree, self.beside(ctx, tree, [count]))
-            tokens, taken = spoken(ctx, [reply.logits[0], *below[0]], partial(self.choose, ctx))
-            kept = yield from commit_spoken(ctx, reply, tokens, taken, "lud")
-            if kept.reason:
+            pad_count = max(0, min(self.count_pads(ctx), ctx.depth))
+            reply, rows_below_nodes = yield from read_beside(
+                ctx, tree, self.make_rows(ctx, tree, [pad_count])
+            )
+            tokens, taken_rows = choose_spoken(
+                ctx, [reply.logits[0], *rows_below_nodes[0]], partial(self.choose_token, ctx)
+            )
+            commit_result = yield from commit_spoken(ctx, reply, tokens, taken_rows, "lud")
+            if commit_result.reason:
                 return
 
-    def choose(self, ctx: Context, row: torch.Tensor, said: Sequence[int]) -> int | None:
+    def choose_token(
+        self, ctx: Context, row: torch.Tensor, spoken_tokens: Sequence[int]
+    ) -> int | None:
         """The token of a row (V,) behind what this step said; None: it is not sure enough."""
-        text = [*ctx.output, *said]
-        if said and not self.sure(ctx.sampler.scores(row, text), said[-1]):
+        text = [*ctx.output, *spoken_tokens]
+        if spoken_tokens and not self.is_sure(ctx.sampler.scores(row, text), spoken_tokens[-1]):
             return None
         return ctx.rng.sample(ctx.sampler.law(row, text), "target", len(text))
 
-    def _verified(self, ctx: Context) -> Steps:
-        drafted: list[int] = []
+    def _run_verified(self, ctx: Context) -> Steps:
+        drafted_tokens: list[int] = []
         while True:
-            tree = chained(ctx, drafted, "lud")
-            counts = rows_below(ctx, tree, self.count(ctx))
-            reply, below = yield from read_beside(ctx, tree, self.beside(ctx, tree, counts))
-            outcome, kept = yield from settle(ctx, tree, reply)
-            if kept.reason:
+            tree = draft_chain(ctx, drafted_tokens, "lud")
+            counts = count_rows_below(ctx, tree, self.count_pads(ctx))
+            reply, rows_below_nodes = yield from read_beside(
+                ctx, tree, self.make_rows(ctx, tree, counts)
+            )
+            outcome, commit_result = yield from verify_and_commit(ctx, tree, reply)
+            if commit_result.reason:
                 return
-            drafted = []
-            for row in below[outcome.path[-1] if outcome.path else 0]:
-                if not self.sure(row, drafted[-1] if drafted else ctx.tokens[-1]):
+            drafted_tokens = []
+            for row in rows_below_nodes[outcome.path[-1] if outcome.path else 0]:
+                if not self.is_sure(row, drafted_tokens[-1] if drafted_tokens else ctx.tokens[-1]):
                     break
-                drafted.append(int(row.argmax()))
+                drafted_tokens.append(int(row.argmax()))
 
-    def sure(self, scores: torch.Tensor, before: int) -> bool:
+    def is_sure(self, scores: torch.Tensor, previous_token: int) -> bool:
         """Whether the best token of logits (V,) is likely enough, and not the one before again."""
-        best = scores.softmax(-1).max(-1)
-        return float(best.values) >= self.beta and int(best.indices) != before
+        best_token = scores.softmax(-1).max(-1)
+        return float(best_token.values) >= self.beta and int(best_token.indices) != previous_token

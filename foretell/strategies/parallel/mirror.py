@@ -38,13 +38,13 @@ from foretell.core.drafter import Drafting
 from foretell.core.source import Direct, source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Outcome, Reply, Steps, Together
-from foretell.drafters.model.chains import chain_below, children, cut
+from foretell.drafters.model.chains import chain_below, continue_chains, cut_chain
 from foretell.drafters.model.reader import DraftReader
 from foretell.drafters.model.without_replacement import best_tokens
 from foretell.engine import lanes
 from foretell.errors import BadConfig, Unsupported
-from foretell.speculation.strategy import Strategy, settle
-from foretell.verification.acceptance import default
+from foretell.speculation.strategy import Strategy, verify_and_commit
+from foretell.verification.acceptance import verify_by_default
 
 Guesses = Mapping[int, list[int]]  # of a slot, the node it follows: tokens, the likeliest first
 
@@ -62,117 +62,143 @@ class Mirror(Strategy):
     needs = ("layers",)
 
     def __post_init__(self) -> None:
-        for name, low, high in (("gamma", 1, 64), ("kappa", 0, 1 << 20), ("exit", 0, 1024)):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"mirror:{name}", value, f"between {low} and {high}")
-        lanes.check("mirror", self.lane)
+        for field_name, range_start, range_end in (
+            ("gamma", 1, 64),
+            ("kappa", 0, 1 << 20),
+            ("exit", 0, 1024),
+        ):
+            field_value = getattr(self, field_name)
+            if not range_start <= field_value <= range_end:
+                raise BadConfig.field(
+                    f"mirror:{field_name}", field_value, f"between {range_start} and {range_end}"
+                )
+        lanes.check_lane("mirror", self.lane)
 
     def bring(self, models: Any) -> Any:
-        return lanes.bring(self.lane, models, "draft")
+        return lanes.bring_remote(self.lane, models, "draft")
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported for what it cannot do with these models."""
-        layers = len(ctx.models["target"].layout)
-        middle = self.exit or layers // 2
-        if not 0 < middle < layers:
-            raise BadConfig.field("mirror:exit", self.exit, f"between 1 and {layers - 1} here")
+        layer_count = len(ctx.models["target"].layout)
+        exit_layer = self.exit or layer_count // 2
+        if not 0 < exit_layer < layer_count:
+            raise BadConfig.field("mirror:exit", self.exit, f"between 1 and {layer_count - 1} here")
         if source_of(ctx.request) != Direct():
             raise BadConfig(
                 "mirror reads the target's layers itself, so it cannot take rows from a source "
                 "(guidance, an ensemble); use another method with it"
             )
-        draft = ctx.models["draft"]
-        if self.kappa and "tree" not in draft.caps:
+        draft_model = ctx.models["draft"]
+        if self.kappa and "tree" not in draft_model.caps:
             cure = "use kappa=0 or another draft model"
-            raise Unsupported.missing("mirror", draft.name, "branching trees", cure)
-        return self._steps(ctx, middle)
+            raise Unsupported.missing_capability(
+                "mirror", draft_model.name, "branching trees", cure
+            )
+        return self._run_steps(ctx, exit_layer)
 
-    def _steps(self, ctx: Context, middle: int) -> Steps:
+    def _run_steps(self, ctx: Context, exit_layer: int) -> Steps:
         reader = DraftReader(ctx)
-        early = tuple(range(middle))
+        early_layers = tuple(range(exit_layer))
         with closing(lanes.open_lane(self.lane, ctx, "draft")) as lane:
-            window = yield from lane.over(self.draft(ctx, reader))
+            window = yield from lane.over(self.draft_window(ctx, reader))
             while True:
                 branches = window
                 slots = range(len(window))
                 if self.kappa:
-                    ask = Ask(window, branch=ctx.branch, rows=slots, taps=(middle,), layers=early)
-                    reply = yield ask
-                    guesses = self.guesses(ctx, window, reply.logits)
+                    ask = Ask(
+                        window,
+                        branch=ctx.branch,
+                        rows=slots,
+                        taps=(exit_layer,),
+                        layers=early_layers,
+                    )
+                    target_reply = yield ask
+                    guesses = self.guess_tokens(ctx, window, target_reply.logits)
                     # The whole forward goes on from the states that were tapped.
                     ask = Ask(window, branch=ctx.branch, rows=slots)
-                    prepare = lane.over(self.branches(ctx, reader, window, guesses))
-                    reply, branches = yield Together([answered(ask), prepare])
+                    prepare = lane.over(self.draft_branches(ctx, reader, window, guesses))
+                    target_reply, branches = yield Together([ask_together(ask), prepare])
                 else:
-                    reply = yield Ask(window, branch=ctx.branch, rows=slots)
-                outcome, kept = yield from settle(ctx, window, reply, default)
-                if kept.reason:
+                    target_reply = yield Ask(window, branch=ctx.branch, rows=slots)
+                outcome, commit_result = yield from verify_and_commit(
+                    ctx, window, target_reply, verify_by_default
+                )
+                if commit_result.reason:
                     return
-                ready = prepared(window, branches, outcome)
-                if ready is None:
-                    window = yield from lane.over(self.draft(ctx, reader))
+                prepared_node = find_prepared_node(window, branches, outcome)
+                if prepared_node is None:
+                    window = yield from lane.over(self.draft_window(ctx, reader))
                 else:
-                    window = cut(chain_below(branches, ready), ctx.depth)
+                    window = cut_chain(chain_below(branches, prepared_node), ctx.depth)
 
-    def draft(self, ctx: Context, reader: DraftReader) -> Drafting:
+    def draft_window(self, ctx: Context, reader: DraftReader) -> Drafting:
         """A window below the last token."""
         window = TokenTree(ctx.tokens[-1])
         if not reader.can_read(ctx.tokens):
             return window
-        for drawn in range(self.gamma):
-            if drawn >= reader.depth(ctx) or ctx.ends(window, drawn):
+        for draw_index in range(self.gamma):
+            if draw_index >= reader.max_depth(ctx) or ctx.ends(window, draw_index):
                 break
-            reply = yield Ask(window, "draft", ctx.branch, rows=[drawn])
-            children(ctx, window, drawn, reader.rows(reply)[0], draws=drawn)
+            reply = yield Ask(window, "draft", ctx.branch, rows=[draw_index])
+            continue_chains(
+                ctx, window, draw_index, reader.resized_rows(reply)[0], draw_count=draw_index
+            )
         return window
 
-    def guesses(self, ctx: Context, window: TokenTree, rows: torch.Tensor) -> Guesses:
-        """What may follow each slot, by the early rows (slots, V)."""
-        likely: dict[int, list[int]] = {}
+    def guess_tokens(self, ctx: Context, window: TokenTree, rows: torch.Tensor) -> Guesses:
+        """Guesses the tokens that may follow each slot, by the early rows (slots, V)."""
+        likely_tokens: dict[int, list[int]] = {}
         for slot, row in enumerate(rows):
             if not ctx.ends(window, slot):
                 scores = ctx.sampler.scores(row, [*ctx.output, *window.tokens_to(slot)])
-                best = [token for token, _ in best_tokens(scores, self.kappa + 1)]
-                others = [token for token in best if window.child(slot, token) < 0]
-                likely[slot] = others[: self.kappa]
-        return likely
+                best_guesses = [token for token, _ in best_tokens(scores, self.kappa + 1)]
+                new_guesses = [token for token in best_guesses if window.find_child(slot, token) < 0]
+                likely_tokens[slot] = new_guesses[: self.kappa]
+        return likely_tokens
 
-    def branches(
+    def draft_branches(
         self, ctx: Context, reader: DraftReader, window: TokenTree, guesses: Guesses
     ) -> Drafting:
         """The window with every guess at its slot, and at most gamma tokens below each."""
         tree = chain_below(window, 0)  # a copy: the target reads the window meanwhile
-        tips = []
+        branch_tips = []
         if reader.can_read(ctx.tokens):
             for slot, tokens in guesses.items():
-                known = [token for token in tokens if token < reader.model.vocab]
-                tips += [tree.add(slot, token) for token in known]
-        draws = self.gamma  # those of a window that was drafted in this round have the first keys
+                known_tokens = [token for token in tokens if token < reader.model.vocab]
+                branch_tips += [tree.add(slot, token) for token in known_tokens]
+        draw_count = (
+            self.gamma
+        )  # those of a window that was drafted in this round have the first keys
         for _ in range(self.gamma):
-            room = reader.depth(ctx)
-            tips = [tip for tip in tips if tree.depths[tip] < room and not ctx.ends(tree, tip)]
-            if not tips:
+            depth_limit = reader.max_depth(ctx)
+            branch_tips = [
+                tip
+                for tip in branch_tips
+                if tree.depths[tip] < depth_limit and not ctx.ends(tree, tip)
+            ]
+            if not branch_tips:
                 break
-            reply = yield Ask(tree, "draft", ctx.branch, rows=tips)
-            below = []
-            for tip, row in zip(tips, reader.rows(reply), strict=True):
-                below += children(ctx, tree, tip, row, draws=draws, source="mirror")
-                draws += 1
-            tips = below
+            reply = yield Ask(tree, "draft", ctx.branch, rows=branch_tips)
+            new_tips = []
+            for tip, row in zip(branch_tips, reader.resized_rows(reply), strict=True):
+                new_tips += continue_chains(
+                    ctx, tree, tip, row, draw_count=draw_count, source="mirror"
+                )
+                draw_count += 1
+            branch_tips = new_tips
         return tree
 
 
-def prepared(window: TokenTree, branches: TokenTree, outcome: Outcome) -> int | None:
+def find_prepared_node(window: TokenTree, branches: TokenTree, outcome: Outcome) -> int | None:
     """The node of `branches` that the text now ends with; None: it was not guessed."""
     if outcome.token is None:
         return None
     slot = outcome.path[-1] if outcome.path else 0
-    node = branches.child(slot, outcome.token)
+    node = branches.find_child(slot, outcome.token)
     return node if node >= len(window) else None
 
 
-def answered(ask: Ask) -> Steps:
+def ask_together(ask: Ask) -> Steps:
     """The reply to an ask, as a part of a Together."""
     reply: Reply = yield ask
     return reply

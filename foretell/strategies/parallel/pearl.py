@@ -38,28 +38,30 @@ from foretell.core.random import Door
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Outcome, Steps, Together
-from foretell.drafters.model.chains import chain_below, children, cut
+from foretell.drafters.model.chains import chain_below, continue_chains, cut_chain
 from foretell.drafters.model.reader import DraftReader
 from foretell.engine import lanes
 from foretell.errors import BadConfig
-from foretell.speculation.strategy import Strategy, settle
-from foretell.verification.acceptance import default
+from foretell.speculation.strategy import Strategy, verify_and_commit
+from foretell.verification.acceptance import verify_by_default
 
 
 class UpTo(Target):
     """The target's laws up to a node whose own row was not asked for: nothing is read behind it."""
 
-    def __init__(self, target: Target, last: int):
+    def __init__(self, target: Target, last_node: int):
         super().__init__(target.rows, target.sampler, target.output, target.tree)
-        self.last = last
+        self.last = last_node
 
     def ends(self, node: int) -> bool:
         return node == self.last or super().ends(node)
 
 
-def without_bonus(last: int, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-    """The usual verification of a chain, which ends with node `last` where that is accepted."""
-    return default(tree, UpTo(target, last), rng, position)
+def without_bonus(
+    last_node: int, tree: TokenTree, target: Target, rng: Door, position: int
+) -> Outcome:
+    """The usual verification of a chain, which ends with node `last_node` where that is accepted."""
+    return verify_by_default(tree, UpTo(target, last_node), rng, position)
 
 
 @dataclass(frozen=True)
@@ -76,10 +78,10 @@ class Pearl(Strategy):
     def __post_init__(self) -> None:
         if not 1 <= self.gamma <= 256:
             raise BadConfig.field("pearl:gamma", self.gamma, "between 1 and 256")
-        lanes.check("pearl", self.lane)
+        lanes.check_lane("pearl", self.lane)
 
     def bring(self, models: Any) -> Any:
-        return lanes.bring(self.lane, models, "draft")
+        return lanes.bring_remote(self.lane, models, "draft")
 
     def run(self, ctx: Context) -> Steps:
         source = source_of(ctx.request)
@@ -88,29 +90,33 @@ class Pearl(Strategy):
         with closing(lanes.open_lane(self.lane, ctx, "draft")) as lane:
             tail = TokenTree(ctx.tokens[-1])
             while True:
-                verify = source.read(ctx, state, tail, ())
-                roll = lane.over(self.roll(ctx, reader, tail))
-                reply, drafted = yield Together([verify, roll])
-                first = len(tail)  # the node of the first new token, if there is one
-                judged = cut(drafted, first)
-                rule = partial(without_bonus, first)
-                outcome, kept = yield from settle(ctx, judged, reply, rule)
-                if kept.reason:
+                verification = source.read_rows(ctx, state, tail, ())
+                drafting = lane.over(self.draft_ahead(ctx, reader, tail))
+                reply, drafted_chain = yield Together([verification, drafting])
+                first_new_node = len(tail)  # the node of the first new token, if there is one
+                judged_chain = cut_chain(drafted_chain, first_new_node)
+                verify_rule = partial(without_bonus, first_new_node)
+                outcome, commit_result = yield from verify_and_commit(
+                    ctx, judged_chain, reply, verify_rule
+                )
+                if commit_result.reason:
                     return
-                if outcome.path and outcome.path[-1] == first:
-                    tail = cut(chain_below(drafted, first), ctx.depth)
+                if outcome.path and outcome.path[-1] == first_new_node:
+                    tail = cut_chain(chain_below(drafted_chain, first_new_node), ctx.depth)
                 else:
                     tail = TokenTree(ctx.tokens[-1])
 
-    def roll(self, ctx: Context, reader: DraftReader, tail: TokenTree) -> Drafting:
+    def draft_ahead(self, ctx: Context, reader: DraftReader, tail: TokenTree) -> Drafting:
         """The tail with at most gamma tokens behind it."""
         chain = chain_below(tail, 0)  # a copy: the target reads the tail meanwhile
         if not reader.can_read(ctx.tokens):
             return chain
-        for drawn in range(self.gamma):
-            end = len(chain) - 1
-            if chain.depths[end] >= reader.depth(ctx) or ctx.ends(chain, end):
+        for draw_index in range(self.gamma):
+            last_node = len(chain) - 1
+            if chain.depths[last_node] >= reader.max_depth(ctx) or ctx.ends(chain, last_node):
                 break
-            reply = yield Ask(chain, "draft", ctx.branch, rows=[end])
-            children(ctx, chain, end, reader.rows(reply)[0], draws=drawn)
+            reply = yield Ask(chain, "draft", ctx.branch, rows=[last_node])
+            continue_chains(
+                ctx, chain, last_node, reader.resized_rows(reply)[0], draw_count=draw_index
+            )
         return chain

@@ -14,7 +14,7 @@ import torch
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Kept, Message, Outcome, Reply
-from foretell.speculation.strategy import settle
+from foretell.speculation.strategy import verify_and_commit
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Choice = Callable[[torch.Tensor, Sequence[int]], int | None]
 
 
-def spoken(
+def choose_spoken(
     ctx: Context, rows: Sequence[torch.Tensor], choose: Choice
 ) -> tuple[list[int], list[torch.Tensor]]:
     """The tokens that rows (V,) say, each knowing those before it; the text's end is the last one.
@@ -32,56 +32,58 @@ def spoken(
     Returns the rows that were taken beside them.
     """
     tokens: list[int] = []
-    taken: list[torch.Tensor] = []
+    taken_rows: list[torch.Tensor] = []
     for row in rows:
         token = choose(row, tokens)
         if token is None:
             break
         tokens.append(token)
-        taken.append(row)
-        if ctx.sampler.ended([*ctx.output, *tokens]):
+        taken_rows.append(row)
+        if ctx.sampler.is_ended([*ctx.output, *tokens]):
             break
-    return tokens, taken
+    return tokens, taken_rows
 
 
 def commit_spoken(
     ctx: Context,
     reply: Reply,
     tokens: Sequence[int],
-    taken: Sequence[torch.Tensor],
-    name: str,
-    first: str = "target",
+    taken_rows: Sequence[torch.Tensor],
+    source_name: str,
+    first_source: str = "target",
 ) -> Generator[Message, Any, Kept]:
-    """Makes them final. `name`: whose they are, and `first` whose the first is."""
+    """Commits the spoken tokens. `source_name`: whose they are, and `first_source` whose the first is."""
     tree = TokenTree(ctx.tokens[-1])
-    for place, token in enumerate(tokens[:-1]):
-        tree.add(place, token, source=name if place else first)
-    last = name if len(tokens) > 1 else first
+    for node_index, token in enumerate(tokens[:-1]):
+        tree.add(node_index, token, source=source_name if node_index else first_source)
+    last_source = source_name if len(tokens) > 1 else first_source
     outcome = Outcome([*range(1, len(tree))], tokens[-1])
-    said = Reply(torch.stack([*taken]), reply.hidden, [], seconds=reply.seconds)
-    said.computed_by = reply.computed_by
-    _, kept = yield from settle(ctx, tree, said, lambda *_: outcome, last)
-    return kept
+    spoken_reply = Reply(torch.stack([*taken_rows]), reply.hidden, [], seconds=reply.seconds)
+    spoken_reply.computed_by = reply.computed_by
+    _, commit_result = yield from verify_and_commit(
+        ctx, tree, spoken_reply, lambda *_: outcome, last_source
+    )
+    return commit_result
 
 
-def chained(ctx: Context, tokens: Sequence[int], name: str) -> TokenTree:
+def draft_chain(ctx: Context, tokens: Sequence[int], source_name: str) -> TokenTree:
     """A draft below the text, up to where it ends or the request has no more room."""
     tree = TokenTree(ctx.tokens[-1])
     node = 0
     for token in tokens[: max(0, ctx.depth)]:
-        node = tree.add(node, token, source=name)
+        node = tree.add(node, token, source=source_name)
         if ctx.ends(tree, node):
             break
     return tree
 
 
-def rows_below(ctx: Context, tree: TokenTree, count: int) -> list[int]:
+def count_rows_below(ctx: Context, tree: TokenTree, count: int) -> list[int]:
     """How many rows each node of a chain has that is verified: as many as there is room for."""
-    found = []
+    row_counts = []
     for node, depth in enumerate(tree.depths):
-        ends = node > 0 and ctx.ends(tree, node)
-        found.append(0 if ends else max(0, min(count, ctx.depth - depth - 1)))
-    return found
+        is_end = node > 0 and ctx.ends(tree, node)
+        row_counts.append(0 if is_end else max(0, min(count, ctx.depth - depth - 1)))
+    return row_counts
 
 
 def noise_at(ctx: Context, position: int, index: int = 0) -> float:

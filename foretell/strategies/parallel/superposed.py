@@ -57,13 +57,13 @@ from foretell.speculation.strategy import Strategy
 from foretell.strategies.parallel.superposing import (
     WEIGHTS,
     Draft,
-    drawn_opening,
-    likeliest,
+    best_candidates,
+    draw_opening,
     mixed_scores,
-    mixture,
-    superpose,
+    mixing_weights,
+    superpose_states,
 )
-from foretell.strategies.parallel.text_counts import LARGEST, TextCounts, count_in, counts_of
+from foretell.strategies.parallel.text_counts import LARGEST, TextCounts, count_in_texts, counts_of
 
 MIXED = -1  # the token of a node whose state is a sum
 REFUSED = {
@@ -107,10 +107,11 @@ class Superposed(Strategy):
             "opening": (0, 1 << 20),
             "nucleus": (1e-6, 1),
         }
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise BadConfig.field(f"superposed:{name}", value, f"between {low} and {high}")
+        for field_name, (range_start, range_end) in ranges.items():
+            field_value = getattr(self, field_name)
+            if not range_start <= field_value <= range_end:
+                allowed_range = f"between {range_start} and {range_end}"
+                raise BadConfig.field(f"superposed:{field_name}", field_value, allowed_range)
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for what cannot be honoured."""
@@ -118,103 +119,121 @@ class Superposed(Strategy):
         refuse_source("superposed", ctx.request)
         refuse_policy("superposed", ctx.request)
         check_ids("superposed:corpus", self.corpus, ctx.models["target"].vocab)
-        return self._steps(ctx)
+        return self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
-        prompt, texts = list(ctx.tokens), self._texts(ctx)
-        room = ctx.limit - len(prompt)  # tokens
-        opening = yield from drawn_opening(ctx, min(self.opening, room), self.nucleus)
-        alive, done = [Draft(0.0, opening)], list[Draft]()
-        if opening and ctx.sampler.ended(opening):
-            alive, done = done, alive
-        cut = "length"
+    def _run_steps(self, ctx: Context) -> Steps:
+        prompt, counted_texts = list(ctx.tokens), self._counted_texts(ctx)
+        token_room = ctx.limit - len(prompt)  # tokens
+        opening_tokens = yield from draw_opening(ctx, min(self.opening, token_room), self.nucleus)
+        living_drafts, ended_drafts = [Draft(0.0, opening_tokens)], list[Draft]()
+        if opening_tokens and ctx.sampler.is_ended(opening_tokens):
+            living_drafts, ended_drafts = ended_drafts, living_drafts
+        cut_reason = "length"
         try:
-            while not self.over(alive, done, room):
-                alive, done = yield from self._stretch(ctx, texts, alive[0], done, room)
+            while not self.is_over(living_drafts, ended_drafts, token_room):
+                living_drafts, ended_drafts = yield from self._write_stretch(
+                    ctx, counted_texts, living_drafts[0], ended_drafts, token_room
+                )
         except Spent:
-            cut = REASON
-        answers = [(draft.tokens, draft.score, "stop") for draft in done]
-        answers += [(draft.tokens, draft.score, cut) for draft in alive]
-        answers = sorted(answers, key=lambda one: -one[1])[: self.k]
+            cut_reason = REASON
+        answers = [(draft.tokens, draft.score, "stop") for draft in ended_drafts]
+        answers += [(draft.tokens, draft.score, cut_reason) for draft in living_drafts]
+        answers = sorted(answers, key=lambda scored_answer: -scored_answer[1])[: self.k]
         tokens, _, reason = answers[0]
         yield Commit(tokens, torch.empty(0), sources=["target"] * len(tokens))
         if self.megabytes and self.alpha:
-            texts[-1].add([*prompt, *tokens])
+            counted_texts[-1].add([*prompt, *tokens])
         yield Finish(0, reason, answers)
 
-    def _texts(self, ctx: Context) -> list[TextCounts]:
-        """What n-grams are counted in; last, if there is one, the store of finished texts."""
-        texts = [counts_of(ctx.tokens)]
+    def _counted_texts(self, ctx: Context) -> list[TextCounts]:
+        """Texts that n-grams are counted in; last, if there is one, the store of finished texts."""
+        counted_texts = [counts_of(ctx.tokens)]
         if self.corpus:
-            texts.append(ctx.shared(lambda: counts_of(self.corpus), "corpus"))
+            counted_texts.append(ctx.shared(lambda: counts_of(self.corpus), "corpus"))
         if self.megabytes and self.alpha:
-            texts.append(ctx.shared(lambda: TextCounts(self.megabytes)))
-        return texts
+            counted_texts.append(ctx.shared(lambda: TextCounts(self.megabytes)))
+        return counted_texts
 
-    def over(self, alive: Sequence[Draft], done: Sequence[Draft], room: int) -> bool:
+    def is_over(
+        self, living_drafts: Sequence[Draft], ended_drafts: Sequence[Draft], token_room: int
+    ) -> bool:
         """Whether there is no draft to go on with, or none that could still be among the k best."""
-        settled = len(done) == self.k and bool(alive) and done[-1].score >= alive[0].score
-        return not alive or settled or len(alive[0].tokens) >= room
+        is_settled = (
+            len(ended_drafts) == self.k
+            and bool(living_drafts)
+            and ended_drafts[-1].score >= living_drafts[0].score
+        )
+        return not living_drafts or is_settled or len(living_drafts[0].tokens) >= token_room
 
-    def _stretch(
-        self, ctx: Context, texts: Sequence[TextCounts], start: Draft, done: list[Draft], room: int
+    def _write_stretch(
+        self,
+        ctx: Context,
+        texts: Sequence[TextCounts],
+        start_draft: Draft,
+        ended_drafts: list[Draft],
+        token_room: int,
     ) -> Generator[Message, Any, tuple[list[Draft], list[Draft]]]:
         """Goes on from one draft, until the end or the next reset; returns the living drafts and
         the ended ones.
         """
         model = ctx.models["target"]
         branch = ctx.branch
-        if start.tokens:  # what was mixed is forgotten: this draft's own rows are computed
+        if start_draft.tokens:  # what was mixed is forgotten: this draft's own rows are computed
             (branch,) = yield Fork(ctx.branch, quiet=True)
-            yield Commit(start.tokens, torch.empty(0), branch)
+            yield Commit(start_draft.tokens, torch.empty(0), branch)
         tree = TokenTree(ctx.branches[branch].tokens[-1])
-        alive = [start]
+        living_drafts = [start_draft]
         reply: Reply = yield Ask(tree, branch=branch)
         while True:
-            alive, done = self.extend(ctx, texts, reply.logits[0], alive, done)
-            if self.over(alive, done, room) or len(tree) == self.reset:
+            living_drafts, ended_drafts = self.extend_drafts(
+                ctx, texts, reply.logits[0], living_drafts, ended_drafts
+            )
+            if self.is_over(living_drafts, ended_drafts, token_room) or len(tree) == self.reset:
                 break
-            shares = mixture(alive)
+            token_weights = mixing_weights(living_drafts)
             tree.add(len(tree) - 1, MIXED, value=1.0)
-            states = superpose(model.embed(list(shares)), list(shares.values()))
-            reply = yield Ask(tree, branch=branch, states=states)
+            mixed_states = superpose_states(
+                model.embed(list(token_weights)), list(token_weights.values())
+            )
+            reply = yield Ask(tree, branch=branch, states=mixed_states)
         if branch != ctx.branch:
             yield Drop(branch)
-        return alive, done
+        return living_drafts, ended_drafts
 
-    def extend(
+    def extend_drafts(
         self,
         ctx: Context,
         texts: Sequence[TextCounts],
         row: torch.Tensor,
-        alive: Sequence[Draft],
-        done: Sequence[Draft],
+        living_drafts: Sequence[Draft],
+        ended_drafts: Sequence[Draft],
     ) -> tuple[list[Draft], list[Draft]]:
         """The k best drafts that go on behind row (V,), and the k best that have ended; both best
         first.
         """
-        options: list[tuple[float, int, int]] = []  # (score, place among the living, token)
-        for place, draft in enumerate(alive):
-            if place == 0 or not ctx.sampler.plain:
-                ids, logs = likeliest(
+        continuations: list[tuple[float, int, int]] = []  # (score, place among the living, token)
+        for draft_index, draft in enumerate(living_drafts):
+            if draft_index == 0 or not ctx.sampler.plain:
+                token_ids, log_probs = best_candidates(
                     ctx.sampler.scores(row, draft.tokens), self.m, self.temperature
                 )
-            scores = logs
+            scores = log_probs
             if self.alpha:
                 context = [*ctx.tokens[-len(WEIGHTS) :], *draft.tokens[-len(WEIGHTS) :]]
-                hits, totals = count_in(texts, context, ids, len(WEIGHTS))
-                scores = mixed_scores(logs, hits, totals, self.alpha, self.backoff)
-            for score, token in zip(scores.tolist(), ids.tolist(), strict=True):
+                hits, totals = count_in_texts(texts, context, token_ids, len(WEIGHTS))
+                scores = mixed_scores(log_probs, hits, totals, self.alpha, self.backoff)
+            for score, token in zip(scores.tolist(), token_ids.tolist(), strict=True):
                 if score > -math.inf:
-                    options.append((draft.score + score, place, token))
-        options.sort(key=lambda option: -option[0])
-        going: list[Draft] = []
-        ended = list(done)
-        for rank, (score, place, token) in enumerate(options[: 2 * self.k]):
-            draft = Draft(score, [*alive[place].tokens, token])
-            if not ctx.sampler.ended(draft.tokens):
-                going.append(draft)
+                    continuations.append((draft.score + score, draft_index, token))
+        continuations.sort(key=lambda candidate: -candidate[0])
+        continued_drafts: list[Draft] = []
+        all_ended = list(ended_drafts)
+        for rank, (score, draft_index, token) in enumerate(continuations[: 2 * self.k]):
+            draft = Draft(score, [*living_drafts[draft_index].tokens, token])
+            if not ctx.sampler.is_ended(draft.tokens):
+                continued_drafts.append(draft)
             elif rank < self.k:
                 # An end further back is none, or one draft would not be greedy decoding.
-                ended.append(draft)
-        return going[: self.k], sorted(ended, key=lambda draft: -draft.score)[: self.k]
+                all_ended.append(draft)
+        all_ended.sort(key=lambda draft: -draft.score)
+        return continued_drafts[: self.k], all_ended[: self.k]

@@ -26,77 +26,77 @@ class Draft(NamedTuple):
     tokens: list[int]
 
 
-def likeliest(
-    scores: torch.Tensor, count: int, temperature: float
+def best_candidates(
+    scores: torch.Tensor, token_count: int, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `count` best tokens of scores (V,), ties to the lowest id, and their log-probabilities
+    """The `token_count` best tokens of scores (V,), ties to the lowest id, and their log-probabilities
     among themselves.
     """
-    least = scores.topk(min(count, len(scores))).values[-1]
-    ids = ((scores >= least) & (scores > -torch.inf)).nonzero()[:, 0]
-    order = scores[ids].argsort(descending=True, stable=True)[:count]
-    logs = (scores[ids[order]].cpu().double() / temperature).log_softmax(-1)
-    return ids[order].cpu().numpy(), logs.numpy()
+    lowest_score = scores.topk(min(token_count, len(scores))).values[-1]
+    token_ids = ((scores >= lowest_score) & (scores > -torch.inf)).nonzero()[:, 0]
+    best_order = scores[token_ids].argsort(descending=True, stable=True)[:token_count]
+    log_probs = (scores[token_ids[best_order]].cpu().double() / temperature).log_softmax(-1)
+    return token_ids[best_order].cpu().numpy(), log_probs.numpy()
 
 
 def mixed_scores(
-    logs: np.ndarray, hits: np.ndarray, totals: np.ndarray, alpha: float, backoff: bool
+    log_probs: np.ndarray, hits: np.ndarray, totals: np.ndarray, alpha: float, backoff: bool
 ) -> np.ndarray:
     """Log scores (m,): the model's log-probabilities logs (m,) and the counts' law, mixed
     geometrically, the latter with the weight `alpha`. `backoff`: what the weights leave of 1 is the
     model's own law in that of the counts.
     """
-    known = WEIGHTS * (totals > 0)
-    law = known @ (hits / np.maximum(totals, 1)[:, None])
-    if not (backoff or law.any()):
-        return (1 - alpha) * logs - PENALTY
+    known_weights = WEIGHTS * (totals > 0)
+    count_probs = known_weights @ (hits / np.maximum(totals, 1)[:, None])
+    if not (backoff or count_probs.any()):
+        return (1 - alpha) * log_probs - PENALTY
     with np.errstate(divide="ignore"):
-        counted = np.log(law)
+        count_log_probs = np.log(count_probs)
     if backoff:
-        counted = np.logaddexp(counted, np.log1p(-known.sum()) + logs)
-    return np.asarray((1 - alpha) * logs + alpha * counted)
+        count_log_probs = np.logaddexp(count_log_probs, np.log1p(-known_weights.sum()) + log_probs)
+    return np.asarray((1 - alpha) * log_probs + alpha * count_log_probs)
 
 
-def mixture(drafts: Sequence[Draft]) -> dict[int, float]:
+def mixing_weights(drafts: Sequence[Draft]) -> dict[int, float]:
     """Newest token -> its weight in the next input: the softmax of the drafts' scores; of equal
     tokens the sum.
     """
-    shares: dict[int, float] = {}
+    token_shares: dict[int, float] = {}
     for draft in drafts:
         token = draft.tokens[-1]
-        shares[token] = shares.get(token, 0.0) + math.exp(draft.score - drafts[0].score)
-    total = sum(shares.values())
-    return {token: share / total for token, share in shares.items()}
+        token_shares[token] = token_shares.get(token, 0.0) + math.exp(draft.score - drafts[0].score)
+    share_sum = sum(token_shares.values())
+    return {token: share / share_sum for token, share in token_shares.items()}
 
 
-def superpose(states: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+def superpose_states(states: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
     """(n, E) -> (1, E), the weighted sum, computed in at least float32."""
-    wide = states.to(torch.promote_types(states.dtype, torch.float32))
-    mixed = (wide * wide.new_tensor(weights)[:, None]).sum(0, keepdim=True)
-    return mixed.to(states.dtype)
+    wide_states = states.to(torch.promote_types(states.dtype, torch.float32))
+    mixed_state = (wide_states * wide_states.new_tensor(weights)[:, None]).sum(0, keepdim=True)
+    return mixed_state.to(states.dtype)
 
 
-def nucleus(scores: torch.Tensor, mass: float) -> torch.Tensor:
+def nucleus_probs(scores: torch.Tensor, mass: float) -> torch.Tensor:
     """The law (V,) of the likeliest tokens of scores (V,) that have this much probability together.
 
     Source: Holtzman et al., arXiv 1904.09751, section 3.1.
     """
-    law = scores.softmax(-1)
-    chances, order = law.sort(descending=True, stable=True)
-    left_out = order[chances.cumsum(-1) - chances >= mass]
-    law[left_out] = 0
-    return law / law.sum()
+    token_probs = scores.softmax(-1)
+    sorted_probs, token_order = token_probs.sort(descending=True, stable=True)
+    left_out = token_order[sorted_probs.cumsum(-1) - sorted_probs >= mass]
+    token_probs[left_out] = 0
+    return token_probs / token_probs.sum()
 
 
-def drawn_opening(ctx: Context, length: int, mass: float) -> Generator[Message, Any, list[int]]:
+def draw_opening(ctx: Context, length: int, mass: float) -> Generator[Message, Any, list[int]]:
     """Draws the text's next tokens by nucleus sampling, `length` or up to its end."""
     tokens: list[int] = []
     tree = TokenTree(ctx.tokens[-1])
-    for place in range(length):
-        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=[place])
-        law = nucleus(ctx.sampler.scores(reply.logits[0], tokens), mass)
-        tokens.append(ctx.rng.sample(law, "target", place))
-        if ctx.sampler.ended(tokens):
+    for position in range(length):
+        reply: Reply = yield Ask(tree, branch=ctx.branch, rows=[position])
+        token_probs = nucleus_probs(ctx.sampler.scores(reply.logits[0], tokens), mass)
+        tokens.append(ctx.rng.sample(token_probs, "target", position))
+        if ctx.sampler.is_ended(tokens):
             break
-        tree.add(place, tokens[-1])
+        tree.add(position, tokens[-1])
     return tokens

@@ -26,13 +26,13 @@ class TextCounts:
         self._append(tokens)
 
     def _append(self, tokens: Sequence[int]) -> None:
-        for place, token in enumerate(tokens, len(self.tokens)):
-            self.places.setdefault(token, array("i")).append(place)
+        for position, token in enumerate(tokens, len(self.tokens)):
+            self.places.setdefault(token, array("i")).append(position)
         self.tokens.extend(tokens)
 
     @property
     def nbytes(self) -> int:
-        """An estimate."""
+        """Estimated bytes of texts and places."""
         return 8 * len(self.tokens) + 256 * len(self.places)
 
     def add(self, text: Sequence[int]) -> None:
@@ -42,24 +42,24 @@ class TextCounts:
             self._restart([END, *self.tokens[len(self.tokens) // 2 + 1 :]])
 
     def count(
-        self, context: Sequence[int], ids: np.ndarray, longest: int
+        self, context: Sequence[int], token_ids: np.ndarray, max_context: int
     ) -> tuple[np.ndarray, np.ndarray]:
-        """What followed the last 1, 2, ..., `longest` tokens of `context`.
+        """Counts what followed the last 1, 2, ..., `max_context` tokens of `context`.
 
         Returns how often each of ids (m,) did, (longest, m), and how often anything, (longest,).
         """
-        hits = np.zeros((longest, len(ids)))
-        totals = np.zeros(longest)
+        hit_counts = np.zeros((max_context, len(token_ids)))
+        context_counts = np.zeros(max_context)
         if context[-1] not in self.places:
-            return hits, totals
+            return hit_counts, context_counts
         text = np.frombuffer(self.tokens, np.int32)
-        at = np.frombuffer(self.places[context[-1]], np.int32)[-PLACES:]
-        at = at[text[at + 1] != END]
-        for n, token in enumerate(context[: -longest - 1 : -1]):
-            at = at[text[at - n] == token]
-            hits[n] = (text[at + 1][:, None] == ids).sum(0)
-            totals[n] = len(at)
-        return hits, totals
+        positions = np.frombuffer(self.places[context[-1]], np.int32)[-PLACES:]
+        positions = positions[text[positions + 1] != END]
+        for distance, token in enumerate(context[: -max_context - 1 : -1]):
+            positions = positions[text[positions - distance] == token]
+            hit_counts[distance] = (text[positions + 1][:, None] == token_ids).sum(0)
+            context_counts[distance] = len(positions)
+        return hit_counts, context_counts
 
     def tensors(self) -> dict[str, torch.Tensor]:
         return {"tokens": torch.tensor(self.tokens, dtype=torch.int32)}
@@ -74,21 +74,21 @@ class TextCounts:
         self._restart(tokens.tolist())
 
 
-def count_in(
-    texts: Sequence[TextCounts], context: Sequence[int], ids: np.ndarray, longest: int
+def count_in_texts(
+    texts: Sequence[TextCounts], context: Sequence[int], token_ids: np.ndarray, max_context: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The same over several of them together."""
-    hits = np.zeros((longest, len(ids)))
-    totals = np.zeros(longest)
+    """Counts as TextCounts.count does, over several texts together."""
+    hit_counts = np.zeros((max_context, len(token_ids)))
+    context_counts = np.zeros(max_context)
     for text in texts:
-        more_hits, more_totals = text.count(context, ids, longest)
-        hits += more_hits
-        totals += more_totals
-    return hits, totals
+        more_hits, more_totals = text.count(context, token_ids, max_context)
+        hit_counts += more_hits
+        context_counts += more_totals
+    return hit_counts, context_counts
 
 
 def counts_of(text: Sequence[int]) -> TextCounts:
-    """Of one text."""
-    counts = TextCounts(LARGEST)
-    counts.add(text)
-    return counts
+    """Returns the counts of one text."""
+    text_counts = TextCounts(LARGEST)
+    text_counts.add(text)
+    return text_counts

@@ -36,9 +36,9 @@ from foretell.core.spending import REASON, Spent
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Drop, Finish, Message, Reply, Steps, Together
 from foretell.errors import BadConfig
-from foretell.rewards.base import Reward, needs_partial, needs_text, scored
-from foretell.speculation.strategy import Strategy, settle
-from foretell.strategies.samples.samples import branches
+from foretell.rewards.base import Reward, needs_partial, needs_text, score_outputs
+from foretell.speculation.strategy import Strategy, verify_and_commit
+from foretell.strategies.samples.samples import fork_samples
 
 
 @dataclass(order=True)
@@ -46,15 +46,15 @@ class Partial:
     """A partial answer, in the order in which they are taken."""
 
     cost: float  # f
-    lost: float  # 1 - r: of equal ones the better
+    quality_loss: float  # 1 - r: of equal ones the better
     depth: int  # negative: and the longer
     branch: int
-    risen: float = field(compare=False, default=0.0)  # g
+    total_rise: float = field(compare=False, default=0.0)  # g
 
 
 @dataclass(frozen=True)
 class AStar(Strategy):
-    """With k=1 it is plain sampling."""
+    """Plain sampling with k=1."""
 
     reward: Reward | None = None  # what partial answers are worth; there must be one
     k: int = 4  # steps behind a partial answer
@@ -80,10 +80,12 @@ class AStar(Strategy):
             "frontier": (1, 256),
             "tokens": (0, 1 << 31),
         }
-        for name, (least, most) in ranges.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise BadConfig.field(f"a-star:{name}", value, f"between {least} and {most}")
+        for field_name, (min_value, max_value) in ranges.items():
+            field_value = getattr(self, field_name)
+            if not min_value <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"a-star:{field_name}", field_value, f"between {min_value} and {max_value}"
+                )
         if not self.end:
             raise BadConfig("a-star:end: is empty; give the text that ends a step")
 
@@ -92,26 +94,28 @@ class AStar(Strategy):
         needs_text("a-star", ctx, self.reward)
         needs_partial("a-star", self.reward)
         refuse_source("a-star", ctx.request)
-        return self._steps(ctx)
+        return self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
+    def _run_steps(self, ctx: Context) -> Steps:
         heap = [Partial(1.0, 1.0, 0, ctx.branch)]
         finished: list[tuple[float, int]] = []
         try:
-            taken = yield from self.search(ctx, heap, finished)
+            taken_answers = yield from self.search_answers(ctx, heap, finished)
         except Spent:
-            taken = []
-        whole = bool(taken)
-        if whole:
-            best = min(taken, key=lambda one: one.lost).branch
+            taken_answers = []
+        has_answer = bool(taken_answers)
+        if has_answer:
+            best_branch = min(taken_answers, key=lambda partial: partial.quality_loss).branch
         else:
-            best = max(finished)[1] if finished else heap[0].branch
-        for branch in [branch for branch in ctx.branches if branch != best]:
+            best_branch = max(finished)[1] if finished else heap[0].branch
+        for branch in [branch for branch in ctx.branches if branch != best_branch]:
             if not ctx.branches[branch].quiet:
                 yield Drop(branch)
-        yield Finish(best, (ctx.branches[best].reason or "stop") if whole else REASON)
+        yield Finish(
+            best_branch, (ctx.branches[best_branch].reason or "stop") if has_answer else REASON
+        )
 
-    def search(
+    def search_answers(
         self, ctx: Context, heap: list[Partial], finished: list[tuple[float, int]]
     ) -> Generator[Message, Any, list[Partial]]:
         """Opens partial answers until `goals` whole ones were taken, or all that there are; returns
@@ -119,79 +123,98 @@ class AStar(Strategy):
 
         `finished`: (reward, branch) of those that were seen to end, none dropped.
         """
-        drawn = 0
-        taken: list[Partial] = []
-        while heap and len(taken) < self.goals:
-            best = heap[0]
-            if ctx.branches[best.branch].reason is not None:
-                taken.append(heapq.heappop(heap))
+        drawn_tokens = 0
+        taken_answers: list[Partial] = []
+        while heap and len(taken_answers) < self.goals:
+            best_partial = heap[0]
+            if ctx.branches[best_partial.branch].reason is not None:
+                taken_answers.append(heapq.heappop(heap))
                 continue
-            if self.tokens and drawn >= self.tokens:
+            if self.tokens and drawn_tokens >= self.tokens:
                 return []
-            behind = yield from branches(ctx, self.k, start=best.branch)
-            before = len(ctx.branches[best.branch].output)
-            room = self.tokens - drawn if self.tokens else self.k * self.longest
-            most = max(1, min(self.longest, room // self.k))
-            yield Together([self.step(ctx.on(branch), most) for branch in behind])
-            drawn += sum(len(ctx.branches[branch].output) - before for branch in behind)
-            behind = yield from self.different(ctx, behind)
-            values = yield from self.values(ctx, behind)
+            new_branches = yield from fork_samples(ctx, self.k, start_branch=best_partial.branch)
+            output_length = len(ctx.branches[best_partial.branch].output)
+            token_room = self.tokens - drawn_tokens if self.tokens else self.k * self.longest
+            step_limit = max(1, min(self.longest, token_room // self.k))
+            yield Together([self.draw_step(ctx.on(branch), step_limit) for branch in new_branches])
+            drawn_tokens += sum(
+                len(ctx.branches[branch].output) - output_length for branch in new_branches
+            )
+            new_branches = yield from self.keep_different(ctx, new_branches)
+            branch_rewards = yield from self.score_branches(ctx, new_branches)
             heapq.heappop(heap)
-            for branch, value in zip(behind, values, strict=True):
-                risen = best.risen + max(0.0, value - (1 - best.lost))
-                depth = best.depth - 1
-                heapq.heappush(heap, Partial(risen + 1 - value, 1 - value, depth, branch, risen))
+            for branch, branch_reward in zip(new_branches, branch_rewards, strict=True):
+                total_rise = best_partial.total_rise + max(
+                    0.0, branch_reward - (1 - best_partial.quality_loss)
+                )
+                depth = best_partial.depth - 1
+                heapq.heappush(
+                    heap,
+                    Partial(
+                        total_rise + 1 - branch_reward, 1 - branch_reward, depth, branch, total_rise
+                    ),
+                )
                 if ctx.branches[branch].reason is not None:
-                    finished.append((value, branch))
-            heap[:], given_up = kept(heap, self.frontier)
-            finished[:] = [one for one in finished if one[1] not in given_up]
-            yield from self.drop(ctx, given_up)
-        return taken
+                    finished.append((branch_reward, branch))
+            heap[:], dropped_branches = keep_best(heap, self.frontier)
+            finished[:] = [
+                finished_answer
+                for finished_answer in finished
+                if finished_answer[1] not in dropped_branches
+            ]
+            yield from self.drop_branches(ctx, dropped_branches)
+        return taken_answers
 
-    def step(self, ctx: Context, most: int) -> Generator[Message, Any, None]:
+    def draw_step(self, ctx: Context, max_tokens: int) -> Generator[Message, Any, None]:
         """Draws the next step on its branch, of at most so many tokens."""
         decode = ctx.request.text
         assert decode is not None, "refused before by `needs_text`"
-        start = len(ctx.output)
-        for _ in range(most):
+        step_start = len(ctx.output)
+        for _ in range(max_tokens):
             tree = TokenTree(ctx.tokens[-1])
             reply: Reply = yield Ask(tree, branch=ctx.branch)
-            _, committed = yield from settle(ctx, tree, reply)
-            if committed.reason or self.end in decode(list(ctx.output[start:])):
+            _, committed = yield from verify_and_commit(ctx, tree, reply)
+            if committed.reason or self.end in decode(list(ctx.output[step_start:])):
                 return
 
-    def different(self, ctx: Context, behind: Sequence[int]) -> Generator[Message, Any, list[int]]:
-        """One branch of each text; the others are dropped."""
-        first: dict[tuple[int, ...], int] = {}
-        for branch in behind:
-            first.setdefault(tuple(ctx.branches[branch].output), branch)
-        yield from self.drop(ctx, set(behind) - set(first.values()))
-        return list(first.values())
+    def keep_different(
+        self, ctx: Context, new_branches: Sequence[int]
+    ) -> Generator[Message, Any, list[int]]:
+        """Keeps one branch of each text, and drops the others."""
+        branch_by_text: dict[tuple[int, ...], int] = {}
+        for branch in new_branches:
+            branch_by_text.setdefault(tuple(ctx.branches[branch].output), branch)
+        yield from self.drop_branches(ctx, set(new_branches) - set(branch_by_text.values()))
+        return list(branch_by_text.values())
 
-    def drop(self, ctx: Context, branches: Iterable[int]) -> Generator[Message, Any, None]:
-        """The request's own branch stays: it is the answer if the request is ended from outside."""
+    def drop_branches(self, ctx: Context, branches: Iterable[int]) -> Generator[Message, Any, None]:
+        """Drops branches; the request's own stays: it is the answer if the request is ended from outside."""
         for branch in branches:
             if branch != ctx.branch:
                 yield Drop(branch)
 
-    def values(self, ctx: Context, behind: Sequence[int]) -> Generator[Message, Any, list[float]]:
+    def score_branches(
+        self, ctx: Context, new_branches: Sequence[int]
+    ) -> Generator[Message, Any, list[float]]:
         """The rewards of these branches' texts; 0 where there is none. Raises BadConfig."""
         assert self.reward is not None, "refused when it was made"
-        outputs = [ctx.branches[branch].output for branch in behind]
-        found = yield from scored(ctx, self.reward, outputs)
-        for value in found:
-            if value > 1 or -float("inf") < value < 0:
-                name = self.reward.called
+        outputs = [ctx.branches[branch].output for branch in new_branches]
+        text_rewards = yield from score_outputs(ctx, self.reward, outputs)
+        for text_reward in text_rewards:
+            if text_reward > 1 or -float("inf") < text_reward < 0:
+                reward_name = self.reward.spec_name
                 raise BadConfig(
-                    f"a-star: the reward {name!r} gave {value:.4g}, and the search needs numbers "
+                    f"a-star: the reward {reward_name!r} gave {text_reward:.4g}, and the search needs numbers "
                     "from 0 to 1; take another reward, or bring its numbers to that range"
                 )
-        return [max(0.0, value) for value in found]
+        return [max(0.0, text_reward) for text_reward in text_rewards]
 
 
-def kept(heap: list[Partial], count: int) -> tuple[list[Partial], set[int]]:
+def keep_best(heap: list[Partial], count: int) -> tuple[list[Partial], set[int]]:
     """The best partial answers, and the branches of the others."""
     if len(heap) <= count:
         return heap, set()
-    best = heapq.nsmallest(count, heap)
-    return best, {one.branch for one in heap} - {one.branch for one in best}
+    best_partials = heapq.nsmallest(count, heap)
+    return best_partials, {partial.branch for partial in heap} - {
+        partial.branch for partial in best_partials
+    }

@@ -46,9 +46,9 @@ from foretell.core.refusals import refuse_options, refuse_source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
 from foretell.errors import BadConfig
-from foretell.speculation.strategy import Strategy, one_by_one
-from foretell.strategies.samples.rejection import ESTIMATORS, Trial, weighted
-from foretell.strategies.samples.samples import branches
+from foretell.speculation.strategy import Strategy, decode_one_by_one
+from foretell.strategies.samples.rejection import ESTIMATORS, Trial, draw_weighted
+from foretell.strategies.samples.samples import fork_samples
 
 CUTS = "it would have to know all tokens that the form allows"
 REFUSED = dict.fromkeys(("top_k", "top_p", "min_p", "typical_p"), CUTS)
@@ -64,7 +64,7 @@ class Particle:
 
 @dataclass(frozen=True)
 class Awrs(Strategy):
-    """With n=1 it samples as masks do, and without a form it is plain sampling."""
+    """Sampling as masks do with n=1, and plain sampling without a form."""
 
     n: int = 10  # particles
     threshold: float = 0.5  # of n: an effective number of particles below it draws them anew
@@ -80,130 +80,157 @@ class Awrs(Strategy):
 
     def __post_init__(self) -> None:
         ranges = {"n": (1, 256), "threshold": (0, 1), "accepts": (2, 64), "refusals": (0, 1 << 20)}
-        for name, (least, most) in ranges.items():
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise BadConfig.field(f"awrs:{name}", value, f"between {least} and {most}")
+        for field_name, (min_value, max_value) in ranges.items():
+            field_value = getattr(self, field_name)
+            if not min_value <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"awrs:{field_name}", field_value, f"between {min_value} and {max_value}"
+                )
         if self.estimator not in ("auto", *ESTIMATORS):
-            known = f"auto, {' or '.join(ESTIMATORS)}"
-            raise BadConfig.field("awrs:estimator", self.estimator, known)
+            allowed_names = f"auto, {' or '.join(ESTIMATORS)}"
+            raise BadConfig.field("awrs:estimator", self.estimator, allowed_names)
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for what it cannot honour."""
         guide = ctx.sampler.guide
         if guide is None or ctx.sampler.greedy:
-            return one_by_one(ctx)
+            return decode_one_by_one(ctx)
         refuse_options("awrs", ctx.request.sampling, REFUSED)
         refuse_source("awrs", ctx.request)
-        return self._steps(ctx, guide)
+        return self._run_steps(ctx, guide)
 
-    def _steps(self, ctx: Context, guide: Guide) -> Steps:
-        free = copy.copy(ctx.sampler)
-        free.guide = None
-        particles = [Particle(branch) for branch in (yield from branches(ctx, self.n))]
-        place = 0
+    def _run_steps(self, ctx: Context, guide: Guide) -> Steps:
+        free_sampler = copy.copy(ctx.sampler)
+        free_sampler.guide = None
+        particles = [Particle(branch) for branch in (yield from fork_samples(ctx, self.n))]
+        position = 0
         while True:
-            asks, growing = [], []
+            asks, growing_particles = [], []
             for particle in particles:
-                text = ctx.branches[particle.branch]
-                if particle.log > -math.inf and text.reason is None:
-                    growing.append(particle)
-                    asks.append(Ask(TokenTree(text.tokens[-1]), branch=particle.branch))
-            if not growing:
+                particle_text = ctx.branches[particle.branch]
+                if particle.log > -math.inf and particle_text.reason is None:
+                    growing_particles.append(particle)
+                    asks.append(Ask(TokenTree(particle_text.tokens[-1]), branch=particle.branch))
+            if not growing_particles:
                 break
-            place += 1
+            position += 1
             replies: list[Reply] = yield asks
-            for particle, reply in zip(growing, replies, strict=True):
-                yield from self.extend(ctx.on(particle.branch), particle, reply, free, guide)
+            for particle, reply in zip(growing_particles, replies, strict=True):
+                yield from self.extend_particle(
+                    ctx.on(particle.branch), particle, reply, free_sampler, guide
+                )
             if not any(particle.log > -math.inf for particle in particles):
-                view = ctx.on(growing[-1].branch)
+                view = ctx.on(growing_particles[-1].branch)
                 row = replies[-1].logits[0]
-                raise free.fault(view.sampler.scores(row, view.output), row)
-            over = all(ctx.branches[one.branch].reason for one in particles if one.log > -math.inf)
-            if not over and effective(particles) < self.threshold * self.n:
-                particles = yield from self.anew(ctx, particles, place)
-        yield from self.end(ctx, particles, guide)
+                raise free_sampler.fault(view.sampler.scores(row, view.output), row)
+            is_over = all(
+                ctx.branches[living_particle.branch].reason
+                for living_particle in particles
+                if living_particle.log > -math.inf
+            )
+            if not is_over and effective_count(particles) < self.threshold * self.n:
+                particles = yield from self.resample_particles(ctx, particles, position)
+        yield from self.choose_answer(ctx, particles, guide)
 
-    def extend(
-        self, ctx: Context, particle: Particle, reply: Reply, free: Sampler, guide: Guide
+    def extend_particle(
+        self, ctx: Context, particle: Particle, reply: Reply, free_sampler: Sampler, guide: Guide
     ) -> Generator[Message, Any, None]:
-        """One token more on the particle's branch, and its weight. `free`: asks no form."""
+        """Draws one token more on the particle's branch, and its weight. `free_sampler`: asks no form."""
         output, row = list(ctx.output), reply.logits[0]
-        draws = 0
+        draw_count = 0
 
-        def draw(law: torch.Tensor) -> int:
+        def draw(token_probs: torch.Tensor) -> int:
             # The first one is plain decoding's, whose token it is where it passes.
-            nonlocal draws
-            draws += 1
-            return ctx.rng.sample(law, "gumbel" if draws > 1 else "target", len(output), draws - 1)
+            nonlocal draw_count
+            draw_count += 1
+            return ctx.rng.sample(
+                token_probs, "gumbel" if draw_count > 1 else "target", len(output), draw_count - 1
+            )
 
         def passes(token: int) -> bool:
             ctx.stats.checks += 1
             return guide.may_follow(output, token)
 
-        def allowed() -> torch.Tensor:
+        def list_allowed() -> torch.Tensor:
             return guide.masked(row, output) > -math.inf
 
-        law = free.law(row, output).double()
-        trial = Trial(law / law.sum(), draw, passes, allowed, self.refusals)
-        token, weight = weighted(trial, self.estimator, self.accepts)
+        free_probs = free_sampler.law(row, output).double()
+        token_trial = Trial(
+            free_probs / free_probs.sum(), draw, passes, list_allowed, self.refusals
+        )
+        token, weight = draw_weighted(token_trial, self.estimator, self.accepts)
         if token < 0:
             particle.log = -math.inf
             return
         particle.log += math.log(weight)
         yield Commit([token], row[None], ctx.branch, ["target"])
 
-    def anew(
-        self, ctx: Context, particles: Sequence[Particle], place: int
+    def resample_particles(
+        self, ctx: Context, particles: Sequence[Particle], position: int
     ) -> Generator[Message, Any, list[Particle]]:
         """n particles drawn by weight, all of which now have the mean weight.
 
         The request's first branch stays even where it was not drawn: it is the answer if the
         request is ended from outside.
         """
-        logs = torch.tensor([particle.log for particle in particles], dtype=torch.float64)
-        mean = float(logs.logsumexp(0)) - math.log(self.n)
-        law = logs.softmax(0)
-        counts = Counter(ctx.rng.sample(law, "draft", place, i) for i in range(self.n))
-        for number, particle in enumerate(particles):
-            if not counts[number] and particle.branch != ctx.branch:
+        log_weights = torch.tensor([particle.log for particle in particles], dtype=torch.float64)
+        mean_log_weight = float(log_weights.logsumexp(0)) - math.log(self.n)
+        weight_probs = log_weights.softmax(0)
+        copy_counts = Counter(
+            ctx.rng.sample(weight_probs, "draft", position, draw_index)
+            for draw_index in range(self.n)
+        )
+        for particle_index, particle in enumerate(particles):
+            if not copy_counts[particle_index] and particle.branch != ctx.branch:
                 yield Drop(particle.branch)
-        drawn: list[Particle] = []
-        for number, particle in enumerate(particles):
-            if counts[number] > 1:
-                twins = yield Fork(particle.branch, counts[number] - 1)
-                drawn += [Particle(branch, mean) for branch in twins]
-            if counts[number]:
-                drawn.append(Particle(particle.branch, mean))
-        return drawn
+        new_particles: list[Particle] = []
+        for particle_index, particle in enumerate(particles):
+            if copy_counts[particle_index] > 1:
+                copied_branches = yield Fork(particle.branch, copy_counts[particle_index] - 1)
+                new_particles += [Particle(branch, mean_log_weight) for branch in copied_branches]
+            if copy_counts[particle_index]:
+                new_particles.append(Particle(particle.branch, mean_log_weight))
+        return new_particles
 
-    def end(
+    def choose_answer(
         self, ctx: Context, particles: Sequence[Particle], guide: Guide
     ) -> Generator[Message, Any, None]:
         """Draws the answer; of texts that were cut only where no other is left."""
-        living = [particle for particle in particles if particle.log > -math.inf]
-        weights = []
-        for particle in living:
+        living_particles = [particle for particle in particles if particle.log > -math.inf]
+        final_weights = []
+        for particle in living_particles:
             text = ctx.branches[particle.branch]
-            cut = text.reason == "length" and not guide.tracker.whole(text.output)
-            weights.append(-math.inf if cut else particle.log)
-        some = max(weights) > -math.inf
-        logs = weights if some else [particle.log for particle in living]
-        law = torch.tensor(logs, dtype=torch.float64).softmax(0)
-        chosen = ctx.rng.sample(law, "draft", 0)
-        order = sorted(range(len(living)), key=lambda place: (place != chosen, -logs[place]))
+            is_cut = text.reason == "length" and not guide.tracker.whole(text.output)
+            final_weights.append(-math.inf if is_cut else particle.log)
+        has_whole = max(final_weights) > -math.inf
+        log_weights = (
+            final_weights if has_whole else [particle.log for particle in living_particles]
+        )
+        weight_probs = torch.tensor(log_weights, dtype=torch.float64).softmax(0)
+        chosen_index = ctx.rng.sample(weight_probs, "draft", 0)
+        sorted_indices = sorted(
+            range(len(living_particles)),
+            key=lambda particle_index: (
+                particle_index != chosen_index,
+                -log_weights[particle_index],
+            ),
+        )
         answers = []
-        for place in order:
-            text = ctx.branches[living[place].branch]
-            answers.append((list(text.output), weights[place], text.reason or "stop"))
-        result = living[chosen].branch
-        for branch in [branch for branch in ctx.branches if branch != result]:
+        for particle_index in sorted_indices:
+            text = ctx.branches[living_particles[particle_index].branch]
+            answers.append(
+                (list(text.output), final_weights[particle_index], text.reason or "stop")
+            )
+        result_branch = living_particles[chosen_index].branch
+        for branch in [branch for branch in ctx.branches if branch != result_branch]:
             if not ctx.branches[branch].quiet:
                 yield Drop(branch)
-        yield Finish(result, answers[0][2], answers)
+        yield Finish(result_branch, answers[0][2], answers)
 
 
-def effective(particles: Sequence[Particle]) -> float:
+def effective_count(particles: Sequence[Particle]) -> float:
     """How many equal particles would vary as little: (sum of weights)^2 / sum of squares."""
-    law = torch.tensor([particle.log for particle in particles], dtype=torch.float64).softmax(0)
-    return float(1 / law.square().sum())
+    weight_probs = torch.tensor(
+        [particle.log for particle in particles], dtype=torch.float64
+    ).softmax(0)
+    return float(1 / weight_probs.square().sum())

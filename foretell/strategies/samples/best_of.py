@@ -35,13 +35,13 @@ from foretell.core.drafter import Drafter
 from foretell.core.spending import Spent
 from foretell.core.types import Drop, Finish, Message, Steps, Together
 from foretell.errors import BadConfig
-from foretell.rewards.base import Reward, agreement, needs_text, scored
-from foretell.strategies.samples.samples import Samples, branches
+from foretell.rewards.base import Reward, agreement_reward, needs_text, score_outputs
+from foretell.strategies.samples.samples import Samples, fork_samples
 
 
 @dataclass(frozen=True)
 class BestOf(Samples):
-    """With n=1 it is plain sampling, or what the inner drafter makes of it."""
+    """Plain sampling with n=1, or what the inner drafter makes of it."""
 
     n: int = 4  # samples
     reward: Reward | None = None  # None: bleu among the samples
@@ -57,10 +57,12 @@ class BestOf(Samples):
         return self.n + self.references
 
     def __post_init__(self) -> None:
-        for name, least, most in (("n", 1, 256), ("references", 0, 1024)):
-            value = getattr(self, name)
-            if not least <= value <= most:
-                raise BadConfig.field(f"best-of:{name}", value, f"between {least} and {most}")
+        for field_name, min_value, max_value in (("n", 1, 256), ("references", 0, 1024)):
+            field_value = getattr(self, field_name)
+            if not min_value <= field_value <= max_value:
+                raise BadConfig.field(
+                    f"best-of:{field_name}", field_value, f"between {min_value} and {max_value}"
+                )
         if not -1000 <= self.t <= 1000:
             raise BadConfig.field("best-of:t", self.t, "between -1000 and 1000")
         if self.soft and not self.references:
@@ -70,58 +72,67 @@ class BestOf(Samples):
         """Raises Unsupported, before anything runs, where no text can be made."""
         if self.n > 1:
             needs_text("best-of", ctx, self.reward)
-        return self._steps(ctx)
+        return self._run_steps(ctx)
 
-    def _steps(self, ctx: Context) -> Steps:
-        extra = self.references if self.n > 1 else 0
-        running = yield from branches(ctx, self.n + extra)
-        samples, references = running[: self.n], running[self.n :]
+    def _run_steps(self, ctx: Context) -> Steps:
+        reference_count = self.references if self.n > 1 else 0
+        running_branches = yield from fork_samples(ctx, self.n + reference_count)
+        samples, references = running_branches[: self.n], running_branches[self.n :]
         try:
-            yield Together([self.drawn(ctx.on(branch)) for branch in running])
+            yield Together([self.draw_sample(ctx.on(branch)) for branch in running_branches])
         except Spent:  # what has ended counts, or all of them where none has
-            samples = ended(ctx, samples) or samples
-            references = ended(ctx, references) or references
-        scores = yield from self.values(ctx, samples, references)
-        place = self.chosen(ctx, scores)
-        order = sorted(range(len(samples)), key=lambda number: (number != place, -scores[number]))
+            samples = finished_samples(ctx, samples) or samples
+            references = finished_samples(ctx, references) or references
+        scores = yield from self.score_samples(ctx, samples, references)
+        chosen_index = self.choose_sample(ctx, scores)
+        sample_order = sorted(
+            range(len(samples)),
+            key=lambda sample_index: (sample_index != chosen_index, -scores[sample_index]),
+        )
         answers = []
-        for number in order:
-            sample = ctx.branches[samples[number]]
-            answers.append((list(sample.output), scores[number], sample.reason or "stop"))
-        for branch in running:
-            if branch != samples[place]:
+        for sample_index in sample_order:
+            sample = ctx.branches[samples[sample_index]]
+            answers.append((list(sample.output), scores[sample_index], sample.reason or "stop"))
+        for branch in running_branches:
+            if branch != samples[chosen_index]:
                 yield Drop(branch)
-        yield Finish(samples[place], answers[0][2], answers)
+        yield Finish(samples[chosen_index], answers[0][2], answers)
 
-    def values(
+    def score_samples(
         self, ctx: Context, samples: Sequence[int], references: Sequence[int]
     ) -> Generator[Message, Any, list[float]]:
-        """Of each sample its reward, or its rank among the references."""
+        """Returns the reward of each sample, or its rank among the references."""
         if self.n == 1:
             return [0.0]
         outputs = [ctx.branches[branch].output for branch in (*samples, *references)]
-        scores = yield from scored(ctx, self.reward or agreement(), outputs)
-        others = sorted(scores[len(samples) :])
+        scores = yield from score_outputs(ctx, self.reward or agreement_reward(), outputs)
+        reference_scores = sorted(scores[len(samples) :])
         scores = scores[: len(samples)]
-        if not others:
+        if not reference_scores:
             return scores
-        return [rank(score, others) if score > -math.inf else score for score in scores]
+        return [
+            rank_share(score, reference_scores) if score > -math.inf else score for score in scores
+        ]
 
-    def chosen(self, ctx: Context, scores: Sequence[float]) -> int:
+    def choose_sample(self, ctx: Context, scores: Sequence[float]) -> int:
         """The number of the sample that is the answer."""
-        known = [place for place, score in enumerate(scores) if score > -math.inf] or [0]
+        scored_indices = [
+            sample_index for sample_index, score in enumerate(scores) if score > -math.inf
+        ] or [0]
         if not self.soft:
-            return max(known, key=lambda place: scores[place])
-        weights = torch.tensor([self.t * scores[place] for place in known], dtype=torch.float64)
-        return known[ctx.rng.sample(weights.softmax(0), "draft", 0)]
+            return max(scored_indices, key=lambda sample_index: scores[sample_index])
+        weights = torch.tensor(
+            [self.t * scores[sample_index] for sample_index in scored_indices], dtype=torch.float64
+        )
+        return scored_indices[ctx.rng.sample(weights.softmax(0), "draft", 0)]
 
 
-def ended(ctx: Context, samples: Sequence[int]) -> list[int]:
-    """Those whose texts are whole."""
-    return [branch for branch in samples if ctx.branches[branch].reason is not None]
+def finished_samples(ctx: Context, sample_branches: Sequence[int]) -> list[int]:
+    """Returns the branches whose texts are whole."""
+    return [branch for branch in sample_branches if ctx.branches[branch].reason is not None]
 
 
-def rank(score: float, others: Sequence[float]) -> float:
+def rank_share(score: float, sorted_scores: Sequence[float]) -> float:
     """The share of ascending numbers that are below a score, of those that equal it the half."""
-    low, high = bisect_left(others, score), bisect_right(others, score)
-    return (low + high) / (2 * len(others))
+    count_below, count_up_to = bisect_left(sorted_scores, score), bisect_right(sorted_scores, score)
+    return (count_below + count_up_to) / (2 * len(sorted_scores))

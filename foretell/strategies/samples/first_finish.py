@@ -30,12 +30,12 @@ from foretell.core.drafter import Drafter
 from foretell.core.spending import Spent
 from foretell.core.types import Drop, Finish, Message, Steps, Together
 from foretell.errors import BadConfig
-from foretell.strategies.samples.samples import Samples, branches
+from foretell.strategies.samples.samples import Samples, fork_samples
 
 
 @dataclass(frozen=True)
 class FirstFinish(Samples):
-    """With n=1 it is plain sampling, or what the inner drafter makes of it."""
+    """Plain sampling with n=1, or what the inner drafter makes of it."""
 
     n: int = 4  # samples
     inner: Drafter | None = None  # drafts for each of them
@@ -51,32 +51,32 @@ class FirstFinish(Samples):
             raise BadConfig.field("first-finish:n", self.n, "between 1 and 256")
 
     def run(self, ctx: Context) -> Steps:
-        running = yield from branches(ctx, self.n)
+        running_branches = yield from fork_samples(ctx, self.n)
         finished: list[tuple[int, int]] = []  # (tokens, branch)
         try:
-            yield Together([self.sample(ctx.on(branch), finished) for branch in running])
+            yield Together([self.sample(ctx.on(branch), finished) for branch in running_branches])
         except Spent:
             if not finished:
                 raise
-        winner = min(finished)[1] if finished else ctx.branch
-        reason = ctx.branches[winner].reason or "length"
-        for branch in running:
-            if branch != winner:
+        winning_branch = min(finished)[1] if finished else ctx.branch
+        reason = ctx.branches[winning_branch].reason or "length"
+        for branch in running_branches:
+            if branch != winning_branch:
                 yield Drop(branch)
-        yield Finish(winner, reason)
+        yield Finish(winning_branch, reason)
 
     def sample(
         self, ctx: Context, finished: list[tuple[int, int]]
     ) -> Generator[Message, Any, None]:
-        """Draws one, as long as it may still become the first."""
-        steps = self.drawn(ctx)
-        answer: Any = None
+        """Draws a sample, as long as it may still become the first to finish."""
+        sample_steps = self.draw_sample(ctx)
+        step_reply: Any = None
         try:
             while not finished or (len(ctx.output) + 1, ctx.branch) < min(finished):
-                answer = yield steps.send(answer)
+                step_reply = yield sample_steps.send(step_reply)
         except StopIteration:
             pass
         finally:
-            steps.close()
+            sample_steps.close()
         if ctx.branches[ctx.branch].reason == "stop":
             finished.append((len(ctx.output), ctx.branch))

@@ -55,7 +55,7 @@ REFUSED = {
 
 @dataclass(frozen=True)
 class InftyThink(Samples):
-    """With rounds=1 it is plain decoding, or what the inner drafter makes of it."""
+    """Plain decoding with rounds=1, or what the inner drafter makes of it."""
 
     rounds: int = 50
     segment: int = 8192  # tokens of a round at most, its summary included
@@ -65,63 +65,66 @@ class InftyThink(Samples):
 
     def __post_init__(self) -> None:
         ranges = {"rounds": (1, 10_000), "segment": (16, 1 << 24), "summary": (8, 1 << 20)}
-        for name, (least, most) in ranges.items():
-            if not least <= getattr(self, name) <= most:
-                allowed = f"between {least} and {most}"
-                raise BadConfig.field(f"{NAME}:{name}", getattr(self, name), allowed)
+        for field_name, (min_value, max_value) in ranges.items():
+            if not min_value <= getattr(self, field_name) <= max_value:
+                allowed_range = f"between {min_value} and {max_value}"
+                field_value = getattr(self, field_name)
+                raise BadConfig.field(f"{NAME}:{field_name}", field_value, allowed_range)
 
     def run(self, ctx: Context) -> Steps:
         """Raises Unsupported, BadConfig or PromptTooLong, before anything runs."""
         room = min(self.segment, ctx.models["target"].context - len(ctx.tokens))
         fits = ctx.request.sampling.max_new_tokens <= room
         if self.rounds == 1 or (fits and ctx.sampler.guide is not None):
-            return self.drawn(ctx)
+            return self.draw_sample(ctx)
         refuse_options(NAME, ctx.request.sampling, REFUSED)
         refuse_source(NAME, ctx.request)
-        return self._steps(ctx, Plan(ctx, NAME, self))
+        return self._run_steps(ctx, Plan(ctx, NAME, self))
 
-    def _steps(self, ctx: Context, plan: Plan) -> Steps:
-        whole = ctx.branches[ctx.branch]  # shows what is written; no forward reads it
-        whole.limit = len(whole.tokens) + ctx.request.sampling.max_new_tokens
+    def _run_steps(self, ctx: Context, plan: Plan) -> Steps:
+        full_text = ctx.branches[ctx.branch]  # shows what is written; no forward reads it
+        full_text.limit = len(full_text.tokens) + ctx.request.sampling.max_new_tokens
         notes = ctx.stats.notes
         notes |= {"rounds": 0, "forced": 0, "longest": 0}
         history: list[int] = []
-        for number in range(1, self.rounds + 1):
+        for round_number in range(1, self.rounds + 1):
             prompt = plan.prompt(history)
             if len(prompt) >= plan.model.context:
                 break
-            handle: int = yield Open(prompt)
-            view = ctx.on(handle)
-            if number == 1:
-                view.rng = ctx.rng  # a text of one round has the draws of plain decoding
-            last = number == self.rounds
-            begun = yield from self.round(ctx, view, plan, bool(history), last)
-            own = ctx.branches[handle]
-            notes["rounds"] = number
-            notes["longest"] = max(notes["longest"], len(own.tokens))
-            if whole.reason is not None:
+            round_branch: int = yield Open(prompt)
+            round_context = ctx.on(round_branch)
+            if round_number == 1:
+                round_context.rng = ctx.rng  # a text of one round has the draws of plain decoding
+            is_last = round_number == self.rounds
+            writing = self.write_round(ctx, round_context, plan, bool(history), is_last)
+            summary_start = yield from writing
+            round_text = ctx.branches[round_branch]
+            notes["rounds"] = round_number
+            notes["longest"] = max(notes["longest"], len(round_text.tokens))
+            if full_text.reason is not None:
                 return
-            if begun is None:
+            if summary_start is None:
                 break
-            history = plan.history(own.output[begun:]) or history
-            yield Drop(handle)
+            history = plan.history(round_text.output[summary_start:]) or history
+            yield Drop(round_branch)
         yield Finish(ctx.branch, "length")
 
-    def round(
-        self, ctx: Context, view: Context, plan: Plan, later: bool, last: bool
+    def write_round(
+        self, ctx: Context, round_context: Context, plan: Plan, has_history: bool, is_last: bool
     ) -> Generator[Message, Any, int | None]:
         """Writes a segment and its summary; returns where in the round's output the summary begins,
         None: it has none.
         """
-        whole, own = ctx.branches[ctx.branch], view.branches[view.branch]
-        start = len(own.tokens)
-        missing = max(0, ctx.request.sampling.min_new_tokens - len(whole.output))
-        own.sampler = sampler_of(ctx, own, ctx.engine.eos, min_new_tokens=missing)
-        left = whole.limit - len(whole.tokens)
-        room = min(plan.segment, plan.model.context - start)
-        last = last or left <= room or room <= plan.reserve
-        most = min(left, room)
-        own.limit = start + (most if last else room - plan.reserve)
+        full_text = ctx.branches[ctx.branch]
+        round_text = round_context.branches[round_context.branch]
+        prompt_length = len(round_text.tokens)
+        missing = max(0, ctx.request.sampling.min_new_tokens - len(full_text.output))
+        round_text.sampler = sampler_of(ctx, round_text, ctx.engine.eos, min_new_tokens=missing)
+        remaining_tokens = full_text.limit - len(full_text.tokens)
+        round_room = min(plan.segment, plan.model.context - prompt_length)
+        is_last = is_last or remaining_tokens <= round_room or round_room <= plan.reserve
+        max_tokens = min(remaining_tokens, round_room)
+        round_text.limit = prompt_length + (max_tokens if is_last else round_room - plan.reserve)
         watch = Watch(plan.words)
         for token in plan.tail:
             watch.push(token)
@@ -129,91 +132,101 @@ class InftyThink(Samples):
 
         def over() -> bool:
             """Whether a summary of the model's own is whole. What has begun may be finished."""
-            begun = watch.ends.get(SUMMARY)
-            if begun is not None:
-                own.limit = start + min(most, begun + plan.summary + len(plan.close))
+            summary_begun = watch.ends.get(SUMMARY)
+            if summary_begun is not None:
+                summary_end = summary_begun + plan.summary + len(plan.close)
+                round_text.limit = prompt_length + min(max_tokens, summary_end)
             elif THOUGHT in watch.ends:
-                own.limit = start + most
-            return begun is not None and SUMMED in watch.ends
+                round_text.limit = prompt_length + max_tokens
+            return summary_begun is not None and SUMMED in watch.ends
 
-        yield from self.write(ctx, view, watch, over)
-        begun = watch.ends.get(SUMMARY)
-        if begun is not None and SUMMED not in watch.ends:
-            yield from self.set(ctx, plan.close)
-        if begun is not None or whole.reason is not None or last or THOUGHT in watch.ends:
-            return begun
-        return (yield from self.forced(ctx, view, plan, watch.thinking, later))
+        yield from self.continue_round(ctx, round_context, watch, over)
+        summary_start = watch.ends.get(SUMMARY)
+        if summary_start is not None and SUMMED not in watch.ends:
+            yield from self.show_marks(ctx, plan.close)
+        is_done = is_last or full_text.reason is not None or THOUGHT in watch.ends
+        if summary_start is not None or is_done:
+            return summary_start
+        forced = self.force_summary(ctx, round_context, plan, watch.thinking, has_history)
+        return (yield from forced)
 
-    def forced(
-        self, ctx: Context, view: Context, plan: Plan, thinking: bool, later: bool
+    def force_summary(
+        self, ctx: Context, round_context: Context, plan: Plan, thinking: bool, has_history: bool
     ) -> Generator[Message, Any, int | None]:
         """Makes the model write a summary; returns where it begins."""
-        own = view.branches[view.branch]
+        round_text = round_context.branches[round_context.branch]
         ctx.stats.notes["forced"] += 1
-        opened = plan.opened[thinking]
-        yield from self.set(ctx, opened)
+        opening_marks = plan.opening_marks[thinking]
+        yield from self.show_marks(ctx, opening_marks)
         if ctx.branches[ctx.branch].reason is not None:
             return None
-        yield Commit(plan.asked[later] if self.ask else opened, torch.empty(0), view.branch)
-        ends = plan.speaker.ends
-        own.sampler = sampler_of(ctx, own, ends, min_new_tokens=0, ignore_eos=False)
-        own.limit = len(own.tokens) + plan.summary + (0 if self.ask else len(plan.close))
-        begun = len(own.output)
-        watch = Watch(plan.words, begun, {SUMMARY: begun})
-        yield from self.write(ctx, view, watch, lambda: SUMMED in watch.ends)
+        asking_tokens = plan.summary_questions[has_history] if self.ask else opening_marks
+        yield Commit(asking_tokens, torch.empty(0), round_context.branch)
+        changes: dict[str, Any] = {"min_new_tokens": 0, "ignore_eos": False}
+        round_text.sampler = sampler_of(ctx, round_text, plan.speaker.ends, **changes)
+        close_length = 0 if self.ask else len(plan.close)
+        round_text.limit = len(round_text.tokens) + plan.summary + close_length
+        summary_start = len(round_text.output)
+        watch = Watch(plan.words, summary_start, {SUMMARY: summary_start})
+        yield from self.continue_round(ctx, round_context, watch, lambda: SUMMED in watch.ends)
         if SUMMED not in watch.ends:
-            yield from self.set(ctx, plan.close)
-        return begun
+            yield from self.show_marks(ctx, plan.close)
+        return summary_start
 
-    def set(self, ctx: Context, tokens: list[int]) -> Generator[Message, Any, None]:
+    def show_marks(self, ctx: Context, tokens: list[int]) -> Generator[Message, Any, None]:
         """Shows marks that no model wrote."""
         if ctx.branches[ctx.branch].reason is None:
             yield Commit(tokens, torch.empty(0), ctx.branch, [NAME] * len(tokens))
 
-    def write(
-        self, ctx: Context, view: Context, watch: Watch, over: Callable[[], bool]
+    def continue_round(
+        self, ctx: Context, round_context: Context, watch: Watch, is_over: Callable[[], bool]
     ) -> Generator[Message, Any, None]:
         """Goes on with a round to an end, its limit, or until it is over, and shows its text."""
-        whole, own = ctx.branches[ctx.branch], view.branches[view.branch]
-        steps = self.drawn(view)
-        answer: Any = None
-        done = False
+        full_text = ctx.branches[ctx.branch]
+        round_text = round_context.branches[round_context.branch]
+        round_steps = self.draw_sample(round_context)
+        step_reply: Any = None
+        is_done = False
         try:
-            while not done and whole.reason is None and len(own.tokens) < own.limit:
-                message = steps.send(answer)
-                own.quiet = not isinstance(message, Ask | list)  # its forwards are the text's steps
-                answer = yield message
-                own.quiet = True
-                if isinstance(message, Commit) and message.branch == view.branch:
-                    done = yield from self.show(ctx, own, message, watch, over)
+            while not is_done and full_text.reason is None:
+                if len(round_text.tokens) >= round_text.limit:
+                    break
+                message = round_steps.send(step_reply)
+                is_ask = isinstance(message, Ask | list)
+                round_text.quiet = not is_ask  # its forwards are the text's steps
+                step_reply = yield message
+                round_text.quiet = True
+                if isinstance(message, Commit) and message.branch == round_context.branch:
+                    is_done = yield from self.show_commit(ctx, round_text, message, watch, is_over)
         finally:
-            own.quiet = True
-            steps.close()
+            round_text.quiet = True
+            round_steps.close()
 
-    def show(
-        self, ctx: Context, own: Branch, message: Commit, watch: Watch, over: Callable[[], bool]
+    def show_commit(
+        self,
+        ctx: Context,
+        round_text: Branch,
+        message: Commit,
+        watch: Watch,
+        is_over: Callable[[], bool],
     ) -> Generator[Message, Any, bool]:
         """Shows what a round has just written, up to where it is over, and returns whether it is.
 
         An end behind a summary is not shown: the whole text goes on.
         """
-        count = 0
-        done = False
+        shown_count = 0
+        is_done = False
         for token in message.tokens:
-            if SUMMARY in watch.ends and token in own.sampler.stops:
-                done = True
+            if SUMMARY in watch.ends and token in round_text.sampler.stops:
+                is_done = True
                 break
-            count += 1
+            shown_count += 1
             watch.push(token)
-            done = over()
-            if done or watch.length >= own.limit - len(own.sampler.prompt):
+            is_done = is_over()
+            if is_done or watch.length >= round_text.limit - len(round_text.sampler.prompt):
                 break  # a draft may have gone further
-        if count:
-            part = (
-                message.tokens[:count],
-                message.rows[:count],
-                ctx.branch,
-                message.sources[:count],
-            )
-            yield Commit(*part, message.drafted, message.tested)
-        return done
+        if shown_count:
+            tokens, rows = message.tokens[:shown_count], message.rows[:shown_count]
+            sources = message.sources[:shown_count]
+            yield Commit(tokens, rows, ctx.branch, sources, message.drafted, message.tested)
+        return is_done

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.text import Written
-from foretell.core.tokenizer_bytes import continuation, words_of
+from foretell.core.tokenizer_bytes import continue_tokens, words_of
 from foretell.core.types import Drop, Finish, Open, Steps
 from foretell.errors import Unsupported
 from foretell.strategies.samples.samples import Samples
@@ -34,7 +34,7 @@ WINDOW = 8  # tokens of the prompt together with which the cue is divided into t
 
 @dataclass(frozen=True)
 class Mango(Samples):
-    """With an empty cue it is plain decoding, or what the inner drafter makes of it."""
+    """Plain decoding with an empty cue, or what the inner drafter makes of it."""
 
     cue: Written = "Here is the Python code, with comments that explain its logic:\n"  # or @FILE
     inner: Drafter | None = None  # drafts for the answer
@@ -42,19 +42,21 @@ class Mango(Samples):
     def run(self, ctx: Context) -> Steps:
         """Raises Unsupported, before anything runs, where the prompt cannot be put differently."""
         if not self.cue:
-            return self.drawn(ctx)
+            return self.draw_sample(ctx)
         target = ctx.models["target"]
-        for given in ("source", "pictures"):
-            if given in ctx.request.inputs:
-                need = f"a prompt of text alone, and this request has {given}"
-                raise Unsupported.missing("mango", target.name, need, "write the cue yourself")
+        for input_name in ("source", "pictures"):
+            if input_name in ctx.request.inputs:
+                requirement = f"a prompt of text alone, and this request has {input_name}"
+                raise Unsupported.missing_capability(
+                    "mango", target.name, requirement, "write the cue yourself"
+                )
         words = words_of(target, "mango")
-        cue = continuation(words, ctx.tokens, self.cue.encode(), WINDOW)
-        return self._steps(ctx, [*ctx.tokens, *cue])
+        cue_tokens = continue_tokens(words, ctx.tokens, self.cue.encode(), WINDOW)
+        return self._run_steps(ctx, [*ctx.tokens, *cue_tokens])
 
-    def _steps(self, ctx: Context, prompt: list[int]) -> Steps:
+    def _run_steps(self, ctx: Context, prompt: list[int]) -> Steps:
         branch: int = yield Open(prompt, quiet=False)
-        yield from self.drawn(ctx.on(branch))
+        yield from self.draw_sample(ctx.on(branch))
         reason = ctx.branches[branch].reason
         yield Drop(ctx.branch)
         yield Finish(branch, reason or "stop")

@@ -42,35 +42,35 @@ class Node:
     critique: str = ""
 
 
-def judging(prompt: str, answer: str) -> list[Turn]:
-    """What a model is told that is to judge an answer."""
+def judging_turns(prompt: str, answer: str) -> list[Turn]:
+    """Turns that ask a model to judge an answer."""
     return [("user", JUDGE.format(prompt=prompt, answer=answer))]
 
 
-def refining(prompt: str, answer: str, critique: str) -> list[Turn]:
-    """What a model is told that is to refine an answer."""
-    return [*judging(prompt, answer), ("assistant", critique), ("user", REFINE)]
+def refining_turns(prompt: str, answer: str, critique: str) -> list[Turn]:
+    """Turns that ask a model to refine an answer."""
+    return [*judging_turns(prompt, answer), ("assistant", critique), ("user", REFINE)]
 
 
 def refined(text: str) -> str:
-    """The new answer in what it wrote; empty where there is none between the marks."""
-    found = NEW.search(text)
-    return found[1].strip() if found else ""
+    """The new answer in a refinement; empty where there is none between the marks."""
+    marked_answer = NEW.search(text)
+    return marked_answer[1].strip() if marked_answer else ""
 
 
-def tally(judgements: Sequence[str]) -> tuple[float, str] | None:
+def tally_verdicts(judgements: Sequence[str]) -> tuple[float, str] | None:
     """The share of yes, and the first judgement of the majority, up to its verdict; None: there are
     as many yes as no.
     """
-    found = [match for text in judgements if (match := VERDICT.search(text))]
-    yes = [match for match in found if match[1].lower() == "yes"]
-    no = [match for match in found if match[1].lower() == "no"]
-    if len(yes) == len(no):
+    verdict_matches = [match for text in judgements if (match := VERDICT.search(text))]
+    yes_matches = [match for match in verdict_matches if match[1].lower() == "yes"]
+    no_matches = [match for match in verdict_matches if match[1].lower() == "no"]
+    if len(yes_matches) == len(no_matches):
         return None
-    first = max(yes, no, key=len)[0]
-    return len(yes) / len(found), first.string[: first.end()]
+    first_match = max(yes_matches, no_matches, key=len)[0]
+    return len(yes_matches) / len(verdict_matches), first_match.string[: first_match.end()]
 
 
-def best_first(nodes: Sequence[Node]) -> list[Node]:
-    """Of equal scores the later one."""
+def sort_best_first(nodes: Sequence[Node]) -> list[Node]:
+    """Sorts nodes by score, the best first; of equal scores the later one."""
     return sorted(nodes, key=lambda node: node.score)[::-1]

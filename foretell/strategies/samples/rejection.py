@@ -43,78 +43,86 @@ class Trial:
     most: int = 0
 
 
-def weighted(trial: Trial, estimator: str = "auto", accepts: int = 2) -> tuple[int, float]:
+def draw_weighted(trial: Trial, estimator: str = "auto", accepts: int = 2) -> tuple[int, float]:
     """A token that passes and its weight; -1 and 0 where none does.
 
     `estimator`: recursive, geometric, or the one that takes fewer checks; `accepts`: passes after
     which the geometric one stops, at least 2: the more, the less its weights vary.
     """
     if estimator == "auto":
-        sure = accepts > 2 or float(trial.p.max()) >= SURE
-        estimator = "geometric" if sure else "recursive"
-    return geometric(trial, accepts) if estimator == "geometric" else recursive(trial)
+        is_sure = accepts > 2 or float(trial.p.max()) >= SURE
+        estimator = "geometric" if is_sure else "recursive"
+    return (
+        draw_geometrically(trial, accepts) if estimator == "geometric" else draw_recursively(trial)
+    )
 
 
-def recursive(trial: Trial) -> tuple[int, float]:
+def draw_recursively(trial: Trial) -> tuple[int, float]:
     """After the token that passes the next one in order is checked too.
 
     What is left of p when x passes is m. The weight is m where the next one passes, too, else
     p(x), which has the mean p(x) + (m - p(x)) P(the next one passes) = Z.
     """
     urn = Urn(trial.p)
-    refused = 0
+    refusal_count = 0
     while urn.left > 0:
-        if trial.most and refused == trial.most:
-            urn.keep(trial.allowed())
-            return (trial.draw(urn.law()), urn.left) if urn.left > 0 else (-1, 0.0)
-        token, left = trial.draw(urn.law()), urn.left
-        urn.remove(token)
+        if trial.most and refusal_count == trial.most:
+            urn.keep_tokens(trial.allowed())
+            return (trial.draw(urn.next_law()), urn.left) if urn.left > 0 else (-1, 0.0)
+        token, remaining_mass = trial.draw(urn.next_law()), urn.left
+        urn.remove_token(token)
         if trial.passes(token):
-            alone = urn.left > 0 and not trial.passes(trial.draw(urn.law()))
-            return token, float(urn.q[token]) if alone else left
-        refused += 1
+            passes_alone = urn.left > 0 and not trial.passes(trial.draw(urn.next_law()))
+            return token, float(urn.q[token]) if passes_alone else remaining_mass
+        refusal_count += 1
     return -1, 0.0
 
 
-def geometric(trial: Trial, accepts: int) -> tuple[int, float]:
+def draw_geometrically(trial: Trial, accepts: int) -> tuple[int, float]:
     """The number of refusals before `accepts` passes, as if tokens were drawn with replacement.
 
     A refused token is not drawn again; how often it would have been is averaged over. Tokens that
     passed are drawn again, and checked once.
     """
     urn = Urn(trial.p)
-    known: set[int] = set()
-    passed: list[int] = []
-    lefts: list[float] = []
-    refused = 0
-    while len(passed) < accepts and urn.left > 0:
-        if trial.most and refused == trial.most:
-            urn.keep(trial.allowed())
+    passing_tokens: set[int] = set()
+    passed_draws: list[int] = []
+    remaining_masses: list[float] = []
+    refusal_count = 0
+    while len(passed_draws) < accepts and urn.left > 0:
+        if trial.most and refusal_count == trial.most:
+            urn.keep_tokens(trial.allowed())
             break
-        lefts.append(urn.left)
-        token = trial.draw(urn.law())
-        if token in known or trial.passes(token):
-            known.add(token)
-            passed.append(token)
+        remaining_masses.append(urn.left)
+        token = trial.draw(urn.next_law())
+        if token in passing_tokens or trial.passes(token):
+            passing_tokens.add(token)
+            passed_draws.append(token)
         else:
-            urn.remove(token)
-            refused += 1
+            urn.remove_token(token)
+            refusal_count += 1
     if not urn.left > 0:
         return -1, 0.0
-    token = passed[0] if passed else trial.draw(urn.law())
-    return token, mean_weight(accepts, refused, lefts, accepts - len(passed), urn.left)
+    token = passed_draws[0] if passed_draws else trial.draw(urn.next_law())
+    return token, mean_weight(
+        accepts, refusal_count, remaining_masses, accepts - len(passed_draws), urn.left
+    )
 
 
 def mean_weight(
-    accepts: int, refused: int, lefts: Sequence[float], missing: int = 0, z: float = 1.0
+    accepts: int,
+    refusal_count: int,
+    remaining_masses: Sequence[float],
+    missing_passes: int = 0,
+    passing_mass: float = 1.0,
 ) -> float:
     """The mean of (accepts - 1) / (accepts - 1 + refusals) over the refusals that were not drawn.
 
-    `refused` of them were. Before each draw there were Geometric(left) - 1 more, of `lefts`, what
-    the refused tokens had left of p; and `missing` passes, each of chance `z`, would have taken
+    `refusal_count` of them were. Before each draw there were Geometric(left) - 1 more, of `remaining_masses`, what
+    the refused tokens had left of p; and `missing_passes` passes, each of chance `passing_mass`, would have taken
     theirs. 1 / n is the integral of u^(n-1) over u in 0..1, and the mean of u^refusals a product.
     """
-    values = U ** (accepts - 2 + refused)
-    for left in [*lefts, *[z] * missing]:
-        values = values * (left / (left + (1 - left) * REST))
-    return float((accepts - 1) * (AREA * values).sum())
+    integrand = U ** (accepts - 2 + refusal_count)
+    for remaining_mass in [*remaining_masses, *[passing_mass] * missing_passes]:
+        integrand = integrand * (remaining_mass / (remaining_mass + (1 - remaining_mass) * REST))
+    return float((accepts - 1) * (AREA * integrand).sum())

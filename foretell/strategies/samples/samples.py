@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from foretell.core.drafter import Drafter
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Fork, Message, Steps
-from foretell.speculation.strategy import Speculative, Strategy, one_by_one
+from foretell.speculation.strategy import Speculative, Strategy, decode_one_by_one
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -31,20 +31,20 @@ class Samples(Strategy):
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         return {} if self.inner is None else self.inner.bring(models)
 
-    def drawn(self, ctx: Context) -> Steps:
-        """One sample, on the branch of its context."""
-        return one_by_one(ctx) if self.inner is None else Speculative(self.inner).run(ctx)
+    def draw_sample(self, ctx: Context) -> Steps:
+        """Draws a sample, on the branch of its context."""
+        return decode_one_by_one(ctx) if self.inner is None else Speculative(self.inner).run(ctx)
 
 
-def branches(
-    ctx: Context, n: int, start: int | None = None
+def fork_samples(
+    ctx: Context, sample_count: int, start_branch: int | None = None
 ) -> Generator[Message, list[int], list[int]]:
-    """The branch `start`, or the context's, and n - 1 copies; what its text has is computed once,
+    """The branch `start_branch`, or the context's, and n - 1 copies; what its text has is computed once,
     and shared.
     """
-    first = ctx.branch if start is None else start
-    if n < 2:
-        return [first]
-    yield Ask(TokenTree(ctx.branches[first].tokens[-1]), branch=first, rows=())
-    twins = yield Fork(first, n - 1)
-    return [first, *twins]
+    first_branch = ctx.branch if start_branch is None else start_branch
+    if sample_count < 2:
+        return [first_branch]
+    yield Ask(TokenTree(ctx.branches[first_branch].tokens[-1]), branch=first_branch, rows=())
+    copied_branches = yield Fork(first_branch, sample_count - 1)
+    return [first_branch, *copied_branches]

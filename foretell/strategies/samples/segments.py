@@ -52,11 +52,11 @@ class Watch:
 
     def push(self, token: int) -> None:
         self.length += 1
-        text = self.tail + shown_bytes(self.words, token)
+        recent_bytes = self.tail + shown_bytes(self.words, token)
         for mark in MARKS:
-            if mark.encode() in text:
+            if mark.encode() in recent_bytes:
                 self.ends.setdefault(mark, self.length)
-        self.tail = text[-16:]  # longer than any mark
+        self.tail = recent_bytes[-16:]  # longer than any mark
 
     @property
     def thinking(self) -> bool:
@@ -66,31 +66,31 @@ class Watch:
 
 def shown_bytes(words: Words, token: int) -> bytes:
     """A token as it is written, and a special one by its name if it is a mark."""
-    name = words.names.get(token, "")
-    return words.piece(token) or (name.encode() if name in MARKS else b"")
+    token_name = words.names.get(token, "")
+    return words.piece(token) or (token_name.encode() if token_name in MARKS else b"")
 
 
-def shown(words: Words, tokens: Sequence[int]) -> str:
+def shown_text(words: Words, tokens: Sequence[int]) -> str:
     """The text of tokens, marks included."""
     return b"".join(shown_bytes(words, token) for token in tokens).decode("utf-8", "replace")
 
 
-def marked(words: Words, text: str) -> list[int]:
+def encode_marked(words: Words, text: str) -> list[int]:
     """The tokens of a text with marks, which may be special tokens of the model."""
     tokens: list[int] = []
-    for part in filter(None, ANY_MARK.split(text)):
-        if part in MARKS and part in words.specials:
-            tokens.append(words.specials[part])
+    for text_part in filter(None, ANY_MARK.split(text)):
+        if text_part in MARKS and text_part in words.specials:
+            tokens.append(words.specials[text_part])
         else:
-            tokens += words.encode(part.encode("utf-8", "replace"))
+            tokens += words.encode(text_part.encode("utf-8", "replace"))
     return tokens
 
 
-def opening(words: Words, prompt: Sequence[int]) -> int:
+def count_opening(words: Words, prompt: Sequence[int]) -> int:
     """How many last tokens of a prompt open the thoughts, as some templates do; 0: none."""
-    for count in range(1, min(OPENED, len(prompt)) + 1):
-        if shown(words, prompt[-count:]).strip() == THINK:
-            return count
+    for token_count in range(1, min(OPENED, len(prompt)) + 1):
+        if shown_text(words, prompt[-token_count:]).strip() == THINK:
+            return token_count
     return 0
 
 
@@ -99,24 +99,24 @@ def summary_of(text: str) -> str:
     return text.partition(SUMMED)[0].rpartition(SUMMARY)[2].rpartition(THOUGHT)[2].strip()
 
 
-def asking(speaker: Speaker, question: str) -> list[int]:
+def question_tokens(speaker: Speaker, question: str) -> list[int]:
     """The tokens that close what a model is writing, and ask it a question. Raises Unsupported."""
     if not getattr(speaker.tokenizer, "chat_template", None):
         return speaker.words.encode(f"\n\n{question}\n\n".encode())
-    before = speaker.prompt([("user", "?")])
-    whole = speaker.prompt([("user", "?"), ("assistant", ""), ("user", question)])
-    if whole[: len(before)] != before:
-        raise Unsupported.missing(
+    preceding_tokens = speaker.prompt([("user", "?")])
+    full_tokens = speaker.prompt([("user", "?"), ("assistant", ""), ("user", question)])
+    if full_tokens[: len(preceding_tokens)] != preceding_tokens:
+        raise Unsupported.missing_capability(
             speaker.method,
             speaker.model.name,
             "a chat template that only adds to what was said before",
             "give ask=no, or take another model",
         )
-    return whole[len(before) :]
+    return full_tokens[len(preceding_tokens) :]
 
 
 class Config(Protocol):
-    """What a method says of its rounds, in tokens."""
+    """Options of a method about its rounds, in tokens."""
 
     @property
     def segment(self) -> int: ...
@@ -129,7 +129,7 @@ class Config(Protocol):
 
 
 class Plan:
-    """What all rounds of a request have in common: the tokens of its question and of what is set.
+    """Common ground of all rounds of a request: the tokens of its question and of what is set.
 
     `opened`: what a summary is set behind, by whether thoughts are open; `asked`: what asks for
     one, by whether one was before, or nothing; `reserve`: tokens of a segment that a summary takes.
@@ -139,56 +139,68 @@ class Plan:
 
     def __init__(self, ctx: Context, method: str, config: Config):
         self.method = method
-        self.speaker = Speaker.of(ctx, method)
+        self.speaker = Speaker.find_speaker(ctx, method)
         words = self.words = self.speaker.words
         self.speaker.check_writes("".join(MARKS) + (LIST + UPDATE if config.ask else ""))
         self.model = ctx.models["target"]
         prompt = list(ctx.tokens)
-        count = opening(words, prompt)
-        self.head, self.tail = prompt[: len(prompt) - count], prompt[len(prompt) - count :]
-        self.before, self.behind = marked(words, HISTORY), marked(words, KNOWN)
-        self.close = marked(words, CLOSE)
-        self.opened = [marked(words, OPEN), marked(words, OPEN_BEHIND)]
+        opening_count = count_opening(words, prompt)
+        self.head, self.tail = (
+            prompt[: len(prompt) - opening_count],
+            prompt[len(prompt) - opening_count :],
+        )
+        self.history_start, self.history_end = (
+            encode_marked(words, HISTORY),
+            encode_marked(words, KNOWN),
+        )
+        self.close = encode_marked(words, CLOSE)
+        self.opening_marks = [encode_marked(words, OPEN), encode_marked(words, OPEN_BEHIND)]
         questions = (LIST, UPDATE) if config.ask else ()
-        self.asked = [asking(self.speaker, question) for question in questions]
-        self.summary = config.summary - len(self.before) - len(self.behind)  # without its marks
-        between = max(map(len, [*self.opened, self.close, *self.asked]))
+        self.summary_questions = [question_tokens(self.speaker, question) for question in questions]
+        self.summary = (
+            config.summary - len(self.history_start) - len(self.history_end)
+        )  # without its marks
+        longest_mark = max(map(len, [*self.opening_marks, self.close, *self.summary_questions]))
         # Asked for, it has no marks there; set, it has two.
-        self.reserve = self.summary + between + (0 if config.ask else len(self.close))
+        self.reserve = self.summary + longest_mark + (0 if config.ask else len(self.close))
         self.segment = config.segment
-        self._check(ctx, len(prompt), config)
+        self._check_room(ctx, len(prompt), config)
 
-    def _check(self, ctx: Context, prompt: int, config: Config) -> None:
+    def _check_room(self, ctx: Context, prompt_length: int, config: Config) -> None:
         if self.summary < 1:
-            least = config.summary - self.summary + 1
-            allowed = f"at least {least}, for the model's tokens of its marks"
-            raise BadConfig.field(f"{self.method}:summary", config.summary, allowed)
+            min_summary = config.summary - self.summary + 1
+            allowed_range = f"at least {min_summary}, for the model's tokens of its marks"
+            raise BadConfig.field(f"{self.method}:summary", config.summary, allowed_range)
         if self.segment <= self.reserve:
-            allowed = f"above {self.reserve}, which a summary takes with what asks for it"
-            raise BadConfig.field(f"{self.method}:segment", self.segment, allowed)
-        context = self.model.context
-        if ctx.request.sampling.max_new_tokens > min(self.segment, context - prompt):
-            needed = prompt + config.summary + min(self.segment, self.reserve + LEAST)
-            if needed > context:
+            allowed_range = f"above {self.reserve}, which a summary takes with what asks for it"
+            raise BadConfig.field(f"{self.method}:segment", self.segment, allowed_range)
+        context_size = self.model.context
+        if ctx.request.sampling.max_new_tokens > min(self.segment, context_size - prompt_length):
+            needed_tokens = prompt_length + config.summary + min(self.segment, self.reserve + LEAST)
+            if needed_tokens > context_size:
                 raise PromptTooLong(
-                    f"{self.method}: to go on from a summary takes a context of {needed}, and "
-                    f"{self.model.name} holds {context}; lower {self.method}:summary or "
+                    f"{self.method}: to go on from a summary takes a context of {needed_tokens}, and "
+                    f"{self.model.name} holds {context_size}; lower {self.method}:summary or "
                     "max_new_tokens, or shorten the prompt"
                 )
 
     def prompt(self, history: Sequence[int]) -> list[int]:
-        """What a round begins with, behind a summary or at first behind none."""
-        known = [*self.before, *history, *self.behind] if history else []
-        return [*self.head, *known, *self.tail]
+        """Prompt of a round, with the summary before it, at first without one."""
+        history_tokens = [*self.history_start, *history, *self.history_end] if history else []
+        return [*self.head, *history_tokens, *self.tail]
 
     def history(self, tokens: Sequence[int]) -> list[int]:
         """The summary in what was written since it began, without marks; empty: it says nothing."""
-        text = summary_of(shown(self.words, tokens))
+        text = summary_of(shown_text(self.words, tokens))
         return self.words.encode(text.encode("utf-8", "replace"))[: self.summary]
 
 
-def sampler_of(ctx: Context, own: Branch, ends: Sequence[int], **changes: Any) -> Sampler:
-    """A round's: that of the request, with other options."""
-    prompt = own.tokens[: len(own.tokens) - len(own.output)]
-    vocab = ctx.models["target"].vocab
-    return Sampler(replace(ctx.request.sampling, **changes), prompt, ends, vocab, ctx.request.text)
+def sampler_of(
+    ctx: Context, round_branch: Branch, end_tokens: Sequence[int], **changes: Any
+) -> Sampler:
+    """Sampler of a round: that of the request, with other options."""
+    prompt = round_branch.tokens[: len(round_branch.tokens) - len(round_branch.output)]
+    vocab_size = ctx.models["target"].vocab
+    return Sampler(
+        replace(ctx.request.sampling, **changes), prompt, end_tokens, vocab_size, ctx.request.text
+    )

@@ -44,15 +44,15 @@ from foretell.core.spending import Spent
 from foretell.core.types import Commit, Drop, Finish, Fork, Message, Sampling, Steps
 from foretell.errors import BadConfig, PromptTooLong
 from foretell.rewards.base import needs_text
-from foretell.rewards.questions import LEAST, Speaker, answers, note
+from foretell.rewards.questions import LEAST, Speaker, answer_questions, count_questions
 from foretell.strategies.samples import refinement
 from foretell.strategies.samples.refinement import (
     Node,
-    best_first,
-    judging,
+    judging_turns,
     refined,
-    refining,
-    tally,
+    refining_turns,
+    sort_best_first,
+    tally_verdicts,
 )
 from foretell.strategies.samples.samples import Samples
 
@@ -68,16 +68,18 @@ class Search:
     speaker: Speaker
     blank: int = 0  # a branch with the prompt alone
     nodes: list[Node] = field(default_factory=list)
-    judged: dict[str, tuple[float, str] | None] = field(default_factory=dict)
+    verdicts: dict[str, tuple[float, str] | None] = field(default_factory=dict)
 
-    def behind(self, room: int) -> int:
+    def tokens_behind(self, remaining_room: int) -> int:
         """Tokens to leave behind a judgement: the next question, and half of what is left."""
-        return (room + len(self.speaker.words.encode(refinement.REFINE.encode())) + FRAME) // 2
+        return (
+            remaining_room + len(self.speaker.words.encode(refinement.REFINE.encode())) + FRAME
+        ) // 2
 
 
 @dataclass(frozen=True)
 class Spar(Samples):
-    """With depth=0 it is plain sampling, or what the inner drafter makes of it."""
+    """Plain sampling with depth=0, or what the inner drafter makes of it."""
 
     depth: int = 3  # refinements of refinements
     branch: int = 3  # refinements of an answer
@@ -94,131 +96,133 @@ class Spar(Samples):
         ranges = {"depth": (0, 16), "votes": (1, 64), "gate": (0, 1), "t": (0, 100)}
         ranges |= dict.fromkeys(("branch", "keep", "tries"), (1, 16))
         ranges |= dict.fromkeys(("critique", "refined"), (8, 1 << 16))
-        for name, (least, most) in ranges.items():
-            if not least <= getattr(self, name) <= most:
-                allowed = f"between {least} and {most}"
-                raise BadConfig.field(f"spar:{name}", getattr(self, name), allowed)
+        for field_name, (min_value, max_value) in ranges.items():
+            if not min_value <= getattr(self, field_name) <= max_value:
+                allowed_range = f"between {min_value} and {max_value}"
+                field_value = getattr(self, field_name)
+                raise BadConfig.field(f"spar:{field_name}", field_value, allowed_range)
 
     def run(self, ctx: Context) -> Steps:
         """Raises Unsupported, BadConfig or PromptTooLong, before anything runs."""
         if not self.depth:
-            return self.drawn(ctx)
+            return self.draw_sample(ctx)
         refuse_options("spar", ctx.request.sampling, {"logprobs": UNTOLD})
         refuse_source("spar", ctx.request)
         needs_text("spar", ctx)
-        speaker = Speaker.of(ctx, "spar")
+        speaker = Speaker.find_speaker(ctx, "spar")
         speaker.check_writes(f"{refinement.JUDGE}{refinement.REFINE}")
         decode = ctx.request.text
         assert decode is not None, "refused before by `needs_text`"
         search = Search(decode(list(ctx.tokens)), speaker)
-        longest = ctx.limit - len(ctx.tokens)
-        asked = len(speaker.prompt(refining(search.prompt, "", "")))
-        needed = asked + longest + FRAME + 2 * LEAST
-        if needed > speaker.model.context:
+        answer_limit = ctx.limit - len(ctx.tokens)
+        question_length = len(speaker.prompt(refining_turns(search.prompt, "", "")))
+        needed_tokens = question_length + answer_limit + FRAME + 2 * LEAST
+        if needed_tokens > speaker.model.context:
             raise PromptTooLong(
-                f"spar: to judge and refine an answer of up to {longest} tokens takes a context of "
-                f"{needed}, and {speaker.model.name} holds {speaker.model.context}; lower "
+                f"spar: to judge and refine an answer of up to {answer_limit} tokens takes a context "
+                f"of {needed_tokens}, and {speaker.model.name} holds {speaker.model.context}; lower "
                 "max_new_tokens, shorten the prompt, or give depth=0"
             )
-        return self._steps(ctx, search)
+        return self._run_steps(ctx, search)
 
-    def _steps(self, ctx: Context, search: Search) -> Steps:
+    def _run_steps(self, ctx: Context, search: Search) -> Steps:
         (search.blank,) = yield Fork(ctx.branch)
-        yield from self.drawn(ctx)
+        yield from self.draw_sample(ctx)
         search.nodes.append(node_of(ctx, ctx.branch))
         with suppress(Spent):  # the best by then
-            yield from self.search(ctx, search)
-        order = best_first(search.nodes)
-        found = []
-        for node in order:
+            yield from self.search_levels(ctx, search)
+        sorted_nodes = sort_best_first(search.nodes)
+        scored_answers = []
+        for node in sorted_nodes:
             branch = ctx.branches[node.branch]
-            found.append((list(branch.output), node.score, branch.reason or "stop"))
-        best = order[0].branch
-        if len(order) > 1:
-            ctx.stats.notes["first"] = order.index(search.nodes[0])
-        for handle in [handle for handle in ctx.branches if handle != best]:
+            scored_answers.append((list(branch.output), node.score, branch.reason or "stop"))
+        best_branch = sorted_nodes[0].branch
+        if len(sorted_nodes) > 1:
+            ctx.stats.notes["first"] = sorted_nodes.index(search.nodes[0])
+        for handle in [handle for handle in ctx.branches if handle != best_branch]:
             yield Drop(handle)
-        yield Finish(best, found[0][2], found)
+        yield Finish(best_branch, scored_answers[0][2], scored_answers)
 
-    def search(self, ctx: Context, search: Search) -> Generator[Message, Any, None]:
+    def search_levels(self, ctx: Context, search: Search) -> Generator[Message, Any, None]:
         """Finds nodes, level by level, until the score of one is above the gate."""
-        level = yield from self.judge(ctx, search, search.nodes[:1])
+        level_nodes = yield from self.judge_nodes(ctx, search, search.nodes[:1])
         for _ in range(self.depth):
-            if not level or max(node.score for node in level) > self.gate:
+            if not level_nodes or max(node.score for node in level_nodes) > self.gate:
                 return
-            fresh = yield from self.refine(ctx, search, best_first(level)[: self.keep])
-            level = yield from self.judge(ctx, search, fresh)
-            search.nodes += level
+            best_nodes = sort_best_first(level_nodes)[: self.keep]
+            new_nodes = yield from self.refine_nodes(ctx, search, best_nodes)
+            level_nodes = yield from self.judge_nodes(ctx, search, new_nodes)
+            search.nodes += level_nodes
 
-    def judge(
+    def judge_nodes(
         self, ctx: Context, search: Search, nodes: Sequence[Node]
     ) -> Generator[Message, Any, list[Node]]:
-        """Those of these nodes on which there is a majority, with their scores."""
-        texts = [node.text for node in nodes]
+        """Judges these nodes; returns those with a majority, with their scores."""
+        pending_texts = [node.text for node in nodes]
         for _ in range(self.tries):
-            if not texts:
+            if not pending_texts:
                 break
-            questions = [judging(search.prompt, text) for text in texts]
-            copies = [self.votes] * len(texts)
-            said = yield from answers(
-                ctx, search.speaker, questions, copies, Sampling(temperature=self.t),
-                self.critique, self.inner, refinement.SETTLED.search, search.behind,
+            questions = [judging_turns(search.prompt, text) for text in pending_texts]
+            vote_counts = [self.votes] * len(pending_texts)
+            judgement_groups = yield from answer_questions(
+                ctx, search.speaker, questions, vote_counts, Sampling(temperature=self.t),
+                self.critique, self.inner, refinement.SETTLED.search, search.tokens_behind,
             )  # fmt: skip
-            note(ctx, "judgements", sum(copies))
-            for text, judgements in zip(texts, said, strict=True):
-                search.judged[text] = tally(judgements)
-            texts = [text for text in texts if search.judged[text] is None]
-        kept = []
+            count_questions(ctx, "judgements", sum(vote_counts))
+            for text, judgements in zip(pending_texts, judgement_groups, strict=True):
+                search.verdicts[text] = tally_verdicts(judgements)
+            pending_texts = [text for text in pending_texts if search.verdicts[text] is None]
+        judged_nodes = []
         for node in nodes:
-            found = search.judged[node.text]
-            if found is not None:
-                node.score, node.critique = found
-                kept.append(node)
-        return kept
+            verdict = search.verdicts[node.text]
+            if verdict is not None:
+                node.score, node.critique = verdict
+                judged_nodes.append(node)
+        return judged_nodes
 
-    def refine(
-        self, ctx: Context, search: Search, level: Sequence[Node]
+    def refine_nodes(
+        self, ctx: Context, search: Search, level_nodes: Sequence[Node]
     ) -> Generator[Message, Any, list[Node]]:
         """New answers, whose texts were not there before."""
-        lacking = [self.branch] * len(level)
+        missing_counts = [self.branch] * len(level_nodes)
         sampling = Sampling(temperature=self.t, stop=("[[end]]",))
-        fresh: list[Node] = []
+        new_nodes: list[Node] = []
         for _ in range(self.tries):
-            places = [place for place, number in enumerate(lacking) if number]
-            if not places:
+            open_indices = [index for index, count in enumerate(missing_counts) if count]
+            if not open_indices:
                 break
-            shown = [level[place] for place in places]
-            questions = [refining(search.prompt, one.text, one.critique) for one in shown]
-            copies = [lacking[place] for place in places]
-            said = yield from answers(
-                ctx, search.speaker, questions, copies, sampling, self.refined, self.inner
+            nodes = [level_nodes[index] for index in open_indices]
+            questions = [refining_turns(search.prompt, node.text, node.critique) for node in nodes]
+            copy_counts = [missing_counts[node_index] for node_index in open_indices]
+            refinement_groups = yield from answer_questions(
+                ctx, search.speaker, questions, copy_counts, sampling, self.refined, self.inner
             )
-            note(ctx, "refinements", sum(copies))
-            for place, texts in zip(places, said, strict=True):
+            count_questions(ctx, "refinements", sum(copy_counts))
+            for node_index, texts in zip(open_indices, refinement_groups, strict=True):
                 for text in texts:
-                    tokens = self.tokens(ctx, search, refined(text))
+                    tokens = self.encode_answer(ctx, search, refined(text))
                     if not tokens:
                         continue
-                    lacking[place] -= 1
+                    missing_counts[node_index] -= 1
                     (branch,) = yield Fork(search.blank)
                     yield Commit(tokens, torch.empty(0), branch)
                     node = node_of(ctx, branch)
-                    if node.text in {*search.judged, *(other.text for other in fresh)}:
+                    if node.text in {*search.verdicts, *(new_node.text for new_node in new_nodes)}:
                         yield Drop(branch)
                     else:
-                        fresh.append(node)
-        return fresh
+                        new_nodes.append(node)
+        return new_nodes
 
-    def tokens(self, ctx: Context, search: Search, text: str) -> list[int]:
-        """Of a refined answer and its end; none where it is empty, or not of the request's form."""
+    def encode_answer(self, ctx: Context, search: Search, text: str) -> list[int]:
+        """Tokens of a refined answer and its end; none where it is empty or has another form."""
         tokens = search.speaker.words.encode(text.encode("utf-8", "replace"))
-        blank = ctx.branches[search.blank]
-        guide = blank.sampler.guide
+        prompt_branch = ctx.branches[search.blank]
+        guide = prompt_branch.sampler.guide
         if guide is not None:
-            fits = len(blank.tokens) + len(tokens) <= blank.limit
-            return tokens if fits and guide.tracker.whole(tokens) else []
-        ends = [token for token in ctx.engine.eos if token in blank.sampler.stops]
-        return [*tokens, *ends[:1]] if tokens else []
+            fits_limit = len(prompt_branch.tokens) + len(tokens) <= prompt_branch.limit
+            return tokens if fits_limit and guide.tracker.whole(tokens) else []
+        end_tokens = [token for token in ctx.engine.eos if token in prompt_branch.sampler.stops]
+        return [*tokens, *end_tokens[:1]] if tokens else []
 
 
 def node_of(ctx: Context, branch: int) -> Node:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.errors import BadConfig
-from foretell.kv.select.channels import measured, save
+from foretell.kv.select.channels import measure_channels, save_channels
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -30,22 +30,22 @@ class FindChannels:
     each: int = 4  # pieces of one document at most
 
     def __post_init__(self) -> None:
-        for name, least in (("samples", 1), ("length", LEAST), ("each", 1)):
-            if getattr(self, name) < least:
-                raise BadConfig.field(name, getattr(self, name), f"at least {least}")
+        for name, lower in (("samples", 1), ("length", LEAST), ("each", 1)):
+            if getattr(self, name) < lower:
+                raise BadConfig.field(name, getattr(self, name), f"at least {lower}")
 
 
-def pieces(lm: LM, documents: Iterable[str], config: FindChannels) -> Iterator[list[int]]:
+def cut_pieces(lm: LM, documents: Iterable[str], config: FindChannels) -> Iterator[list[int]]:
     """The beginnings of documents, in pieces; what is shorter than LEAST is left out."""
-    left = config.samples
+    remaining_pieces = config.samples
     length = min(config.length, lm.models["target"].context)
     for document in documents:
         tokens = lm.encode(document, special=False)[: config.each * length]
-        for first in range(0, len(tokens) - LEAST + 1, length):
-            if not left:
+        for first_token in range(0, len(tokens) - LEAST + 1, length):
+            if not remaining_pieces:
                 return
-            left -= 1
-            yield tokens[first : first + length]
+            remaining_pieces -= 1
+            yield tokens[first_token : first_token + length]
 
 
 def find_channels(
@@ -54,21 +54,21 @@ def find_channels(
     """Writes the table of `lm`'s target, and says how much it was made of. Raises BadConfig where
     the documents are too short, and Unsupported.
     """
-    read = 0
+    pieces_read = 0
 
     def noted() -> Iterator[list[int]]:
-        nonlocal read
-        for piece in pieces(lm, documents, config):
+        nonlocal pieces_read
+        for piece in cut_pieces(lm, documents, config):
             if tell is not None:
-                tell("reading", read, config.samples)
+                tell("reading", pieces_read, config.samples)
             yield piece
-            read += 1
+            pieces_read += 1
 
     target = lm.models["target"]
-    importance, tokens = measured(target, noted())
+    importance, tokens = measure_channels(target, noted())
     if not tokens:
         raise BadConfig(f"the texts have no piece of {LEAST} tokens; give longer ones")
-    save(importance, out, target, tokens)
+    save_channels(importance, out, target, tokens)
     share = importance.sort(-1, descending=True).values.cumsum(-1) / importance.sum(-1)[..., None]
     quarter = share[..., max(0, importance.shape[-1] // 4 - 1)].mean()
-    return {"pieces": read, "tokens": tokens, "quarter": round(float(quarter), 4)}
+    return {"pieces": pieces_read, "tokens": tokens, "quarter": round(float(quarter), 4)}

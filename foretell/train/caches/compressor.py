@@ -32,13 +32,13 @@ from foretell.kv.encoded.encoders import (
     ArcEncoder,
     Compressor,
     CompressorShape,
+    average_groups,
     body_from,
     compressor_of,
-    means,
-    save,
+    save_compressor,
 )
 from foretell.loading.wrap import wrap
-from foretell.models.decoder.learning import copied
+from foretell.models.decoder.learning import copy_modules
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.lm import Run
@@ -85,7 +85,7 @@ class TrainCompressor:
         ranges |= {"length": (2, 1 << 20), "following": (2, 1 << 20)}
         ranges |= dict.fromkeys(("repeat", "alone", "whole", "decay"), (0, 1))
         ranges |= dict.fromkeys(("rate", "outer_rate", "target_rate"), recipes.RATE)
-        recipes.check(self, {**ranges, "seed": recipes.OF_RUNS["seed"]})
+        recipes.check_ranges(self, {**ranges, "seed": recipes.OF_RUNS["seed"]})
         if self.kind not in KINDS:
             raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(KINDS))}")
         if self.whole and self.kind != "lclm":
@@ -100,35 +100,41 @@ class TrainCompressor:
         return max(1, self.texts // self.batch)
 
     @property
-    def lone(self) -> int:
+    def adapter_steps(self) -> int:
         """Steps in which the encoder does not learn."""
         return round(self.alone * self.steps) if self.kind == "lclm" else 0
 
     @property
-    def together(self) -> int:
+    def fixed_steps(self) -> int:
         """Steps before the decoder learns too."""
         return self.steps - round(self.whole * self.steps)
 
 
 def shape_of(target: Any, config: TrainCompressor) -> tuple[CompressorShape, Any]:
     """The shape of a new compressor, and its body. Raises BadConfig, Unsupported."""
-    told = target_shape(target, "train compressor")
-    most = max(1, told.layers - UNREAD[config.kind])
-    if config.layers > told.layers:
-        raise BadConfig.field("layers", config.layers, f"at most {told.layers}, the target's")
+    target_shape_of = target_shape(target, "train compressor")
+    usual_layers = max(1, target_shape_of.layers - UNREAD[config.kind])
+    if config.layers > target_shape_of.layers:
+        raise BadConfig.field(
+            "layers", config.layers, f"at most {target_shape_of.layers}, the target's"
+        )
     if config.length + config.following > target.context:
-        allowed = f"at most {target.context - config.following:,}, for the target's positions"
-        raise BadConfig.field("length", config.length, allowed)
-    body, told_of_body = body_from(target, config.layers or most)
+        allowed_values = (
+            f"at most {target.context - config.following:,}, for the target's positions"
+        )
+        raise BadConfig.field("length", config.length, allowed_values)
+    body, body_shape = body_from(target, config.layers or usual_layers)
     arc = config.kind == "arc-encoder"
     return CompressorShape(
         config.kind,
         config.ratio,
-        told.hidden,
-        (config.width or max(1, 2 * told.hidden // 3)) if arc else told.hidden,
+        target_shape_of.hidden,
+        (config.width or max(1, 2 * target_shape_of.hidden // 3))
+        if arc
+        else target_shape_of.hidden,
         window=0 if arc else min(config.window, target.context // config.ratio * config.ratio),
         scale=target.loop.scale,
-        body=told_of_body,
+        body=body_shape,
     ), body
 
 
@@ -137,61 +143,61 @@ class Texts:
     """Token ids (texts, length + following), of those learnt from and of those held out."""
 
     learnt: torch.Tensor
-    held: torch.Tensor
+    held_out: torch.Tensor
 
     @classmethod
     def of(cls, lm: LM, documents: Iterable[str], config: TrainCompressor) -> Texts:
-        """Raises BadConfig where there are too few."""
-        given = [text for text in documents if text.strip()]
-        order = np.random.default_rng(config.seed).permutation(len(given))
+        """Cuts texts from documents. Raises BadConfig where there are too few."""
+        all_texts = [text for text in documents if text.strip()]
+        order = np.random.default_rng(config.seed).permutation(len(all_texts))
         size = config.length + config.following
-        found = []
-        for held, enough in ((False, config.texts), (True, config.held)):
+        tensors = []
+        for is_held_out, wanted_count in ((False, config.texts), (True, config.held)):
             pieces: list[list[int]] = []
             for place, index in enumerate(order):
-                if (place % HELD_OUT == 0) != held or len(pieces) >= enough:
+                if (place % HELD_OUT == 0) != is_held_out or len(pieces) >= wanted_count:
                     continue
                 # No more of it is coded than is read.
-                text = given[index][: EACH * size * 8]
+                text = all_texts[index][: EACH * size * 8]
                 tokens = lm.encode(text, special=False)
-                each = min(EACH, len(tokens) // size, enough - len(pieces))
-                pieces += [tokens[i * size : (i + 1) * size] for i in range(each)]
+                text_share = min(EACH, len(tokens) // size, wanted_count - len(pieces))
+                pieces += [tokens[i * size : (i + 1) * size] for i in range(text_share)]
             if not pieces:
-                what = "held out" if held else "to learn from"
+                purpose = "held out" if is_held_out else "to learn from"
                 raise BadConfig(
-                    f"the texts are too few: none {what} has length + following = {size} tokens "
+                    f"the texts are too few: none {purpose} has length + following = {size} tokens "
                     f"(one of {HELD_OUT} documents is held out); give more or longer documents"
                 )
-            found.append(torch.tensor(pieces))
-        return cls(*found)
+            tensors.append(torch.tensor(pieces))
+        return cls(*tensors)
 
     def batch(self, step: int, part: int, config: TrainCompressor) -> torch.Tensor:
-        """Those of a forward, each of which comes as often as the others do."""
-        first = step * config.batch + part * config.micro
-        places = []
-        for number in range(first, first + config.micro):
-            turn, place = divmod(number, len(self.learnt))
-            order = np.random.default_rng((config.seed, turn)).permutation(len(self.learnt))
-            places.append(int(order[place]))
-        return self.learnt[places]
+        """Texts of a forward, each of which comes as often as the others do."""
+        first_number = step * config.batch + part * config.micro
+        text_numbers = []
+        for number in range(first_number, first_number + config.micro):
+            round_number, text_place = divmod(number, len(self.learnt))
+            order = np.random.default_rng((config.seed, round_number)).permutation(len(self.learnt))
+            text_numbers.append(int(order[text_place]))
+        return self.learnt[text_numbers]
 
 
 # --- what is learnt
 
 
-def logits_behind(hf: Any, rows: torch.Tensor, goal: torch.Tensor, scale: float) -> torch.Tensor:
-    """Of a decoder that reads rows (B, m, E) and then tokens (B, n): what it expects at each of
-    these (B, n, V).
-    """
-    embedded = hf.get_input_embeddings()(goal[:, :-1])
-    whole = torch.cat([(rows / scale).to(embedded), embedded], 1)
+def logits_behind(
+    hf: Any, rows: torch.Tensor, goal_tokens: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Logits (B, n, V) at each of the tokens (B, n) that a decoder reads behind rows (B, m, E)."""
+    embedded = hf.get_input_embeddings()(goal_tokens[:, :-1])
+    all_inputs = torch.cat([(rows / scale).to(embedded), embedded], 1)
     out: torch.Tensor = hf(
-        inputs_embeds=whole, use_cache=False, logits_to_keep=goal.shape[1]
+        inputs_embeds=all_inputs, use_cache=False, logits_to_keep=goal_tokens.shape[1]
     ).logits
     return out
 
 
-def loss_of(
+def compressor_loss(
     hf: Any, compressor: Compressor, ids: torch.Tensor, length: int, repeat: bool
 ) -> torch.Tensor:
     """The surprise (nats a token) at the text behind contexts of this length, or at them."""
@@ -222,11 +228,11 @@ class CompressorRun(Run):
         hf.requires_grad_(config.whole > 0)
         super().__init__(folder, config, Both(compressor, hf), compressor.body)
 
-    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         c = self.config
-        inner = {id(p) for p in layers.parameters()}
-        outer = [p for p in self.compressor.parameters() if id(p) not in inner]
-        parts = [([*layers.parameters()], c.rate), (outer, c.outer_rate)]
+        inner_ids = {id(p) for p in layers.parameters()}
+        outer_weights = [p for p in self.compressor.parameters() if id(p) not in inner_ids]
+        parts = [([*layers.parameters()], c.rate), (outer_weights, c.outer_rate)]
         if c.whole:
             parts.append(([*self.hf.parameters()], c.target_rate))
         decay = DECAYS[c.kind]
@@ -236,63 +242,65 @@ class CompressorRun(Run):
         ]
 
     def learn(self, texts: Texts) -> float:
-        """One step; returns its mean loss."""
+        """Takes an optimiser step; returns its mean loss."""
         c = self.config
-        random = np.random.default_rng((c.seed, self.step, 1))
-        parts = c.batch // c.micro
-        total = 0.0
-        for part in range(parts):
-            repeat = c.kind == "arc-encoder" and random.random() < c.repeat
-            ids = texts.batch(self.step, part, c).to(self.hf.device)
-            self.compressor.body.requires_grad_(self.step >= c.lone)
-            self.hf.requires_grad_(self.step >= c.together)
-            loss = loss_of(self.hf, self.compressor, ids, c.length, repeat) / parts
+        generator = np.random.default_rng((c.seed, self.step, 1))
+        micro_count = c.batch // c.micro
+        loss_sum = 0.0
+        for micro_number in range(micro_count):
+            repeat = c.kind == "arc-encoder" and generator.random() < c.repeat
+            ids = texts.batch(self.step, micro_number, c).to(self.hf.device)
+            self.compressor.body.requires_grad_(self.step >= c.adapter_steps)
+            self.hf.requires_grad_(self.step >= c.fixed_steps)
+            loss = compressor_loss(self.hf, self.compressor, ids, c.length, repeat) / micro_count
             loss.backward()  # type: ignore[no-untyped-call]
             # All that ever learns is saved, whether it does yet or not.
             self.compressor.body.requires_grad_(True)
             self.hf.requires_grad_(c.whole > 0)
-            total += loss.item()
+            loss_sum += loss.item()
         self.update()
-        return total
+        return loss_sum
 
 
 @torch.no_grad()
-def begin(compressor: Compressor, table: torch.Tensor, texts: torch.Tensor) -> None:
-    """Gives what stands behind the encoder its first weights, by the decoder's embeddings (V, E)
+def begin_weights(compressor: Compressor, table: torch.Tensor, texts: torch.Tensor) -> None:
+    """Sets the first weights of what stands behind the encoder, by the decoder's embeddings (V, E)
     and texts (n, length) of tokens. Marks begin as the texts' mean embedding.
     """
     texts = texts.to(table.device)
-    mean = table[texts.flatten()].mean(0)
+    mean_embedding = table[texts.flatten()].mean(0)
     for name, weight in compressor.named_parameters(recurse=False):
-        assert weight.shape == mean.shape, f"{name} is no row"
-        weight.copy_(mean)
+        assert weight.shape == mean_embedding.shape, f"{name} is no row"
+        weight.copy_(mean_embedding)
     if not isinstance(compressor, ArcEncoder):
         return
-    states, goals = [], []
+    row_states, row_means = [], []
     for row in texts:
         with torch.autocast(row.device.type, dtype=torch.bfloat16):
-            states.append(compressor.encoded(row[None])[0].float())
-        places = compressor.places(len(row)).to(row.device)
-        goals.append(means(table[row][None], places)[0])
-    x, y = torch.cat(states).double(), torch.cat(goals).double()
+            row_states.append(compressor.encode_ids(row[None])[0].float())
+        row_places = compressor.row_places(len(row)).to(row.device)
+        row_means.append(average_groups(table[row][None], row_places)[0])
+    x, y = torch.cat(row_states).double(), torch.cat(row_means).double()
     products = x.T @ x
     products += 1e-3 * products.diagonal().mean() * torch.eye(len(products)).to(x)
-    best = torch.linalg.solve(products, x.T @ y)
+    full_projection = torch.linalg.solve(products, x.T @ y)
     # Of all projections over so few numbers the one that comes nearest to it.
-    directions = torch.linalg.svd(x @ best, full_matrices=False).Vh[: compressor.shape.width]
-    wide = compressor.wide.weight.new_zeros(compressor.wide.weight.shape)
-    wide[:, : len(directions)] = directions.T.to(wide)
-    narrow = compressor.narrow.weight.new_zeros(compressor.narrow.weight.shape)
-    narrow[: len(directions)] = (best @ directions.T).T.to(narrow)
-    compressor.wide.weight.copy_(wide)
-    compressor.narrow.weight.copy_(narrow)
+    directions = torch.linalg.svd(x @ full_projection, full_matrices=False).Vh[
+        : compressor.shape.width
+    ]
+    wide_weight = compressor.wide.weight.new_zeros(compressor.wide.weight.shape)
+    wide_weight[:, : len(directions)] = directions.T.to(wide_weight)
+    narrow_weight = compressor.narrow.weight.new_zeros(compressor.narrow.weight.shape)
+    narrow_weight[: len(directions)] = (full_projection @ directions.T).T.to(narrow_weight)
+    compressor.wide.weight.copy_(wide_weight)
+    compressor.narrow.weight.copy_(narrow_weight)
 
 
 # --- what it is worth
 
 
 @torch.no_grad()
-def bits(
+def context_bits(
     lm: LM, hf: Any, compressor: Compressor, texts: torch.Tensor, length: int
 ) -> dict[str, float]:
     """Bits a byte of what follows contexts of this length, all of it but its first token, if the
@@ -300,63 +308,78 @@ def bits(
     it has rows (`raw`), its rows (`compressed`), and the rows of another text (`another`): what
     rows save without a word of the context, since they have learnt what such texts are like.
     """
-    count = min(length, compressor.count(length))
+    row_count = min(length, compressor.row_count(length))
     nats = dict.fromkeys(("full", "none", "raw", "compressed", "another"), 0.0)
-    size = 0
+    byte_count = 0
     for number, text in enumerate(texts):
-        ids, other = text[None].to(hf.device), texts[number - 1][None].to(hf.device)
-        goal = ids[:, length:]
-        size += len(lm.decode(goal[0, 1:].tolist()).encode())
+        ids, other_ids = text[None].to(hf.device), texts[number - 1][None].to(hf.device)
+        goal_tokens = ids[:, length:]
+        byte_count += len(lm.decode(goal_tokens[0, 1:].tolist()).encode())
         with torch.autocast(ids.device.type, dtype=torch.bfloat16):
             rows = compressor(ids[:, :length])
-            kept = {"full": length, "none": 0, "raw": count}
-            found = {
+            read_lengths = {"full": length, "none": 0, "raw": row_count}
+            logits_by_name = {
                 name: hf(
-                    input_ids=ids[:, length - before : -1],
+                    input_ids=ids[:, length - prefix_length : -1],
                     use_cache=False,
-                    logits_to_keep=goal.shape[1] - 1,
+                    logits_to_keep=goal_tokens.shape[1] - 1,
                 ).logits
-                for name, before in kept.items()
+                for name, prefix_length in read_lengths.items()
             }
-            for name, read in (("compressed", rows), ("another", compressor(other[:, :length]))):
-                found[name] = logits_behind(hf, read, goal, compressor.shape.scale)[:, 1:]
-        for name, logits in found.items():
-            loss = F.cross_entropy(logits[0].float(), goal[0, 1:], reduction="sum")
+            for name, read_rows in (
+                ("compressed", rows),
+                ("another", compressor(other_ids[:, :length])),
+            ):
+                logits_by_name[name] = logits_behind(
+                    hf, read_rows, goal_tokens, compressor.shape.scale
+                )[:, 1:]
+        for name, logits in logits_by_name.items():
+            loss = F.cross_entropy(logits[0].float(), goal_tokens[0, 1:], reduction="sum")
             nats[name] += float(loss)
-    return {name: round(value / math.log(2) / max(1, size), 4) for name, value in nats.items()}
+    return {
+        name: round(value / math.log(2) / max(1, byte_count), 4) for name, value in nats.items()
+    }
 
 
-def won(told: dict[str, float]) -> float:
+def share_won(bits_by_name: dict[str, float]) -> float:
     """The share of the bits that a full context saves which its rows save too."""
-    saved = told["none"] - told["full"]
-    return round((told["none"] - told["compressed"]) / saved, 3) if saved else 0.0
+    saved_bits = bits_by_name["none"] - bits_by_name["full"]
+    return (
+        round((bits_by_name["none"] - bits_by_name["compressed"]) / saved_bits, 3)
+        if saved_bits
+        else 0.0
+    )
 
 
-def own(told: dict[str, float]) -> float:
+def own_share(bits_by_name: dict[str, float]) -> float:
     """The part of that share which rows of another text do not save."""
-    saved = told["none"] - told["full"]
-    return round((told["another"] - told["compressed"]) / saved, 3) if saved else 0.0
+    saved_bits = bits_by_name["none"] - bits_by_name["full"]
+    return (
+        round((bits_by_name["another"] - bits_by_name["compressed"]) / saved_bits, 3)
+        if saved_bits
+        else 0.0
+    )
 
 
-def measured(lm: LM, kind: str, folder: Path, texts: Sequence[str], length: int, following: int,
-             most: int) -> dict[str, Any]:  # fmt: skip
-    """`bits` of a trained compressor over so many texts at `most`. Raises BadConfig, BadModel."""
+def measure_compressor(lm: LM, kind: str, folder: Path, texts: Sequence[str], length: int,
+                       following: int, max_texts: int) -> dict[str, Any]:  # fmt: skip
+    """Bits of a trained compressor over `max_texts` texts at most. Raises BadConfig, BadModel."""
     target: Any = lm.models["target"]
     compressor = compressor_of(target, "compressor", kind, str(folder)).float()
     size = length + following
     pieces: list[list[int]] = []
     for text in texts:
         tokens = lm.encode(text[: size * 16], special=False)[:size]
-        pieces += [tokens] if len(tokens) == size and len(pieces) < most else []
+        pieces += [tokens] if len(tokens) == size and len(pieces) < max_texts else []
     if not pieces:
         raise BadConfig(f"no text has {size} tokens; give longer ones, or a shorter length")
-    hf = copied(target).requires_grad_(False)
-    told = bits(lm, hf, compressor, torch.tensor(pieces), length)
-    shares = {"won": won(told), "own": own(told)}
-    return {"texts": len(pieces), "rows": compressor.count(length), **told, **shares}
+    hf = copy_modules(target).requires_grad_(False)
+    bits_by_name = context_bits(lm, hf, compressor, torch.tensor(pieces), length)
+    shares = {"won": share_won(bits_by_name), "own": own_share(bits_by_name)}
+    return {"texts": len(pieces), "rows": compressor.row_count(length), **bits_by_name, **shares}
 
 
-def exported(hf: Any, lm: LM, folder: Path) -> Any:
+def export_decoder(hf: Any, lm: LM, folder: Path) -> Any:
     """Writes a decoder that has learnt, in bfloat16, with the tokenizer of the one that it was; the
     model that the folder is.
     """
@@ -366,7 +389,7 @@ def exported(hf: Any, lm: LM, folder: Path) -> Any:
     return wrap(hf, lm.tokenizer, name=str(folder)).models["target"]
 
 
-def train(
+def train_compressor(
     lm: LM,
     documents: Iterable[str],
     out: Path,
@@ -381,27 +404,27 @@ def train(
     target: Any = lm.models["target"]
     shape, body = shape_of(target, config)
     texts = Texts.of(lm, documents, config)
-    hf = copied(target).requires_grad_(False)
+    hf = copy_modules(target).requires_grad_(False)
     torch.manual_seed(config.seed)
     compressor = KINDS[config.kind](shape, body).to(hf.device).requires_grad_(True)
     out.mkdir(parents=True, exist_ok=True)
     run = CompressorRun(out, config, compressor, hf)
     if not run.step:
         table = hf.get_input_embeddings().weight * shape.scale
-        begin(compressor, table, texts.learnt[:BEGIN, : config.length])
-    run.through(lambda: run.learn(texts), save_every, quiet)
-    told = bits(lm, hf, compressor, texts.held, config.length)
+        begin_weights(compressor, table, texts.learnt[:BEGIN, : config.length])
+    run.run_steps(lambda: run.learn(texts), save_every, quiet)
+    bits_by_name = context_bits(lm, hf, compressor, texts.held_out, config.length)
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "texts": config.steps * config.batch,
-        "rows": compressor.count(config.length),
-        "bits_per_byte": told,
-        "won": won(told),
-        "own": own(told),
+        "rows": compressor.row_count(config.length),
+        "bits_per_byte": bits_by_name,
+        "won": share_won(bits_by_name),
+        "own": own_share(bits_by_name),
         "settings": asdict(config),
     }
     if config.whole:
-        target = exported(hf, lm, out / "model")
-    save(compressor, out / "compressor", target, {"texts": report["texts"]})
+        target = export_decoder(hf, lm, out / "model")
+    save_compressor(compressor, out / "compressor", target, {"texts": report["texts"]})
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report

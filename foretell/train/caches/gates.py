@@ -27,8 +27,8 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from foretell.errors import BadConfig, Unsupported
-from foretell.kv.select.gates import save
-from foretell.models.decoder.loop import attending
+from foretell.kv.select.gates import save_gates
+from foretell.models.decoder.loop import use_attention
 from foretell.train import recipes
 from foretell.train.caches.passkeys import Planted, Planting
 
@@ -56,13 +56,13 @@ class TrainGates:
     seed: int = 0  # of the passkeys
 
     def __post_init__(self) -> None:
-        some = (1, 1 << 20)
-        ranges = dict.fromkeys(("steps", "texts", "recent"), some)
+        count_range = (1, 1 << 20)
+        ranges = dict.fromkeys(("steps", "texts", "recent"), count_range)
         ranges |= {"sinks": (0, 1 << 20), "rate": recipes.RATE, "weight": (0, 100)}
-        recipes.check(self, {**ranges, "seed": recipes.OF_RUNS["seed"]})
+        recipes.check_ranges(self, {**ranges, "seed": recipes.OF_RUNS["seed"]})
         if self.shortest <= self.sinks + self.recent:
-            least = f"above {self.sinks + self.recent}, the rows that streaming heads keep"
-            raise BadConfig.field("shortest", self.shortest, least)
+            lower = f"above {self.sinks + self.recent}, the rows that streaming heads keep"
+            raise BadConfig.field("shortest", self.shortest, lower)
         _ = self.planting
 
     @property
@@ -89,7 +89,7 @@ class Reading:
     rows: dict[int, Rows] = field(default_factory=dict)
 
     @property
-    def kept(self) -> int:
+    def streamed_rows(self) -> int:
         """First rows behind which streaming heads begin to miss some."""
         return self.sinks + self.recent
 
@@ -97,25 +97,28 @@ class Reading:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """q (1, H, n, D), k and v (1, KV, n, D) -> (1, H, n, D)."""
-        grouped = q.shape[1] != k.shape[1]
+        has_groups = q.shape[1] != k.shape[1]
         if self.gates is None:
-            self.rows[layer] = k[:, :, : self.kept].clone(), v[:, :, : self.kept].clone()
+            self.rows[layer] = (
+                k[:, :, : self.streamed_rows].clone(),
+                v[:, :, : self.streamed_rows].clone(),
+            )
             return F.scaled_dot_product_attention(
-                q, k, v, is_causal=True, scale=scale, enable_gqa=grouped
+                q, k, v, is_causal=True, scale=scale, enable_gqa=has_groups
             )
-        before = self.rows[layer]
-        k, v = torch.cat([before[0], k], 2), torch.cat([before[1], v], 2)
-        key = torch.arange(k.shape[2], device=q.device)
-        behind = key[before[0].shape[2] :, None] - key[None]
-        near = (key < self.sinks) | (behind < self.recent)
-        both = [
+        first_rows = self.rows[layer]
+        k, v = torch.cat([first_rows[0], k], 2), torch.cat([first_rows[1], v], 2)
+        key_positions = torch.arange(k.shape[2], device=q.device)
+        distance = key_positions[first_rows[0].shape[2] :, None] - key_positions[None]
+        is_streamed = (key_positions < self.sinks) | (distance < self.recent)
+        both_outputs = [
             F.scaled_dot_product_attention(
-                q, k, v, (behind >= 0) & seen, scale=scale, enable_gqa=grouped
+                q, k, v, (distance >= 0) & seen_keys, scale=scale, enable_gqa=has_groups
             )
-            for seen in (True, near)
+            for seen_keys in (True, is_streamed)
         ]
         gate = self.gates[layer].to(q).repeat_interleave(q.shape[1] // k.shape[1])[:, None, None]
-        return gate * both[0] + (1 - gate) * both[1]
+        return gate * both_outputs[0] + (1 - gate) * both_outputs[1]
 
 
 READING: ContextVar[Reading] = ContextVar("reading")
@@ -128,7 +131,7 @@ def _attend(
     v: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    **others: Any,
+    **other_options: Any,
 ) -> tuple[torch.Tensor, None]:
     scale = q.shape[-1] ** -0.5 if scaling is None else scaling
     layer: Any = module.layer_idx
@@ -152,50 +155,61 @@ class Gating:
         self.gates.requires_grad_(True)
         self.known: dict[Planted, tuple[torch.Tensor, dict[int, Rows]]] = {}
 
-    def states(self, tokens: Iterable[int], first: int, reading: Reading) -> torch.Tensor:
-        """Normed last states (n, E) of tokens that stand at positions from `first`."""
-        ids = torch.tensor([[*tokens]], device=self.target.device)
-        places = torch.arange(first, first + ids.shape[1], device=ids.device)[None]
+    def states(self, tokens: Iterable[int], first_position: int, reading: Reading) -> torch.Tensor:
+        """Normed last states (n, E) of tokens that stand at positions from `first_position`."""
+        token_ids = torch.tensor([[*tokens]], device=self.target.device)
+        position_ids = torch.arange(
+            first_position, first_position + token_ids.shape[1], device=token_ids.device
+        )[None]
         token = READING.set(reading)
         try:
-            with attending(self.decoder.config, KIND):
-                out: torch.Tensor = self.decoder(
-                    input_ids=ids, position_ids=places, use_cache=False
+            with use_attention(self.decoder.config, KIND):
+                output_states: torch.Tensor = self.decoder(
+                    input_ids=token_ids, position_ids=position_ids, use_cache=False
                 ).last_hidden_state[0]
-                return out
+                return output_states
         finally:
             READING.reset(token)
 
-    def full(self, text: Planted) -> tuple[torch.Tensor, dict[int, Rows]]:
+    def full_states(self, text: Planted) -> tuple[torch.Tensor, dict[int, Rows]]:
         """The states from the first question on that full attention makes, and the first rows."""
         if text not in self.known:
             reading = Reading(self.config.sinks, self.config.recent)
             with torch.no_grad():
-                states = self.states(text.tokens, 0, reading)[text.asked :].clone()
+                states = self.states(text.tokens, 0, reading)[text.question_start :].clone()
             self.known[text] = states, reading.rows
         return self.known[text]
 
-    def difference(self, text: Planted) -> torch.Tensor:
+    def states_difference(self, text: Planted) -> torch.Tensor:
         """The mean squared difference of states from the first question on."""
-        want, rows = self.full(text)
+        full_states, rows = self.full_states(text)
         reading = Reading(self.config.sinks, self.config.recent, self.gates, rows)
-        kept = reading.kept
-        got = self.states(text.tokens[kept:], kept, reading)[max(0, text.asked - kept) :]
-        return (got.float() - want[max(0, kept - text.asked) :].float()).square().mean()
+        skipped_rows = reading.streamed_rows
+        mixed_states = self.states(text.tokens[skipped_rows:], skipped_rows, reading)[
+            max(0, text.question_start - skipped_rows) :
+        ]
+        return (
+            (
+                mixed_states.float()
+                - full_states[max(0, skipped_rows - text.question_start) :].float()
+            )
+            .square()
+            .mean()
+        )
 
 
-def check(target: Any) -> None:
+def check_gates(target: Any) -> None:
     """Raises Unsupported for a model whose gates cannot be learned."""
-    alike = bool(target.layout) and len({*target.layout}) == 1 and None not in target.layout
+    same_layout = bool(target.layout) and len({*target.layout}) == 1 and None not in target.layout
     loop = getattr(target, "loop", None)
     need = ""
-    if not alike or loop is None or any(loop.windows):
+    if not same_layout or loop is None or any(loop.windows):
         need = "key heads alike in every layer, which see all of a text"
     elif target.narrow:
         need = "matrices that gradients go through"
     if need:
-        cure = "load it with --dtype float32" if alike and loop else "use another policy"
-        raise Unsupported.missing("train gates", target.name, need, cure)
+        cure = "load it with --dtype float32" if same_layout and loop else "use another policy"
+        raise Unsupported.missing_capability("train gates", target.name, need, cure)
 
 
 def train_gates(
@@ -205,7 +219,7 @@ def train_gates(
     the documents are too short, and Unsupported.
     """
     target: Any = lm.models["target"]
-    check(target)
+    check_gates(target)
     if config.longest > target.context:
         raise BadConfig.field("longest", config.longest, f"at most {target.context:,}")
     gating = Gating(target, config)
@@ -221,7 +235,7 @@ def train_gates(
             tell("training", step, config.steps)
         for group in optimizer.param_groups:
             group["lr"] = config.rate * config.pace(step)
-        difference = gating.difference(texts[step % len(texts)])
+        difference = gating.states_difference(texts[step % len(texts)])
         (difference + config.weight * gating.gates.abs().mean()).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -229,11 +243,11 @@ def train_gates(
             gating.gates.clamp_(0, 1)
         differences.append(float(difference.detach()))
     gates = gating.gates.detach().float().cpu()
-    save(gates, out, target, config.steps)
-    last = differences[-min(len(differences), 16) :]
+    save_gates(gates, out, target, config.steps)
+    last_differences = differences[-min(len(differences), 16) :]
     return {
         "steps": config.steps,
-        "difference": round(sum(last) / len(last), 5),
+        "difference": round(sum(last_differences) / len(last_differences), 5),
         "mean": round(float(gates.mean()), 4),
         "median": round(float(gates.median()), 4),
     }

@@ -31,25 +31,25 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.head_merging import (
     FIELD,
-    commuting,
-    gathered,
-    leading,
+    commuting_basis,
+    gather_products,
+    leading_basis,
     left_out,
-    pooled,
+    pooled_basis,
 )
-from foretell.models.decoder.learning import copied
-from foretell.models.decoder.projected import projected
+from foretell.models.decoder.learning import copy_modules
+from foretell.models.decoder.projected import projected_class
 from foretell.ops.files import write_text
 from foretell.train import recipes
 from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
-from foretell.train.caches.channels import FindChannels, pieces
+from foretell.train.caches.channels import FindChannels, cut_pieces
 from foretell.train.heads.medusa_2 import FORMATS
-from foretell.train.lm import Run, loss_of
+from foretell.train.lm import Run, text_loss
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
 
-BASES = {"svd": leading, "folded": commuting, "mean": pooled}
+BASES = {"svd": leading_basis, "folded": commuting_basis, "mean": pooled_basis}
 LAYERS = "q_proj k_proj v_proj o_proj gate_proj up_proj down_proj"  # that have LoRA weights
 TUNED = ("none", "lora", "attention", "all")
 HELD_OUT = 16  # every so many documents one is kept from training
@@ -88,17 +88,19 @@ class TrainKVHeads:
             "rate": recipes.RATE,
             "held": (self.window + 1, 1 << 40),
         }
-        recipes.check(self, ranges)
-        for name, known in (("basis", BASES), ("tune", TUNED), ("stored", FORMATS)):
-            if getattr(self, name) not in known:
-                raise BadConfig.field(name, getattr(self, name), f"one of {', '.join(known)}")
+        recipes.check_ranges(self, ranges)
+        for name, allowed_values in (("basis", BASES), ("tune", TUNED), ("stored", FORMATS)):
+            if getattr(self, name) not in allowed_values:
+                raise BadConfig.field(
+                    name, getattr(self, name), f"one of {', '.join(allowed_values)}"
+                )
         if self.batch % self.micro or self.micro % self.window:
             raise BadConfig("batch must be a multiple of micro, and micro of window")
-        _ = self.read
+        _ = self.basis_texts
 
     @property
-    def read(self) -> FindChannels:
-        """What the basis is found by."""
+    def basis_texts(self) -> FindChannels:
+        """Settings of the texts by which the basis is found."""
         return FindChannels(samples=self.samples, length=self.length)
 
     @property
@@ -115,35 +117,37 @@ class TrainKVHeads:
     short_context = context
 
 
-def check(target: Any, config: TrainKVHeads) -> int:
+def count_key_heads(target: Any, config: TrainKVHeads) -> int:
     """How many key heads a target has. Raises BadConfig where they cannot be merged like this, and
     Unsupported for a model of another build.
     """
     method = "train kv-heads"
     if type(target) is not Decoder or not target.fused or target.narrow:
         need = "a plain model of the llama family's build, in float32 by torch"
-        raise Unsupported.missing(method, target.name, need, "use another model")
+        raise Unsupported.missing_capability(method, target.name, need, "use another model")
     if len({*target.layout}) > 1 or target.layout[0][1] != target.layout[0][2]:
         need = "layers with heads of one shape"
-        raise Unsupported.missing(method, target.name, need, "use another model")
+        raise Unsupported.missing_capability(method, target.name, need, "use another model")
     heads: int = target.layout[0][0]
     if heads % config.merge:
         divisors = [str(size) for size in range(1, heads + 1) if heads % size == 0]
-        allowed = f"a divisor of the {heads} key heads of {target.name}: {', '.join(divisors)}"
-        raise BadConfig.field("merge", config.merge, allowed)
-    if config.basis == "folded" and normed(target.hf):
+        allowed_values = (
+            f"a divisor of the {heads} key heads of {target.name}: {', '.join(divisors)}"
+        )
+        raise BadConfig.field("merge", config.merge, allowed_values)
+    if config.basis == "folded" and has_norms(target.hf):
         need = "keys that no norm stands behind"
-        raise Unsupported.missing("basis=folded", target.name, need, "use basis=svd")
+        raise Unsupported.missing_capability("basis=folded", target.name, need, "use basis=svd")
     return heads
 
 
-def normed(hf: Any) -> bool:
-    """Whether its queries and keys have norms, which stand between matrices and rotation."""
+def has_norms(hf: Any) -> bool:
+    """Whether a model's queries and keys have norms, which stand between matrices and rotation."""
     return hasattr(hf.get_decoder().layers[0].self_attn, "q_norm")
 
 
 @torch.no_grad()
-def compressed(hf: Any, bases: torch.Tensor, fold: bool) -> Any:
+def compress_heads(hf: Any, bases: torch.Tensor, fold: bool) -> Any:
     """The model `hf` with heads merged on `bases` (L, 2, G, t, D, D) of its rotated keys
     and its values.
 
@@ -154,22 +158,22 @@ def compressed(hf: Any, bases: torch.Tensor, fold: bool) -> Any:
     config.num_key_value_heads = groups
     if not fold:
         setattr(config, FIELD, {"heads": groups * merge})
-    kind: Any = type(hf)
-    model = (kind if fold else projected(kind))(config).to(hf.dtype)
-    names = {module: name for name, module in hf.named_modules()}
+    model_class: Any = type(hf)
+    model = (model_class if fold else projected_class(model_class))(config).to(hf.dtype)
+    module_names = {module: name for name, module in hf.named_modules()}
     state = hf.state_dict()
-    for layer, both in zip(hf.get_decoder().layers, bases, strict=True):
-        keys, values = both
-        start = f"{names[layer.self_attn]}."
+    for layer, layer_bases in zip(hf.get_decoder().layers, bases, strict=True):
+        keys, values = layer_bases
+        name_prefix = f"{module_names[layer.self_attn]}."
 
-        def change(part: str, form: str, basis: torch.Tensor, start: str = start) -> None:
+        def change(part: str, form: str, basis: torch.Tensor, start: str = name_prefix) -> None:
             """Multiplies the heads of a matrix, and of its bias, by what they are projected on."""
-            for kind, rest in (("weight", True), ("bias", False)):
-                old = state.get(f"{start}{part}_proj.{kind}")
-                if old is None or (part == "o" and not rest):
+            for kind, for_outputs in (("weight", True), ("bias", False)):
+                old_matrix = state.get(f"{start}{part}_proj.{kind}")
+                if old_matrix is None or (part == "o" and not for_outputs):
                     continue
-                new = _merged(old.double(), form, basis)
-                state[f"{start}{part}_proj.{kind}"] = new.to(old.dtype)
+                new_matrix = _merge_matrix(old_matrix.double(), form, basis)
+                state[f"{start}{part}_proj.{kind}"] = new_matrix.to(old_matrix.dtype)
 
         change("v", "cached", values)
         change("o", "output", values)
@@ -177,30 +181,30 @@ def compressed(hf: Any, bases: torch.Tensor, fold: bool) -> Any:
             change("k", "cached", keys)
             change("q", "asking", keys)
         else:
-            state[f"{start}key_basis"] = keys.to(state[f"{start}k_proj.weight"].dtype)
+            state[f"{name_prefix}key_basis"] = keys.to(state[f"{name_prefix}k_proj.weight"].dtype)
     model.load_state_dict(state)
     if hf.generation_config is not None:
         model.generation_config = copy.deepcopy(hf.generation_config)
     return model.eval()
 
 
-def _merged(old: torch.Tensor, form: str, basis: torch.Tensor) -> torch.Tensor:
+def _merge_matrix(matrix: torch.Tensor, form: str, basis: torch.Tensor) -> torch.Tensor:
     """A matrix (out, in) or bias (out,) of heads whose rows are projected on a basis (G, t, D, D):
     rows that are `cached`, of all heads of a group together; `asking` ones, of each head; or the
     `output`'s columns.
     """
     groups, merge, width, _ = basis.shape
     if form == "output":
-        heads = old.unflatten(1, (groups, merge, -1, width))
+        heads = matrix.unflatten(1, (groups, merge, -1, width))
         return torch.einsum("egtrd,gtdw->egtrw", heads, basis).flatten(1)
-    columns = old.reshape(len(old), -1)
+    input_columns = matrix.reshape(len(matrix), -1)
     if form == "cached":
-        heads = columns.view(groups, merge, width, -1)
-        new = torch.einsum("gtde,gtdw->gwe", heads, basis)
+        heads = input_columns.view(groups, merge, width, -1)
+        merged_matrix = torch.einsum("gtde,gtdw->gwe", heads, basis)
     else:
-        heads = columns.view(groups, merge, -1, width, columns.shape[1])
-        new = torch.einsum("gtrde,gtdw->gtrwe", heads, basis)
-    return new.reshape(-1, *old.shape[1:])
+        heads = input_columns.view(groups, merge, -1, width, input_columns.shape[1])
+        merged_matrix = torch.einsum("gtrde,gtdw->gtrwe", heads, basis)
+    return merged_matrix.reshape(-1, *matrix.shape[1:])
 
 
 @dataclass
@@ -209,51 +213,57 @@ class Corpus:
 
     documents: list[str]
     learnt: np.ndarray
-    held: np.ndarray
+    held_out: np.ndarray
 
     @classmethod
     def of(cls, lm: LM, documents: Iterable[str], config: TrainKVHeads) -> Corpus:
-        """Raises BadConfig where there are too few."""
+        """Divides and encodes documents. Raises BadConfig where there are too few."""
         texts = [text for text in documents if text.strip()]
-        order = np.random.default_rng(config.seed).permutation(len(texts))
+        text_order = np.random.default_rng(config.seed).permutation(len(texts))
         parts = [
-            [texts[i] for place, i in enumerate(order) if (place % HELD_OUT == 0) == held]
-            for held in (False, True)
+            [
+                texts[i]
+                for place, i in enumerate(text_order)
+                if (place % HELD_OUT == 0) == is_held_out
+            ]
+            for is_held_out in (False, True)
         ]
-        ends = lm.engine.eos[:1]
-        found = []
-        for part, enough in zip(parts, (config.tokens, config.held), strict=True):
+        end_tokens = lm.engine.eos[:1]
+        token_arrays = []
+        for part, wanted_tokens in zip(parts, (config.tokens, config.held), strict=True):
             tokens: list[int] = []
             for text in part:
-                if len(tokens) < enough:
-                    tokens += [*lm.encode(text, special=False), *ends]
-            found.append(np.array(tokens[:enough], np.int32))
-        if min(map(len, found)) < config.window + 2:
+                if len(tokens) < wanted_tokens:
+                    tokens += [*lm.encode(text, special=False), *end_tokens]
+            token_arrays.append(np.array(tokens[:wanted_tokens], np.int32))
+        if min(map(len, token_arrays)) < config.window + 2:
             raise BadConfig(
                 f"the texts are too few: of those that learn and of the {HELD_OUT}th part that is "
                 f"held out, more than window={config.window} tokens each are needed; give more"
             )
-        return cls(parts[0], *found)
+        return cls(parts[0], *token_arrays)
 
 
 @torch.no_grad()
 def perplexity(hf: Any, tokens: np.ndarray, window: int) -> float:
-    """Of these tokens (n,), read in windows, a token more than which they have at least."""
-    rows = torch.from_numpy(tokens[: 1 + (len(tokens) - 1) // window * window].astype(np.int64))
-    windows = rows.unfold(0, window + 1, window)
-    return math.exp(np.mean([float(loss_of(hf, None, row[None])) for row in windows]))
+    """Perplexity of tokens (n,), at least a window and one more, read in windows."""
+    token_rows = torch.from_numpy(
+        tokens[: 1 + (len(tokens) - 1) // window * window].astype(np.int64)
+    )
+    windows = token_rows.unfold(0, window + 1, window)
+    return math.exp(np.mean([float(text_loss(hf, None, row[None])) for row in windows]))
 
 
 class HeadsRun(Run):
     """A run folder of a compressed model, of which a part learns."""
 
-    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         weights = [p for p in layers.parameters() if p.requires_grad]
         rate = self.config.rate
         return [(torch.optim.AdamW(weights, lr=rate, betas=(0.9, 0.95), weight_decay=0.0), rate)]
 
 
-def train(
+def train_kv_heads(
     lm: LM,
     documents: Iterable[str],
     out: Path,
@@ -268,48 +278,48 @@ def train(
     `lm`: a model in float32 by torch, which stays as it is. Raises BadConfig, Unsupported.
     """
     target: Any = lm.models["target"]
-    heads = check(target, config)
+    heads = count_key_heads(target, config)
     corpus = Corpus.of(lm, documents, config)
-    texts = list(pieces(lm, corpus.documents, config.read))
+    texts = list(cut_pieces(lm, corpus.documents, config.basis_texts))
 
     def noted() -> Iterable[list[int]]:
-        for done, text in enumerate(texts):
+        for texts_read, text in enumerate(texts):
             if tell is not None:
-                tell("reading", done, len(texts))
+                tell("reading", texts_read, len(texts))
             yield text
 
-    products, tokens = gathered(target, noted(), config.merge)
+    products, tokens = gather_products(target, noted(), config.merge)
     bases = BASES[config.basis](products, config.merge)
-    lost = left_out(products, bases).sum((0, 2)) / products.diagonal(dim1=-2, dim2=-1).sum(
+    lost_shares = left_out(products, bases).sum((0, 2)) / products.diagonal(dim1=-2, dim2=-1).sum(
         (0, 2, 3)
     )
-    before = copied(target).requires_grad_(False)
-    fold = config.basis != "svd" and not normed(before)
-    hf = compressed(before, bases, fold)
-    found = {
-        "before": perplexity(before, corpus.held, config.window),
-        "merged": perplexity(hf, corpus.held, config.window),
+    original_model = copy_modules(target).requires_grad_(False)
+    folds_keys = config.basis != "svd" and not has_norms(original_model)
+    hf = compress_heads(original_model, bases, folds_keys)
+    perplexities = {
+        "before": perplexity(original_model, corpus.held_out, config.window),
+        "merged": perplexity(hf, corpus.held_out, config.window),
     }
     out.mkdir(parents=True, exist_ok=True)
     size = 0
     if config.tune != "none":
-        layers = choose(hf, config)
+        layers = choose_learning(hf, config)
         run = HeadsRun(out, config, hf, hf)
-        size = run.size
-        teacher = before if config.distil else None
-        run.through(lambda: run.advance(corpus.learnt, teacher), save_every, quiet)
+        size = run.parameter_count
+        teacher = original_model if config.distil else None
+        run.run_steps(lambda: run.advance(corpus.learnt, teacher), save_every, quiet)
         merge_lora(hf, layers)
-        found["tuned"] = perplexity(hf, corpus.held, config.window)
+        perplexities["tuned"] = perplexity(hf, corpus.held_out, config.window)
     report: dict[str, Any] = {
         "heads": {"before": heads, "after": heads // config.merge},
         "lost": {
             name: round(float(share), 4)
-            for name, share in zip(("keys", "values"), lost, strict=True)
+            for name, share in zip(("keys", "values"), lost_shares, strict=True)
         },
         "calibrated": tokens,
         "parameters": size,
         "tokens_seen": config.steps * config.batch if size else 0,
-        "perplexity": {name: round(value, 4) for name, value in found.items()},
+        "perplexity": {name: round(value, 4) for name, value in perplexities.items()},
         "settings": asdict(config),
     }
     hf.to(FORMATS[config.stored]).save_pretrained(out / "model")
@@ -319,7 +329,7 @@ def train(
     return report
 
 
-def choose(hf: Any, config: TrainKVHeads) -> dict[str, Any]:
+def choose_learning(hf: Any, config: TrainKVHeads) -> dict[str, Any]:
     """Leaves gradients to what is to learn; returns the LoRA weights that it put on, by layer."""
     if config.tune == "lora":
         lora = TrainAmateur(config.rank, config.alpha, LAYERS, seed=config.seed)

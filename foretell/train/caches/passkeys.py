@@ -28,18 +28,18 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(frozen=True)
 class Planted:
-    """One text. Its questions begin at the token `asked`; `answers`: where passkeys' tokens stand
-    that answer them, and end.
+    """Text with passkeys. Questions begin at the token `asked`; `answers`: where passkeys' tokens
+    stand that answer them, and end.
     """
 
     tokens: tuple[int, ...]
-    asked: int
+    question_start: int
     answers: tuple[tuple[int, int], ...]
 
 
 @dataclass(frozen=True)
 class Planting:
-    """How passkeys are planted."""
+    """Settings by which passkeys are planted."""
 
     keys: int  # passkeys of a text
     words: int  # of each
@@ -59,53 +59,60 @@ class Planting:
 
         Raises BadConfig where the books are too short, or texts for their passkeys.
         """
-        draw = random.Random(seed)
-        book: list[int] = []
+        generator = random.Random(seed)
+        book_tokens: list[int] = []
         steps = 16
-        rest = chain.from_iterable(map(encode, books))
+        remaining_tokens = chain.from_iterable(map(encode, books))
         number = 0
         while True:
             length = self.shortest + (self.longest - self.shortest) * (number % steps) // (
                 steps - 1
             )
-            keys = [" ".join(draw.choices(WORDS, k=self.words)) for _ in range(self.keys)]
+            passkeys = [" ".join(generator.choices(WORDS, k=self.words)) for _ in range(self.keys)]
             planted = [
                 encode(PLANTED.format(nth=nth, key=key))
-                for nth, key in zip(ORDER, keys, strict=False)
+                for nth, key in zip(ORDER, passkeys, strict=False)
             ]
-            tail, answers = self._questions(encode, keys)
-            begin, end = encode(BEGIN), encode(END)
-            count = length - len(begin) - len(end) - len(tail) - sum(map(len, planted))
-            if count < 1:
-                need = f"at least {length - count + 1} for the passkeys"
+            question_tokens, answers = self._questions(encode, passkeys)
+            opening, closing = encode(BEGIN), encode(END)
+            book_count = (
+                length - len(opening) - len(closing) - len(question_tokens) - sum(map(len, planted))
+            )
+            if book_count < 1:
+                need = f"at least {length - book_count + 1} for the passkeys"
                 raise BadConfig.field("shortest", self.shortest, need)
-            while len(book) < count:
-                token = next(rest, None)
+            while len(book_tokens) < book_count:
+                token = next(remaining_tokens, None)
                 if token is None:
                     raise BadConfig("the texts are too short; give longer ones, or more")
-                book.append(token)
-            depths = sorted(draw.sample(range(50, 951), self.keys))
-            places = [count * depth // 1000 for depth in depths]
-            tokens = [*begin, *book[: places[0]]]
-            for key, place, after in zip(planted, places, [*places[1:], count], strict=True):
-                tokens += [*key, *book[place:after]]
-            tokens += end
-            book = book[count:]
-            asked = len(tokens)
-            found = tuple((asked + first, asked + last) for first, last in answers)
-            yield Planted((*tokens, *tail), asked, found)
+                book_tokens.append(token)
+            depths = sorted(generator.sample(range(50, 951), self.keys))
+            places = [book_count * depth // 1000 for depth in depths]
+            tokens = [*opening, *book_tokens[: places[0]]]
+            for key, place, next_place in zip(
+                planted, places, [*places[1:], book_count], strict=True
+            ):
+                tokens += [*key, *book_tokens[place:next_place]]
+            tokens += closing
+            book_tokens = book_tokens[book_count:]
+            question_start = len(tokens)
+            answer_spans = tuple(
+                (question_start + answer_start, question_start + answer_end)
+                for answer_start, answer_end in answers
+            )
+            yield Planted((*tokens, *question_tokens), question_start, answer_spans)
             number += 1
 
     def _questions(
         self, encode: Encode, keys: Sequence[str]
     ) -> tuple[list[int], list[tuple[int, int]]]:
         """The tokens of questions and answers, and where the answers stand."""
-        tail: list[int] = []
+        question_tokens: list[int] = []
         answers = []
         for nth, key in zip(ORDER, keys, strict=False):
-            tail += encode(ASKED.format(nth=nth))
-            first = len(tail)
-            tail += encode(f" {key}")
-            answers.append((first, len(tail)))
-            tail += encode("\n\n")
-        return tail, answers
+            question_tokens += encode(ASKED.format(nth=nth))
+            answer_start = len(question_tokens)
+            question_tokens += encode(f" {key}")
+            answers.append((answer_start, len(question_tokens)))
+            question_tokens += encode("\n\n")
+        return question_tokens, answers

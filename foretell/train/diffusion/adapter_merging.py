@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretell.errors import first_line
-from foretell.loading.gguf_export import exit_code, readable
+from foretell.errors import first_message_line
+from foretell.loading.gguf_export import exit_code, make_readable
 
 
-def merge(base: str, lora: Path, folder: Path) -> None:
+def merge_adapters(base: str, lora: Path, folder: Path) -> None:
     """Writes the model into a folder that is there. Raises ForetellError, or OSError where the
     folder cannot be written.
     """
@@ -27,36 +27,36 @@ def merge(base: str, lora: Path, folder: Path) -> None:
 
     import foretell
     from foretell.models.decoder import adapted
-    from foretell.models.decoder.learning import copied
+    from foretell.models.decoder.learning import copy_modules
     from foretell.models.diffusion.masked import OURS
-    from foretell.train.diffusion.converting import converted, shorten
-    from foretell.train.diffusion.dlm import export
+    from foretell.train.diffusion.converting import convert_model, shorten_model
+    from foretell.train.diffusion.dlm import export_canvases
 
     settings = adapted.read_settings(lora / adapted.CONFIG)
     canvas = settings.get(OURS)
     lm = foretell.load(base, dtype="float32", executor="torch")
     if canvas is None:
-        hf: Any = copied(lm.models["target"])
-        adapted.merge(hf, lora, base)
+        hf: Any = copy_modules(lm.models["target"])
+        adapted.merge_adapter(hf, lora, base)
     else:
-        reader, tokenizer = converted(lm, canvas["block"])
+        reader, tokenizer = convert_model(lm, canvas["block"])
         if settings.get("cut"):
-            shorten(reader.hf, settings["cut"])
-        adapted.merge(reader.hf, lora, base)
+            shorten_model(reader.hf, settings["cut"])
+        adapted.merge_adapter(reader.hf, lora, base)
     try:
         if canvas is None:
             hf.to(torch.bfloat16).save_pretrained(folder)
             lm.tokenizer.save_pretrained(folder)  # type: ignore[union-attr]
         else:
-            export(replace(reader, longest=canvas.get("longest", 0)), tokenizer, folder)
+            export_canvases(replace(reader, longest=canvas.get("longest", 0)), tokenizer, folder)
     except Exception as error:  # tokenizers and safetensors raise their own
-        raise OSError(first_line(error)) from error
-    readable(folder)
+        raise OSError(first_message_line(error)) from error
+    make_readable(folder)
 
 
 def main(arguments: list[str]) -> int:
     base, lora, folder = arguments
-    return exit_code(partial(merge, base, Path(lora), Path(folder)))
+    return exit_code(partial(merge_adapters, base, Path(lora), Path(folder)))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from foretell.train.diffusion.lists import Example
 from foretell.train.diffusion.masking import OUTSIDE, Masked
-from foretell.train.draft import blocks
+from foretell.train.draft import group_lengths
 
 Masks = Masked | tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 # (which positions are answers (B, n), a seed a text) -> what is masked
@@ -26,20 +26,20 @@ class Examples(Protocol):
     def __getitem__(self, number: int) -> Example: ...
 
 
-def padded(texts: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
+def pad_texts(texts: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids (B, n) and which of them are answers; what is behind a shorter text is OUTSIDE."""
-    width = max(len(text.ids) for text in texts)
-    ids = np.full((len(texts), width), OUTSIDE, np.int64)
-    answers = np.zeros((len(texts), width), bool)
+    max_length = max(len(text.ids) for text in texts)
+    ids = np.full((len(texts), max_length), OUTSIDE, np.int64)
+    answers = np.zeros((len(texts), max_length), bool)
     for row, text in enumerate(texts):
         ids[row, : len(text.ids)] = text.ids
-        answers[row, text.given : len(text.ids)] = True
+        answers[row, text.given_count : len(text.ids)] = True
     return torch.from_numpy(ids), torch.from_numpy(answers)
 
 
 @dataclass
 class Canvases:
-    """Of one forward: ids (B, n), and what is masked of them, or for certainty the parts."""
+    """Texts of one forward: ids (B, n), and what is masked of them, or for certainty the parts."""
 
     ids: torch.Tensor
     masks: Masks
@@ -57,12 +57,12 @@ class Batches(Dataset[list[Canvases]]):
     def __getitem__(self, step: int) -> list[Canvases]:
         numbers = range(step * self.batch, (step + 1) * self.batch)
         texts = [self.data[number] for number in numbers]
-        found = []
-        for group in blocks([len(text.ids) for text in texts], self.micro, step):
-            ids, answers = padded([texts[i] for i in group])
+        canvases = []
+        for group in group_lengths([len(text.ids) for text in texts], self.micro, step):
+            ids, answers = pad_texts([texts[i] for i in group])
             seeds = [(self.seed, numbers[i]) for i in group]
-            found.append(Canvases(ids, self.mask(answers, seeds)))
-        return found
+            canvases.append(Canvases(ids, self.mask(answers, seeds)))
+        return canvases
 
     def of(self, steps: range, workers: int) -> Iterator[list[Canvases]]:
         """The batches of these steps in turn, made by so many processes; 0: by this one.

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from foretell.errors import BadConfig
-from foretell.models.decoder.learning import copied
+from foretell.models.decoder.learning import copy_modules
 from foretell.train.diffusion.masking import Reader
 
 if TYPE_CHECKING:
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 MASK_TOKEN = "<|mask|>"
 
 
-def converted(lm: LM, block: int) -> tuple[Reader, Any]:
+def convert_model(lm: LM, block: int) -> tuple[Reader, Any]:
     """A copy of a model that writes from left to right as one that fills canvases, and of its
     tokenizer, which gets a mask. Its row is the mean of the others. One that fills canvases stays
     as it is.
     """
     target: Any = lm.models["target"]
     if "canvas" in target.caps:
-        own = target.mask_id, target.shift, target.block, target.longest_canvas
-        return Reader(copied(target), *own), lm.tokenizer
+        reader_options = target.mask_id, target.shift, target.block, target.longest_canvas
+        return Reader(copy_modules(target), *reader_options), lm.tokenizer
     if lm.tokenizer is None:
         raise BadConfig(f"{target.name}: has no tokenizer, which is to get a mask; use another")
-    hf, tokenizer = copied(target), copy.deepcopy(lm.tokenizer)
+    hf, tokenizer = copy_modules(target), copy.deepcopy(lm.tokenizer)
     if tokenizer.mask_token_id is None and MASK_TOKEN in tokenizer.get_vocab():
         tokenizer.mask_token = MASK_TOKEN
     mask_id = tokenizer.mask_token_id
@@ -43,18 +43,18 @@ def converted(lm: LM, block: int) -> tuple[Reader, Any]:
         tokenizer.add_tokens([f"<|unused {i}|>" for i in range(missing)])
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
         assert tokenizer.mask_token_id == mask_id, "it stands behind all others"
-    known = len(hf.get_input_embeddings().weight)
+    vocab_rows = len(hf.get_input_embeddings().weight)
     with torch.no_grad():
         means = [table.weight.mean(0) for table in tables_of(hf)]
-        if mask_id >= known:
+        if mask_id >= vocab_rows:
             hf.resize_token_embeddings(mask_id + 1, mean_resizing=False)
         for table, mean in zip(tables_of(hf), means, strict=True):
-            table.weight[known:] = mean
+            table.weight[vocab_rows:] = mean
             table.weight[mask_id] = mean
     return Reader(hf, mask_id, 1, block), tokenizer
 
 
-def shorten(hf: Any, count: int) -> None:
+def shorten_model(hf: Any, count: int) -> None:
     """Takes layers out of a model until `count` are left, at even distances, the first and the last
     among them. Raises BadConfig.
     """

@@ -30,29 +30,28 @@ import torch
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from foretell.errors import BadConfig, BadFile, first_line
+from foretell.errors import BadConfig, BadFile, first_message_line
 from foretell.models.decoder.adapted import LoraLinear
 from foretell.models.diffusion.masked import OURS
 from foretell.ops.devices import check_device
-from foretell.ops.files import whole, write_text
+from foretell.ops.files import replace_file, write_text
 from foretell.train import recipes
-from foretell.train.amateur import TrainAmateur, merge_lora, with_lora
-from foretell.train.amateur import save as save_lora
-from foretell.train.answers import PIECE, read
-from foretell.train.diffusion.canvases import Batches, Canvases, Examples, padded
-from foretell.train.diffusion.converting import converted, shorten
-from foretell.train.diffusion.lists import LONGEST, ROOM, Example, Lists, put_to
+from foretell.train.amateur import TrainAmateur, merge_lora, save_lora, with_lora
+from foretell.train.answers import PIECE, read_texts
+from foretell.train.diffusion.canvases import Batches, Canvases, Examples, pad_texts
+from foretell.train.diffusion.converting import convert_model, shorten_model
+from foretell.train.diffusion.lists import LONGEST, ROOM, Example, Lists, model_questions
 from foretell.train.diffusion.masking import (
     MASKS,
     Masked,
     Reader,
     certainty_loss,
-    complements,
-    drawn,
+    count_right,
+    draw_masks,
     masked_loss,
-    right_at,
+    split_blocks,
 )
-from foretell.train.draft import blocks
+from foretell.train.draft import group_lengths
 from foretell.train.lm import Run, check_heads
 
 if TYPE_CHECKING:
@@ -114,11 +113,13 @@ class TrainDLM:
             "decay": (0, 1),
             "seed": (0, 1 << 31),
         }
-        recipes.check(self, ranges)
-        named = {"objective": OBJECTIVES, "masks": tuple(MASKS), "precision": PRECISIONS}
-        for name, known in named.items():
-            if getattr(self, name) not in known:
-                raise BadConfig.field(name, getattr(self, name), f"one of {', '.join(known)}")
+        recipes.check_ranges(self, ranges)
+        choices = {"objective": OBJECTIVES, "masks": tuple(MASKS), "precision": PRECISIONS}
+        for name, allowed_values in choices.items():
+            if getattr(self, name) not in allowed_values:
+                raise BadConfig.field(
+                    name, getattr(self, name), f"one of {', '.join(allowed_values)}"
+                )
         if self.rank and self.matrix_rate:
             raise BadConfig.field("matrix_rate", self.matrix_rate, "0 where rank trains adapters")
 
@@ -134,48 +135,48 @@ class Answers:
     """
 
     def __init__(self, texts: Sequence[Example], end: int, window: int, seed: int, block: int = 0):
-        ended = []
+        ended_texts = []
         for text in texts:
-            answer = len(text.ids) - text.given
+            answer = len(text.ids) - text.given_count
             count = block - answer % block if block else 1
-            ended.append(text if text.cut else with_end(text, end, count))
-        fitting = [text for text in ended if len(text.ids) <= window]
-        self.held_back = fitting[::HELD_BACK]
-        self.train = [text for i, text in enumerate(fitting) if i % HELD_BACK]
+            ended_texts.append(text if text.is_cut else with_end(text, end, count))
+        fitting_texts = [text for text in ended_texts if len(text.ids) <= window]
+        self.held_back = fitting_texts[::HELD_BACK]
+        self.train = [text for i, text in enumerate(fitting_texts) if i % HELD_BACK]
         self.end, self.window, self.seed, self.block = end, window, seed, block
-        self.longest = max((len(text.ids) - text.given for text in self.train), default=0)
+        self.longest = max((len(text.ids) - text.given_count for text in self.train), default=0)
         if not self.train:
             raise BadConfig(
-                f"{len(fitting)} answers of at most {window} tokens with their prompts are too "
-                "few to learn from; give more, or raise window"
+                f"{len(fitting_texts)} answers of at most {window} tokens with their prompts are "
+                "too few to learn from; give more, or raise window"
             )
 
     def __getitem__(self, number: int) -> Example:
-        turn, place = divmod(number, len(self.train))
-        order = np.random.default_rng((self.seed, turn)).permutation(len(self.train))
-        text = self.train[order[place]]
-        draw = np.random.default_rng((self.seed, turn, place))
-        if text.cut or self.block or draw.random() >= ROOM:
+        round_number, text_place = divmod(number, len(self.train))
+        order = np.random.default_rng((self.seed, round_number)).permutation(len(self.train))
+        text = self.train[order[text_place]]
+        generator = np.random.default_rng((self.seed, round_number, text_place))
+        if text.is_cut or self.block or generator.random() >= ROOM:
             return text
-        return with_end(text, self.end, int(draw.integers(0, self.window - len(text.ids) + 1)))
+        return with_end(text, self.end, int(generator.integers(0, self.window - len(text.ids) + 1)))
 
 
 def with_end(text: Example, end: int, count: int = 1) -> Example:
-    return Example(np.append(text.ids, [end] * count).astype(np.int64), text.given)
+    return Example(np.append(text.ids, [end] * count).astype(np.int64), text.given_count)
 
 
-def texts_of(files: Sequence[Path], ends: Collection[int]) -> list[Example]:
+def answers_in(files: Sequence[Path], ends: Collection[int]) -> list[Example]:
     """The answers in files that `foretell train draft` and `foretell train head` write, without
     their end (one of `ends`), or cut where they have none; or the pieces of plain texts, whose
     first token alone is given.
     """
-    found = []
-    for text in (text for file in files for text in read(file)):
+    answer_examples = []
+    for text in (text for file in files for text in read_texts(file)):
         tokens = text.tokens
-        ended = bool(tokens[-1] in ends)
-        cut = len(tokens) == PIECE if text.prompt == 1 else not ended
-        found.append(Example(tokens[:-1] if ended else tokens, text.prompt, cut))
-    return [text for text in found if len(text.ids) > text.given]
+        has_end = bool(tokens[-1] in ends)
+        is_cut = len(tokens) == PIECE if text.prompt == 1 else not has_end
+        answer_examples.append(Example(tokens[:-1] if has_end else tokens, text.prompt, is_cut))
+    return [text for text in answer_examples if len(text.ids) > text.given_count]
 
 
 def new_model(config: TrainDLM, vocab: int, mask_id: int, end: int, context: int) -> Reader:
@@ -211,160 +212,181 @@ class DLMRun(Run):
         self, folder: Path, config: TrainDLM, reader: Reader, data: Examples, workers: int = 0
     ):
         self.reader, self.workers = reader, workers
-        mask: Any = partial(drawn, masks=config.masks, block=reader.block)
+        mask: Any = partial(draw_masks, masks=config.masks, block=reader.block)
         if config.objective == "certainty":
-            mask = partial(complements, block=config.certain)
+            mask = partial(split_blocks, block=config.certain)
         self.batches = Batches(data, mask, config.batch, config.micro, config.seed)
         super().__init__(folder, config, reader.hf, reader.hf.get_decoder().layers)
 
-    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         c = self.config
         if not c.matrix_rate:
-            learning = [p for p in self.model.parameters() if p.requires_grad]
-            adam = torch.optim.AdamW(learning, lr=c.rate, betas=(0.9, 0.95), weight_decay=0.01)
+            trained_weights = [p for p in self.model.parameters() if p.requires_grad]
+            adam = torch.optim.AdamW(
+                trained_weights, lr=c.rate, betas=(0.9, 0.95), weight_decay=0.01
+            )
             return [(adam, c.rate)]
         matrices = [p for p in layers.parameters() if p.ndim == 2]
-        chosen = {id(p) for p in matrices}
-        others = [p for p in self.model.parameters() if id(p) not in chosen]
+        matrix_ids = {id(p) for p in matrices}
+        other_weights = [p for p in self.model.parameters() if id(p) not in matrix_ids]
         muon = torch.optim.Muon(matrices, lr=c.matrix_rate, momentum=0.95, weight_decay=0.05)
-        adam = torch.optim.AdamW(others, lr=c.rate, betas=(0.9, 0.95), weight_decay=0.0)
+        adam = torch.optim.AdamW(other_weights, lr=c.rate, betas=(0.9, 0.95), weight_decay=0.0)
         return [(muon, c.matrix_rate), (adam, c.rate)]
 
     @cached_property
-    def coming(self) -> Iterator[list[Canvases]]:
+    def coming_batches(self) -> Iterator[list[Canvases]]:
         """The batches of this step and the next ones."""
         return self.batches.of(range(self.step, self.config.steps), self.workers)
 
     def loss(self, canvases: Canvases) -> torch.Tensor:
-        """(B,) of the texts of one forward."""
+        """Losses (B,) of the texts of one forward."""
         c, device = self.config, self.reader.hf.device
         ids, masks = canvases.ids.to(device), canvases.masks
         with torch.autocast(device.type, torch.bfloat16, enabled=c.precision == "bfloat16"):
             if isinstance(masks, Masked):
                 return masked_loss(self.reader, ids, masks.to(device))
-            first, second, later = (part.to(device) for part in masks)
-            return certainty_loss(self.reader, ids, (first, second, later), c.beta)
+            first_half, second_half, later_blocks = (part.to(device) for part in masks)
+            return certainty_loss(self.reader, ids, (first_half, second_half, later_blocks), c.beta)
 
     def advance_on(self) -> float:
-        """One optimiser step; returns the mean loss of its texts."""
-        total = 0.0
-        for canvases in next(self.coming):
+        """Takes an optimiser step; returns the mean loss of its texts."""
+        loss_sum = 0.0
+        for canvases in next(self.coming_batches):
             loss = self.loss(canvases).sum() / self.config.batch
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+            loss_sum += loss.item()
         self.update()
-        return total
+        return loss_sum
 
 
 def own_answers(
     lm: Any, data: Examples, count: int, config: TrainDLM, telling: Telling = nullcontext
 ) -> list[Example]:
-    """What a model that fills canvases answers to the prompts of these examples, one token a step
-    and the surest first; without its end, which whoever learns from it adds, or cut.
+    """Answers of a model that fills canvases to the prompts of these examples, one token a step and
+    the surest first; without its end, which whoever learns from it adds, or cut.
     """
-    found: list[Example] = []
+    answer_examples: list[Example] = []
     method = f"confidence:block={config.certain}"
     with telling() as tell:
-        while len(found) < count:
-            asked = [data[number] for number in range(len(found), min(count, len(found) + AT_ONCE))]
-            prompts = [example.ids[: example.given].tolist() for example in asked]
-            lengths = [min(config.longest, config.window - 1 - len(prompt)) for prompt in prompts]
-            answers = lm.generate(prompts, method, max_new_tokens=lengths, temperature=0.0)
+        while len(answer_examples) < count:
+            asked_examples = [
+                data[number]
+                for number in range(
+                    len(answer_examples), min(count, len(answer_examples) + AT_ONCE)
+                )
+            ]
+            prompts = [example.ids[: example.given_count].tolist() for example in asked_examples]
+            answer_lengths = [
+                min(config.longest, config.window - 1 - len(prompt)) for prompt in prompts
+            ]
+            answers = lm.generate(prompts, method, max_new_tokens=answer_lengths, temperature=0.0)
             for prompt, answer in zip(prompts, answers, strict=True):
                 if answer.error:
                     raise answer.error
-                ended = answer.finish_reason == "stop"
-                tokens = answer.tokens[:-1] if ended else answer.tokens
-                found.append(Example(np.array([*prompt, *tokens]), len(prompt), cut=not ended))
+                has_end = answer.finish_reason == "stop"
+                tokens = answer.tokens[:-1] if has_end else answer.tokens
+                answer_examples.append(
+                    Example(np.array([*prompt, *tokens]), len(prompt), is_cut=not has_end)
+                )
             if tell is not None:
-                tell("answering", len(found), count)
-    return found
+                tell("answering", len(answer_examples), count)
+    return answer_examples
 
 
-def measured(reader: Reader, texts: Sequence[Example], micro: int) -> dict[str, float]:
+def share_right(reader: Reader, texts: Sequence[Example], micro: int) -> dict[str, float]:
     """The share of masked tokens that the model has right, by the share that is masked."""
-    found = {}
+    shares = {}
     for rate in RATES:
-        right = count = 0
-        for group in blocks([len(text.ids) for text in texts], micro, 0):
-            ids, answers = padded([texts[i] for i in group])
-            more = right_at(reader, ids, answers, rate, [(0, i) for i in group])
-            right, count = right + more[0], count + more[1]
-        found[f"{rate:g}"] = round(right / max(1, count), 4)
-    return found
+        right_count = count = 0
+        for group in group_lengths([len(text.ids) for text in texts], micro, 0):
+            ids, answers = pad_texts([texts[i] for i in group])
+            group_counts = count_right(reader, ids, answers, rate, [(0, i) for i in group])
+            right_count, count = right_count + group_counts[0], count + group_counts[1]
+        shares[f"{rate:g}"] = round(right_count / max(1, count), 4)
+    return shares
 
 
-def about_canvases(reader: Reader) -> dict[str, int]:
-    """What a folder's configuration says of them."""
-    about = {"mask_id": reader.mask_id, "shift": reader.shift, "block": reader.block}
-    return about | ({"longest": reader.longest} if reader.longest else {})
+def canvas_config(reader: Reader) -> dict[str, int]:
+    """Settings of canvases in a folder's configuration."""
+    canvas_settings = {"mask_id": reader.mask_id, "shift": reader.shift, "block": reader.block}
+    return canvas_settings | ({"longest": reader.longest} if reader.longest else {})
 
 
-def export(reader: Reader, tokenizer: Any, folder: Path) -> None:
+def export_canvases(reader: Reader, tokenizer: Any, folder: Path) -> None:
     """Writes a folder that `foretell.load` opens as a model that fills canvases, in bfloat16."""
     hf = reader.hf
-    setattr(hf.config, OURS, about_canvases(reader))
-    before = {name: p.detach().clone() for name, p in hf.state_dict().items()}
+    setattr(hf.config, OURS, canvas_config(reader))
+    float_weights = {name: p.detach().clone() for name, p in hf.state_dict().items()}
     hf.to(torch.bfloat16).save_pretrained(folder)
-    hf.to(torch.float32).load_state_dict(before)
+    hf.to(torch.float32).load_state_dict(float_weights)
     tokenizer.save_pretrained(folder)
 
 
-def kept(path: Path, made: Callable[[], list[Example]]) -> list[Example]:
+def keep_texts(path: Path, make_texts: Callable[[], list[Example]]) -> list[Example]:
     """The texts in a file, which are made and written first where it is not there.
 
     Raises BadFile for one of an earlier version, which does not say where answers were cut.
     """
     if not path.exists():
-        texts = made()
+        texts = make_texts()
         lengths = [len(text.ids) for text in texts]
         arrays = {
             "ids": np.concatenate([text.ids for text in texts]).astype(np.int64),
             "starts": np.array([0, *lengths]).cumsum(),
-            "given": np.array([text.given for text in texts]),
-            "cut": np.array([text.cut for text in texts]),
+            "given": np.array([text.given_count for text in texts]),
+            "cut": np.array([text.is_cut for text in texts]),
         }
-        with whole(path) as part:
+        with replace_file(path) as part:
             save_file(arrays, part)
     try:
-        found = load_file(path)
-        if "cut" not in found:
+        stored = load_file(path)
+        if "cut" not in stored:
             raise BadFile(f"{path}: is of an earlier version; remove it, and it is made again")
-        starts, prompts = found["starts"], found["given"]
-        sizes = np.diff(starts)
-        fits = starts[0] == 0 and starts[-1] == len(found["ids"]) and (sizes > 0).all()
-        fits = fits and prompts.shape == found["cut"].shape == sizes.shape
-        if not fits or (prompts < 0).any() or (prompts > sizes).any() or (found["ids"] < 0).any():
+        text_starts, given_counts = stored["starts"], stored["given"]
+        text_sizes = np.diff(text_starts)
+        is_valid = (
+            text_starts[0] == 0 and text_starts[-1] == len(stored["ids"]) and (text_sizes > 0).all()
+        )
+        is_valid = is_valid and given_counts.shape == stored["cut"].shape == text_sizes.shape
+        if (
+            not is_valid
+            or (given_counts < 0).any()
+            or (given_counts > text_sizes).any()
+            or (stored["ids"] < 0).any()
+        ):
             raise ValueError("its parts do not belong together")
     except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
-        what = f"is no file of texts ({first_line(error)})"
-        raise BadFile(f"{path}: {what}; remove it, and it is made again") from error
-    about = prompts.tolist(), found["cut"].tolist()
-    spans = zip(starts[:-1], starts[1:], *about, strict=True)
-    return [Example(found["ids"][low:high], given, cut) for low, high, given, cut in spans]
+        complaint = f"is no file of texts ({first_message_line(error)})"
+        raise BadFile(f"{path}: {complaint}; remove it, and it is made again") from error
+    prompt_columns = given_counts.tolist(), stored["cut"].tolist()
+    text_spans = zip(text_starts[:-1], text_starts[1:], *prompt_columns, strict=True)
+    return [
+        Example(stored["ids"][text_start:text_end], given_count, is_cut)
+        for text_start, text_end, given_count, is_cut in text_spans
+    ]
 
 
-def adapters(config: TrainDLM) -> TrainAmateur:
-    """Their settings: on all projections of the layers, and as much as they are."""
+def adapter_settings(config: TrainDLM) -> TrainAmateur:
+    """Settings of adapters on all projections of the layers, whose output counts as it is."""
     return TrainAmateur(rank=config.rank, alpha=config.rank, layers=PROJECTIONS, seed=config.seed)
 
 
-def check(
+def check_sources(
     config: TrainDLM,
     init: LM | None,
     files: Sequence[Path],
-    own: int,
+    question_count: int,
     lists: int,
     tokenizer: Any,
 ) -> None:
     """Raises BadConfig where what is asked for does not go together."""
-    of_init = own or files or lists or config.rank or config.cut
+    of_init = question_count or files or lists or config.rank or config.cut
     if init is None and (of_init or config.objective == "certainty"):
         raise BadConfig(
             "answers, lists, own, rank, cut and objective=certainty need a model to begin with; "
             "give --init"
         )
-    if own and "canvas" not in init.models["target"].caps:  # type: ignore[union-attr]
+    if question_count and "canvas" not in init.models["target"].caps:  # type: ignore[union-attr]
         raise BadConfig(
             "--own: a model that writes from left to right answers by `foretell train draft`; "
             "give its folder of answers"
@@ -376,7 +398,7 @@ def check(
         )
 
 
-def train(
+def train_dlm(
     out: Path,
     config: TrainDLM,
     init: LM | None = None,
@@ -408,24 +430,27 @@ def train(
         reader = new_model(config, len(tokenizer), mask_id, end, 512)
         reader.hf.to(device)
     else:
-        reader, tokenizer = converted(init, config.block)
+        reader, tokenizer = convert_model(init, config.block)
         if config.cut:
-            shorten(reader.hf, config.cut)
+            shorten_model(reader.hf, config.cut)
         end = tokenizer.eos_token_id
-    check(config, init, files, own, lists, tokenizer)
+    check_sources(config, init, files, own, lists, tokenizer)
     out.mkdir(parents=True, exist_ok=True)
     data: Examples = endless
     held_back = [Lists(config.seed + 1_000_003)[i] for i in range(256)]
     if files or own or lists:
         ends = (end,) if init is None else (end, *init.engine.eos)
-        texts = texts_of(files, ends)
+        texts = answers_in(files, ends)
         if lists:
             assert init is not None
-            texts += put_to(init, lists, config.seed)
+            texts += model_questions(init, lists, config.seed)
         if own:
-            asked: Examples = Answers(texts, end, config.window, config.seed) if texts else endless
-            texts = kept(
-                out / "own.safetensors", lambda: own_answers(init, asked, own, config, telling)
+            question_source: Examples = (
+                Answers(texts, end, config.window, config.seed) if texts else endless
+            )
+            texts = keep_texts(
+                out / "own.safetensors",
+                lambda: own_answers(init, question_source, own, config, telling),
             )
         block = config.certain if config.objective == "certainty" else 0
         data = answers = Answers(texts, end, config.window, config.seed, block)
@@ -435,26 +460,28 @@ def train(
     layers: dict[str, LoraLinear] = {}
     reader.hf.requires_grad_(True).train()
     if config.rank:
-        layers = with_lora(reader.hf, adapters(config))
+        layers = with_lora(reader.hf, adapter_settings(config))
         if config.precision == "bfloat16":
             for lora in layers.values():
                 lora.base.to(torch.bfloat16)  # once, not before each product
     run = DLMRun(out, config, reader, data, workers)
-    run.keep(recipe)
-    run.through(run.advance_on, save_every, quiet)
-    size = run.size
+    run.keep_recipe(recipe)
+    run.run_steps(run.advance_on, save_every, quiet)
+    size = run.parameter_count
     if layers:
         assert init is not None
-        more = {OURS: about_canvases(reader), "cut": config.cut}
+        more_settings = {OURS: canvas_config(reader), "cut": config.cut}
         name = init.models["target"].name
-        save_lora(out / "lora", layers, adapters(config), name, torch.bfloat16, more)
+        save_lora(
+            out / "lora", layers, adapter_settings(config), name, torch.bfloat16, more_settings
+        )
     merge_lora(reader.hf, layers)
     reader.hf.eval()
-    export(reader, tokenizer, out / "model")
+    export_canvases(reader, tokenizer, out / "model")
     report: dict[str, Any] = {
         "parameters": size,
         "examples_seen": config.steps * config.batch,
-        "right": measured(reader, held_back, config.micro),
+        "right": share_right(reader, held_back, config.micro),
         "settings": asdict(config),
         "recipe": recipe,
     }

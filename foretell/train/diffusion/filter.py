@@ -20,8 +20,8 @@ import torch.nn.functional as F
 
 from foretell.core.masked_text import MASKED, Sheet
 from foretell.core.types import Message, Reply
-from foretell.diffusion.block_filter import BlockFilter, save
-from foretell.diffusion.loop import Denoising, Proposals, asked
+from foretell.diffusion.block_filter import BlockFilter, save_filter
+from foretell.diffusion.loop import Denoising, Proposals, build_look
 from foretell.diffusion.planner import Planner
 from foretell.errors import BadConfig
 
@@ -38,7 +38,7 @@ Tell = Callable[[str, int, int | None], None]
 
 @dataclass(frozen=True)
 class TrainFilter:
-    """Lengths are in tokens."""
+    """Settings of the run. Lengths are in tokens."""
 
     block: int = 32  # positions of a block
     length: int = 256  # tokens of every canvas
@@ -54,8 +54,8 @@ class TrainFilter:
 
 @dataclass
 class Example:
-    """One step of a block: of each position (n,) the chance of its likeliest token, whether that is
-    the final one, and whether it was masked still.
+    """Step of a block: of each position (n,) the probability of its likeliest token, whether that
+    is the final one, and whether it was masked still.
     """
 
     chances: torch.Tensor
@@ -71,28 +71,28 @@ class Replay(Denoising):
     answer: tuple[int, ...] = ()
     examples: list[Example] = field(default_factory=list, compare=False)
 
-    def looked(
+    def propose_tokens(
         self, ctx: Context, sheet: Sheet, planner: Planner, state: Any
     ) -> Generator[Message, Any, Proposals]:
-        view = planner.plan(sheet, (0, 0), range(*sheet.block(self.block)))
-        reply: Reply = yield asked(ctx, sheet, view)
-        return Proposals(ctx, sheet, view.wanted, reply.logits)
+        view = planner.plan_view(sheet, (0, 0), range(*sheet.block(self.block)))
+        reply: Reply = yield build_look(ctx, sheet, view)
+        return Proposals(ctx, sheet, view.requested, reply.logits)
 
-    def fill(self, sheet: Sheet, found: Proposals, state: Any) -> None:
-        best = found.p.max(-1)
-        right = [self.answer[place - sheet.first] for place in found.places]
-        final = best.indices == torch.tensor(right, device=best.indices.device)
-        masked = torch.tensor([sheet.canvas[place] == MASKED for place in found.places])
-        self.examples.append(Example(best.values.float().cpu(), final.cpu(), masked))
-        chosen = (final.cpu() & masked).nonzero()[:, 0].tolist()
-        if not chosen:  # it would propose the same again: the block is given up
-            chosen = masked.nonzero()[:, 0].tolist()
-        for number in chosen:
-            token = right[number]
-            sheet.commit(found.places[number], token, float(found.p[number, token]))
+    def fill_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> None:
+        likeliest = proposals.p.max(-1)
+        right_tokens = [self.answer[place - sheet.first] for place in proposals.places]
+        final = likeliest.indices == torch.tensor(right_tokens, device=likeliest.indices.device)
+        masked = torch.tensor([sheet.canvas[place] == MASKED for place in proposals.places])
+        self.examples.append(Example(likeliest.values.float().cpu(), final.cpu(), masked))
+        committed = (final.cpu() & masked).nonzero()[:, 0].tolist()
+        if not committed:  # it would propose the same again: the block is given up
+            committed = masked.nonzero()[:, 0].tolist()
+        for number in committed:
+            token = right_tokens[number]
+            sheet.commit(proposals.places[number], token, float(proposals.p[number, token]))
 
 
-def filled(
+def fill_canvases(
     lm: LM, prompts: Sequence[Any], methods: Sequence[Any], config: TrainFilter
 ) -> list[Output]:
     """An answer a prompt, each by its own method. Raises what one of them raises."""
@@ -101,38 +101,46 @@ def filled(
     for answer in answers:
         if answer.error:
             raise answer.error
-    found: list[Output] = answers
-    return found
+    outputs: list[Output] = answers
+    return outputs
 
 
-def collect(
+def collect_steps(
     lm: LM, prompts: Sequence[Any], config: TrainFilter, tell: Tell | None = None
 ) -> list[Example]:
     """The examples of these prompts. Raises what generating raises."""
     examples: list[Example] = []
-    for first in range(0, len(prompts), AT_ONCE):
+    for first_prompt in range(0, len(prompts), AT_ONCE):
         if tell is not None:
-            tell("replaying", first, len(prompts))
-        some = prompts[first : first + AT_ONCE]
-        answers = filled(lm, some, [f"confidence:block={config.block}"] * len(some), config)
-        replays = [Replay(block=config.block, answer=tuple(one.tokens)) for one in answers]
-        again = filled(lm, some, replays, config)
-        for replay, answer, other in zip(replays, answers, again, strict=True):
-            assert other.tokens == answer.tokens, "the oracle ends in the final text"
+            tell("replaying", first_prompt, len(prompts))
+        prompt_part = prompts[first_prompt : first_prompt + AT_ONCE]
+        answers = fill_canvases(
+            lm, prompt_part, [f"confidence:block={config.block}"] * len(prompt_part), config
+        )
+        replays = [
+            Replay(block=config.block, answer=tuple(first_answer.tokens))
+            for first_answer in answers
+        ]
+        replayed_answers = fill_canvases(lm, prompt_part, replays, config)
+        for replay, answer, replayed in zip(replays, answers, replayed_answers, strict=True):
+            assert replayed.tokens == answer.tokens, "the oracle ends in the final text"
             examples += replay.examples
     return examples
 
 
-def padded(examples: Sequence[Example], block: int) -> tuple[torch.Tensor, ...]:
+def pad_examples(examples: Sequence[Example], block: int) -> tuple[torch.Tensor, ...]:
     """Chances, final (both float) and masked (bool), each (examples, block)."""
     parts = []
     for name in ("chances", "final", "masked"):
-        rows = [F.pad(getattr(one, name).float(), (0, block - len(one.final))) for one in examples]
+        rows = [
+            F.pad(getattr(example, name).float(), (0, block - len(example.final)))
+            for example in examples
+        ]
         parts.append(torch.stack(rows))
     return parts[0], parts[1], parts[2] > 0
 
 
-def train(
+def fit_filter(
     examples: Sequence[Example], config: TrainFilter, tell: Tell | None = None
 ) -> tuple[BlockFilter, dict[str, Any]]:
     """A filter taught by eight tenths of the examples, the best by the next tenth; what the last
@@ -142,57 +150,69 @@ def train(
     if len(examples) < 10:
         raise BadConfig(f"{len(examples)} steps are too few to learn from; give more prompts")
     torch.manual_seed(config.seed)
-    order = torch.randperm(len(examples)).tolist()
+    step_order = torch.randperm(len(examples)).tolist()
     tenth = max(1, len(examples) // 10)
-    parts = [order[2 * tenth :], order[tenth : 2 * tenth], order[:tenth]]
-    data = [padded([examples[i] for i in part], config.block) for part in parts]
-    made = BlockFilter(config.block)
-    optimizer = torch.optim.AdamW(made.parameters(), lr=config.rate)
-    best, kept = float("inf"), {name: t.clone() for name, t in made.state_dict().items()}
+    step_parts = [step_order[2 * tenth :], step_order[tenth : 2 * tenth], step_order[:tenth]]
+    padded_parts = [pad_examples([examples[i] for i in part], config.block) for part in step_parts]
+    block_filter = BlockFilter(config.block)
+    optimizer = torch.optim.AdamW(block_filter.parameters(), lr=config.rate)
+    best_loss, best_weights = (
+        float("inf"),
+        {name: t.clone() for name, t in block_filter.state_dict().items()},
+    )
     for epoch in range(config.epochs):
         optimizer.zero_grad()
-        loss = F.binary_cross_entropy_with_logits(made(data[0][0]), data[0][1])
+        loss = F.binary_cross_entropy_with_logits(
+            block_filter(padded_parts[0][0]), padded_parts[0][1]
+        )
         loss.backward()
         optimizer.step()
         if epoch % 100 == 0 or epoch + 1 == config.epochs:
             with torch.no_grad():
-                held = float(F.binary_cross_entropy_with_logits(made(data[1][0]), data[1][1]))
-            if held < best:
-                best, kept = held, {name: t.clone() for name, t in made.state_dict().items()}
+                held_back_loss = float(
+                    F.binary_cross_entropy_with_logits(
+                        block_filter(padded_parts[1][0]), padded_parts[1][1]
+                    )
+                )
+            if held_back_loss < best_loss:
+                best_loss, best_weights = (
+                    held_back_loss,
+                    {name: t.clone() for name, t in block_filter.state_dict().items()},
+                )
             if tell is not None:
-                tell(f"training, held-back loss {held:.4f}", epoch, config.epochs)
-    made.load_state_dict(kept)
-    made.eval()
-    chances, final, masked = data[2]
+                tell(f"training, held-back loss {held_back_loss:.4f}", epoch, config.epochs)
+    block_filter.load_state_dict(best_weights)
+    block_filter.eval()
+    chances, final, masked = padded_parts[2]
     with torch.no_grad():
-        said = made(chances)
+        scores = block_filter(chances)
     report = {
         "examples": len(examples),
-        "held_back_loss": round(best, 5),
-        "auc": round(area(said[masked], final[masked]), 4),
-        "auc_of_chances": round(area(chances[masked], final[masked]), 4),
+        "held_back_loss": round(best_loss, 5),
+        "auc": round(roc_area(scores[masked], final[masked]), 4),
+        "auc_of_chances": round(roc_area(chances[masked], final[masked]), 4),
     }
-    return made, report
+    return block_filter, report
 
 
-def area(scores: torch.Tensor, labels: torch.Tensor) -> float:
-    """Under the ROC curve: how often a right one scores above a wrong one, ties half. 1 where there
-    are not both.
+def roc_area(scores: torch.Tensor, labels: torch.Tensor) -> float:
+    """Area under the ROC curve: how often a right one scores above a wrong one, ties half. 1 where
+    there are not both.
     """
     positive, negative = scores[labels > 0], scores[labels == 0]
     if not len(positive) or not len(negative):
         return 1.0
     ordered = negative.sort().values
     below = torch.searchsorted(ordered, positive.contiguous(), right=False)
-    upto = torch.searchsorted(ordered, positive.contiguous(), right=True)
-    return float((below + upto).double().mean() / 2 / len(negative))
+    not_above = torch.searchsorted(ordered, positive.contiguous(), right=True)
+    return float((below + not_above).double().mean() / 2 / len(negative))
 
 
 def train_filter(
     lm: LM, prompts: Sequence[Any], out: Path, config: TrainFilter, tell: Tell | None = None
 ) -> dict[str, Any]:
     """Collects, trains and writes; says how good it is."""
-    examples = collect(lm, prompts, config, tell)
-    made, report = train(examples, config, tell)
-    save(made, out, lm.models["target"])
+    examples = collect_steps(lm, prompts, config, tell)
+    block_filter, report = fit_filter(examples, config, tell)
+    save_filter(block_filter, out, lm.models["target"])
     return report

@@ -18,15 +18,15 @@ from transformers import PreTrainedTokenizerFast
 
 from foretell.bench.sets import prompt_ids
 from foretell.bench.suites.parallel.tasks import (
-    FIRST,
-    LAST,
+    FIRST_NAMES,
+    LAST_NAMES,
     LENGTHS,
     SYMBOLS,
     TASKS,
     WORDINGS,
     Item,
     Question,
-    written,
+    format_list,
 )
 
 if TYPE_CHECKING:
@@ -57,21 +57,23 @@ SHOWN = 0.3  # share of the questions that stand behind an example
 ROOM = 0.2  # share of the canvases that are longer than their answer needs
 
 
-def words() -> list[str]:
-    """All tokens, in the order of their numbers."""
-    names = [*FIRST, *LAST, *(f" {name}" for name in LAST)]
+def list_tokens() -> list[str]:
+    """Lists all tokens in the order of their numbers."""
+    names = [*FIRST_NAMES, *LAST_NAMES, *(f" {name}" for name in LAST_NAMES)]
     return [END, MASK, UNKNOWN, *PHRASES, *dict.fromkeys([*SYMBOLS, "0", *names])]
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def build_tokenizer() -> PreTrainedTokenizerFast:
     """Cuts texts into phrases, words with the space before them, digits and single characters."""
-    phrases = "|".join(re.escape(one) for one in sorted(PHRASES, key=len, reverse=True))
-    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words())}, UNKNOWN))
+    phrases = "|".join(re.escape(phrase) for phrase in sorted(PHRASES, key=len, reverse=True))
+    word_tokenizer = Tokenizer(
+        models.WordLevel({word: i for i, word in enumerate(list_tokens())}, UNKNOWN)
+    )
     pattern = Regex(rf"{phrases}| ?[^\W\d_]+|[\s\S]")
-    made.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
-    made.decoder = decoders.Fuse()
+    word_tokenizer.pre_tokenizer = pre_tokenizers.Split(pattern, "isolated")
+    word_tokenizer.decoder = decoders.Fuse()
     return PreTrainedTokenizerFast(
-        tokenizer_object=made,
+        tokenizer_object=word_tokenizer,
         eos_token=END,
         bos_token=END,
         pad_token=END,
@@ -88,56 +90,56 @@ class Example:
     """
 
     ids: np.ndarray
-    given: int
-    cut: bool = False
+    given_count: int
+    is_cut: bool = False
 
 
-def single(operation: str, draw: random.Random, length: int) -> Question:
+def one_word_question(operation: str, generator: random.Random, length: int) -> Question:
     """A question of this operation about a list whose entries are first names."""
-    made = TASKS[operation].made(draw, "train", length)
-    names = draw.sample(FIRST, length + 1)
-    short = dict(zip((*made.entries, made.new), names, strict=True))
-    entries = [short[name] for name in made.entries]
+    question = TASKS[operation].made(generator, "train", length)
+    names = generator.sample(FIRST_NAMES, length + 1)
+    short_names = dict(zip((*question.entries, question.new), names, strict=True))
+    entries = [short_names[name] for name in question.entries]
     if operation == "sort":
         answer = sorted(entries)
     else:
-        known = re.findall(r'"([^"]*)"', made.answer)
-        answer = [short[name] for name in known]
-    new = short[made.new] if made.new else ""
-    return replace(made, entries=tuple(entries), new=new, answer=written(answer))
+        answer_names = re.findall(r'"([^"]*)"', question.answer)
+        answer = [short_names[name] for name in answer_names]
+    new_entry = short_names[question.new] if question.new else ""
+    return replace(question, entries=tuple(entries), new=new_entry, answer=format_list(answer))
 
 
-def item(task: str, draw: random.Random, one_word: bool = False) -> Item:
+def draw_item(task: str, generator: random.Random, one_word: bool = False) -> Item:
     """A question, now and then behind an example."""
-    length = draw.choice(LENGTHS)
-    made: list[Question] = []
+    list_length = generator.choice(LENGTHS)
+    questions: list[Question] = []
     for _ in range(2):
         if one_word and task not in PUZZLES:
-            made.append(single(task, draw, length))
+            questions.append(one_word_question(task, generator, list_length))
         else:
-            made.append(TASKS[task].made(draw, "train", length))
-        length = draw.choice(LENGTHS)
-    return Item(task, made[0], made[1] if draw.random() < SHOWN else None)
+            questions.append(TASKS[task].made(generator, "train", list_length))
+        list_length = generator.choice(LENGTHS)
+    return Item(task, questions[0], questions[1] if generator.random() < SHOWN else None)
 
 
-def drawn_item(seed: int, number: int) -> tuple[Item, random.Random]:
+def seeded_item(seed: int, number: int) -> tuple[Item, random.Random]:
     """The question of this number, and what goes on drawing where it stopped."""
-    draw = random.Random(f"lists {seed} {number}")
-    task = draw.choice([task for task in NAMES for _ in range(WEIGHTS.get(task, 1))])
-    return item(task, draw, draw.random() < 0.5), draw
+    generator = random.Random(f"lists {seed} {number}")
+    task = generator.choice([task for task in NAMES for _ in range(WEIGHTS.get(task, 1))])
+    return draw_item(task, generator, generator.random() < 0.5), generator
 
 
-def put_to(lm: LM, count: int, seed: int) -> list[Example]:
-    """So many questions in a model's own tokens, asked as the suite `parallel` asks them."""
-    found = []
+def model_questions(lm: LM, count: int, seed: int) -> list[Example]:
+    """Draws `count` questions in a model's own tokens, asked as the suite `parallel` does."""
+    examples = []
     for number in range(count):
-        made, _ = drawn_item(seed, number)
-        prompt = prompt_ids(lm, [{"role": "user", "content": made.prompt}])
-        turns = lm.tokenizer is not None and lm.tokenizer.chat_template
-        answer = made.completion.lstrip() if turns else made.completion
+        drawn_item, _ = seeded_item(seed, number)
+        prompt = prompt_ids(lm, [{"role": "user", "content": drawn_item.prompt}])
+        has_template = lm.tokenizer is not None and lm.tokenizer.chat_template
+        answer = drawn_item.completion.lstrip() if has_template else drawn_item.completion
         ids = [*prompt, *lm.encode(answer, special=False)]
-        found.append(Example(np.array(ids, np.int64), len(prompt)))
-    return found
+        examples.append(Example(np.array(ids, np.int64), len(prompt)))
+    return examples
 
 
 class Lists:
@@ -145,14 +147,14 @@ class Lists:
 
     def __init__(self, seed: int):
         self.seed = seed
-        self.tokenizer = tokenizer()
+        self.tokenizer = build_tokenizer()
         self.end = self.tokenizer.eos_token_id
 
     def __getitem__(self, number: int) -> Example:
-        made, draw = drawn_item(self.seed, number)
-        prompt = self.tokenizer.encode(made.prompt, add_special_tokens=False)
-        answer = self.tokenizer.encode(made.completion, add_special_tokens=False)
-        room = 1
-        if draw.random() < ROOM:
-            room = draw.randint(1, max(1, LONGEST - len(answer)))
-        return Example(np.array([*prompt, *answer, *[self.end] * room]), len(prompt))
+        drawn_item, generator = seeded_item(self.seed, number)
+        prompt = self.tokenizer.encode(drawn_item.prompt, add_special_tokens=False)
+        answer = self.tokenizer.encode(drawn_item.completion, add_special_tokens=False)
+        end_count = 1
+        if generator.random() < ROOM:
+            end_count = generator.randint(1, max(1, LONGEST - len(answer)))
+        return Example(np.array([*prompt, *answer, *[self.end] * end_count]), len(prompt))

@@ -38,83 +38,85 @@ class Masked:
         return Masked(self.places.to(device), self.weight.to(device))
 
 
-def by_rate(answers: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, float]:
+def by_rate(answers: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, float]:
     """Masks of one text's positions (n,), each with the chance t, which is uniform; what each
     counts: 1 / t of the answer's mean.
     """
-    rate = (1 - LEAST) * draw.random() + LEAST
-    return answers & (draw.random(len(answers)) < rate), 1 / (rate * answers.sum())
+    rate = (1 - LEAST) * generator.random() + LEAST
+    return answers & (generator.random(len(answers)) < rate), 1 / (rate * answers.sum())
 
 
-def by_count(answers: np.ndarray, draw: np.random.Generator) -> tuple[np.ndarray, float]:
-    """As many masks as is drawn from 1 to all. Its loss is expected to be that of `by_rate`, and
-    scatters less.
+def by_count(answers: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, float]:
+    """Masks a number of positions that is drawn from 1 to all. The loss is expected to be that of
+    `by_rate`, and scatters less.
     """
-    places = answers.nonzero()[0]
-    count = int(draw.integers(1, len(places) + 1))
-    found = np.zeros_like(answers)
-    found[draw.permutation(places)[:count]] = True
-    return found, 1 / count
+    answer_places = answers.nonzero()[0]
+    count = int(generator.integers(1, len(answer_places) + 1))
+    masked = np.zeros_like(answers)
+    masked[generator.permutation(answer_places)[:count]] = True
+    return masked, 1 / count
 
 
 MASKS = {"rate": by_rate, "count": by_count}
 
 
 def in_block(
-    answers: np.ndarray, block: int, draw: np.random.Generator
+    answers: np.ndarray, block: int, generator: np.random.Generator
 ) -> tuple[np.ndarray, float]:
     """The answer's positions in one of its blocks, which begin at multiples of `block`, and what
     the mean over these counts for the mean over the answer.
     """
-    blocks = np.arange(len(answers)) // block
-    own = np.unique(blocks[answers])
-    chosen = answers & (blocks == draw.choice(own))
-    return chosen, float(len(own) * chosen.sum() / answers.sum())
+    block_numbers = np.arange(len(answers)) // block
+    answer_blocks = np.unique(block_numbers[answers])
+    block_answers = answers & (block_numbers == generator.choice(answer_blocks))
+    return block_answers, float(len(answer_blocks) * block_answers.sum() / answers.sum())
 
 
-def drawn(answers: torch.Tensor, seeds: Sequence[Any], masks: str, block: int = 0) -> Masked:
+def draw_masks(answers: torch.Tensor, seeds: Sequence[Any], masks: str, block: int = 0) -> Masked:
     """Masks of a batch, by a seed for each text. With blocks, those of one block each: no later
     one is seen.
     """
-    rows, weights = [], []
-    for own, seed in zip(answers.numpy(), seeds, strict=True):
-        draw = np.random.default_rng(seed)
+    mask_rows, weights = [], []
+    for text_answers, seed in zip(answers.numpy(), seeds, strict=True):
+        generator = np.random.default_rng(seed)
         share = 1.0
         if block:
-            own, share = in_block(own, block, draw)
-        places, weight = MASKS[masks](own, draw)
-        rows.append(places)
+            text_answers, share = in_block(text_answers, block, generator)
+        places, weight = MASKS[masks](text_answers, generator)
+        mask_rows.append(places)
         weights.append(share * weight)
-    return Masked(torch.from_numpy(np.stack(rows)), torch.tensor(weights, dtype=torch.float32))
+    return Masked(torch.from_numpy(np.stack(mask_rows)), torch.tensor(weights, dtype=torch.float32))
 
 
-def complements(
+def split_blocks(
     answers: torch.Tensor, seeds: Sequence[Any], block: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Of each text one block of its answer, counted from where that begins, is split in two: those
-    parts, each (B, n), and the positions of later blocks, which are masked with either.
+    """Splits one block of each text's answer, counted from where that begins, in two: those parts,
+    each (B, n), and the positions of later blocks, which are masked with either.
     """
-    first, second, later = [], [], []
-    for own, seed in zip(answers.numpy(), seeds, strict=True):
-        draw = np.random.default_rng(seed)
-        number = np.where(own, own.cumsum() - 1, 0) // block
-        chosen = int(draw.integers(0, number.max() + 1))
-        inside = own & (number == chosen)
-        part = inside & (draw.random(len(own)) < HALF)
-        first.append(part)
-        second.append(inside & ~part)
-        later.append(own & (number > chosen))
-    one, two, rest = (torch.from_numpy(np.stack(rows)) for rows in (first, second, later))
-    return one, two, rest
+    first_parts, second_parts, later_parts = [], [], []
+    for text_answers, seed in zip(answers.numpy(), seeds, strict=True):
+        generator = np.random.default_rng(seed)
+        block_numbers = np.where(text_answers, text_answers.cumsum() - 1, 0) // block
+        chosen_block = int(generator.integers(0, block_numbers.max() + 1))
+        in_chosen = text_answers & (block_numbers == chosen_block)
+        in_first = in_chosen & (generator.random(len(text_answers)) < HALF)
+        first_parts.append(in_first)
+        second_parts.append(in_chosen & ~in_first)
+        later_parts.append(text_answers & (block_numbers > chosen_block))
+    first_half, second_half, later_blocks = (
+        torch.from_numpy(np.stack(rows)) for rows in (first_parts, second_parts, later_parts)
+    )
+    return first_half, second_half, later_blocks
 
 
-def seen_by(length: int, block: int) -> torch.Tensor:
+def block_mask(length: int, block: int) -> torch.Tensor:
     """Additive (1, 1, n, n): every position sees all, or its block and those before it."""
     if not block:
         return torch.zeros(1, 1, length, length)
-    number = torch.arange(length) // block
-    hidden = number[None, :] > number[:, None]
-    return torch.zeros(1, 1, length, length).masked_fill(hidden, -torch.inf)
+    block_numbers = torch.arange(length) // block
+    is_hidden = block_numbers[None, :] > block_numbers[:, None]
+    return torch.zeros(1, 1, length, length).masked_fill(is_hidden, -torch.inf)
 
 
 @dataclass(frozen=True)
@@ -131,24 +133,24 @@ class Reader:
     longest: int = 0
 
     def logits(
-        self, ids: torch.Tensor, masked: torch.Tensor, wanted: torch.Tensor | None = None
+        self, ids: torch.Tensor, masked: torch.Tensor, requested: torch.Tensor | None = None
     ) -> torch.Tensor:
         """(m, V) of the wanted positions (B, n), without any the masked ones, of canvases with
         these ids (B, n), which nobody sees where they are OUTSIDE; never the mask itself.
         """
-        wanted = masked if wanted is None else wanted
+        requested = masked if requested is None else requested
         canvas = ids.masked_fill(masked, self.mask_id).clamp_min(0)
-        seen = seen_by(ids.shape[1], self.block).to(ids.device)
-        outside = ids == OUTSIDE
-        if outside.any():
-            seen = seen.masked_fill(outside[:, None, None, :], -torch.inf)
+        mask = block_mask(ids.shape[1], self.block).to(ids.device)
+        is_outside = ids == OUTSIDE
+        if is_outside.any():
+            mask = mask.masked_fill(is_outside[:, None, None, :], -torch.inf)
         decoder = self.hf.get_decoder()
-        states = decoder(input_ids=canvas, attention_mask=seen, use_cache=False).last_hidden_state
-        row, place = wanted.nonzero().T
+        states = decoder(input_ids=canvas, attention_mask=mask, use_cache=False).last_hidden_state
+        row, place = requested.nonzero().T
         rows = states[row, (place - self.shift).clamp_min(0)]
-        found: torch.Tensor = self.hf.get_output_embeddings()(rows).float()
-        found.detach()[:, self.mask_id] = -torch.inf  # which has no gradient, so nothing is copied
-        return found
+        logits: torch.Tensor = self.hf.get_output_embeddings()(rows).float()
+        logits.detach()[:, self.mask_id] = -torch.inf  # which has no gradient, so nothing is copied
+        return logits
 
 
 def masked_loss(reader: Reader, ids: torch.Tensor, masked: Masked) -> torch.Tensor:
@@ -173,17 +175,19 @@ def certainty_loss(
     this temperature, over the tokens of the part that the model has right. Of others it is not
     asked to be certain.
     """
-    *halves, later = parts
+    *halves, later_blocks = parts
     total = torch.zeros(len(ids), device=ids.device)
     for part in halves:
         row = part.nonzero()[:, 0]
         labels = ids[part]
-        logits = reader.logits(ids, part | later, part)
+        logits = reader.logits(ids, part | later_blocks, part)
         nats = F.cross_entropy(logits, labels, reduction="none")
-        right = logits.argmax(-1) == labels
-        total = total + means(nats, row, len(ids))
+        is_right = logits.argmax(-1) == labels
+        total = total + row_means(nats, row, len(ids))
         if beta:
-            total = total + beta * means(entropy(logits[right] / temperature), row[right], len(ids))
+            total = total + beta * row_means(
+                entropy(logits[is_right] / temperature), row[is_right], len(ids)
+            )
     return total
 
 
@@ -193,25 +197,27 @@ def entropy(logits: torch.Tensor) -> torch.Tensor:
     return -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)).sum(-1)
 
 
-def means(values: torch.Tensor, row: torch.Tensor, count: int) -> torch.Tensor:
+def row_means(values: torch.Tensor, row: torch.Tensor, count: int) -> torch.Tensor:
     """(count,) of the values (m,) of each row; 0 of a row that has none."""
-    number = torch.bincount(row, minlength=count).clamp_min(1)
-    return values.new_zeros(count).index_add(0, row, values) / number
+    row_counts = torch.bincount(row, minlength=count).clamp_min(1)
+    return values.new_zeros(count).index_add(0, row, values) / row_counts
 
 
 @torch.no_grad()
-def right_at(
+def count_right(
     reader: Reader, ids: torch.Tensor, answers: torch.Tensor, rate: float, seeds: Sequence[Any]
 ) -> tuple[int, int]:
     """How many masked tokens the model has right, of how many, where this share of an answer's
     tokens is masked, each text's by its seed.
     """
-    rows = []
-    for own, seed in zip(answers.numpy(), seeds, strict=True):
-        rows.append(own & (np.random.default_rng(seed).random(len(own)) < rate))
-    masked = torch.from_numpy(np.stack(rows)).to(reader.hf.device)
+    mask_rows = []
+    for text_answers, seed in zip(answers.numpy(), seeds, strict=True):
+        mask_rows.append(
+            text_answers & (np.random.default_rng(seed).random(len(text_answers)) < rate)
+        )
+    masked = torch.from_numpy(np.stack(mask_rows)).to(reader.hf.device)
     if not masked.any():
         return 0, 0
     ids = ids.to(reader.hf.device)
-    said = reader.logits(ids, masked).argmax(-1)
-    return int((said == ids[masked]).sum()), int(masked.sum())
+    predicted = reader.logits(ids, masked).argmax(-1)
+    return int((predicted == ids[masked]).sum()), int(masked.sum())

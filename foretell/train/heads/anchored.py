@@ -26,21 +26,27 @@ from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from foretell.drafters.heads.networks.anchored import Anchored
-from foretell.drafters.heads.networks.folder import build, kinds, load, save, target_shape
+from foretell.drafters.heads.networks.folder import (
+    build_head,
+    head_kinds,
+    load_head,
+    save_head,
+    target_shape,
+)
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig, Unsupported
-from foretell.models.decoder.loop import StockBlock, attending
-from foretell.models.decoder.packed import PackedLinear
+from foretell.models.decoder.loop import StockBlock, use_attention
+from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear
 from foretell.ops.attention import attend
 from foretell.ops.files import write_text
 from foretell.speculation.costs import Costs
 from foretell.train.answers import AT_ONCE
-from foretell.train.draft import blocks
+from foretell.train.draft import group_lengths
 from foretell.train.heads.head import PIECE, TrainHead
 from foretell.train.heads.head_data import Corpus, Known
 from foretell.train.heads.head_report import RANKS, rank_table
 from foretell.train.lm import Run
-from foretell.train.objectives import CHUNK, objective, row_loss
+from foretell.train.objectives import CHUNK, objective_named, row_loss
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -51,10 +57,28 @@ BACKWARD = 3  # forwards that a row and its gradient take
 
 def runs_through_target(kind: str) -> bool:
     """Whether a head of this kind is trained here."""
-    return kind in kinds() and issubclass(kinds()[kind], Anchored)
+    return kind in head_kinds() and issubclass(head_kinds()[kind], Anchored)
 
 
-def beginning(target: Any, config: TrainHead, init: Path | None = None) -> Anchored:
+def check_inputs(
+    config: TrainHead, states: Path | None, reference: Path | None, states_dtype: str
+) -> None:
+    """Raises BadConfig where a head of this kind does not learn from these inputs: a folder of
+    states, a reference, a target in this number format.
+    """
+    if not runs_through_target(config.name):
+        if states is None:
+            what = "learns from hidden states: give a folder, --states FOLDER"
+            raise BadConfig(f"{config.kind} {what}")
+        return
+    if reference is not None:
+        raise BadConfig(f"{config.kind} takes no --reference: its rows learn from all tokens")
+    if states_dtype in WHOLE_NUMBERS:
+        what = "its rows learn through the target's layers; give bfloat16 or float32"
+        raise BadConfig(f"{config.kind} takes no --states-dtype {states_dtype}: {what}")
+
+
+def begin_anchored(target: Any, config: TrainHead, init: Path | None = None) -> Anchored:
     """The head that a run begins with. `init`: folder of one of the same kind and options. Raises
     BadConfig, BadModel, Unsupported.
     """
@@ -63,19 +87,21 @@ def beginning(target: Any, config: TrainHead, init: Path | None = None) -> Ancho
         options["rows"] = config.depths
     if config.entry >= 0:
         options["entry"] = config.entry
-    head: Any = build(config.name, target_shape(target, "train head"), options)
-    head.begin(target)
+    head: Any = build_head(config.name, target_shape(target, "train head"), options)
+    head.take_weights(target)
     if init is not None:
-        known, _ = load(init, target, config.name)
-        if known.config != head.config:
-            raise BadConfig(f"{init}: has options {known.config.options}; give the same ones")
-        head.load_state_dict(known.state_dict())
+        initial_head, _ = load_head(init, target, config.name)
+        if initial_head.config != head.config:
+            raise BadConfig(
+                f"{init}: has options {initial_head.config.options}; give the same ones"
+            )
+        head.load_state_dict(initial_head.state_dict())
     return cast(Anchored, head)
 
 
 @dataclass
 class Pass:
-    """One run through the layers: of a text, whose keys and values it keeps, or of rows beside."""
+    """Run through the layers: of a text, whose keys and values it keeps, or of rows beside it."""
 
     positions: torch.Tensor  # (n,) of the nodes that run
     anchors: torch.Tensor | None = None  # (n,) the place in the text below which each row stands
@@ -87,17 +113,17 @@ class Pass:
         """Additive (n, columns): those of the text (T,), and behind them those of the rows."""
         if window not in self.masks:
             columns = torch.arange(length, device=like.device)
-            here = self.positions[:, None]
+            row_positions = self.positions[:, None]
             if self.anchors is None:
-                seen = columns <= here
+                visible = columns <= row_positions
             else:
-                own = self.anchors[:, None] == self.anchors
-                own &= self.positions <= here
-                seen = torch.cat([columns <= self.anchors[:, None], own], 1)
+                own_rows = self.anchors[:, None] == self.anchors
+                own_rows &= self.positions <= row_positions
+                visible = torch.cat([columns <= self.anchors[:, None], own_rows], 1)
                 columns = torch.cat([columns, self.positions])
             if window is not None:
-                seen &= here - columns < window
-            self.masks[window] = torch.where(seen, 0.0, -torch.inf).to(like.dtype)
+                visible &= row_positions - columns < window
+            self.masks[window] = torch.where(visible, 0.0, -torch.inf).to(like.dtype)
         return self.masks[window]
 
 
@@ -138,16 +164,16 @@ AttentionInterface.register(KIND, _attend)
 AttentionMaskInterface.register(KIND, lambda *args, **kwargs: None)
 
 
-def freeze(hf: nn.Module) -> None:
+def freeze_weights(hf: nn.Module) -> None:
     """Leaves the weights as they are, but so that gradients may pass by them."""
     hf.requires_grad_(False)
-    copies: dict[nn.Parameter, nn.Parameter] = {}
+    weight_copies: dict[nn.Parameter, nn.Parameter] = {}
     for module in hf.modules():
         for name, weight in list(module.named_parameters(recurse=False)):
             if weight.is_inference():  # of which nothing may be kept for a backward pass
-                if weight not in copies:
-                    copies[weight] = nn.Parameter(weight.clone(), requires_grad=False)
-                setattr(module, name, copies[weight])
+                if weight not in weight_copies:
+                    weight_copies[weight] = nn.Parameter(weight.clone(), requires_grad=False)
+                setattr(module, name, weight_copies[weight])
 
 
 class Through:
@@ -161,57 +187,64 @@ class Through:
         if any(isinstance(module, PackedLinear) for module in target.hf.modules()):
             need = "layers that gradients pass through, which packed weights are not"
             cure = "give --states-dtype bfloat16 or float32"
-            raise Unsupported.missing("train head", target.name, need, cure)
+            raise Unsupported.missing_capability("train head", target.name, need, cure)
         if frozen:
-            freeze(target.hf)
+            freeze_weights(target.hf)
         self.frozen = frozen
         self.loop = target.loop
         self.layers = [StockBlock(layer) for layer in self.loop.layers]
         output = Output(target, None)
         self.output = output
         self.device, self.dtype = target.device, target.dtype
-        self.weight = output.weight().to(self.device, self.dtype)  # (V, E)
+        self.weight = output.train_weight().to(self.device, self.dtype)  # (V, E)
 
     @contextmanager
     def running(self, run: Pass) -> Iterator[None]:
         token = RUNNING.set(run)
         try:
-            with attending(self.loop.config, KIND):
+            with use_attention(self.loop.config, KIND):
                 yield
         finally:
             RUNNING.reset(token)
 
-    def layered(self, h: torch.Tensor, run: Pass, layers: Sequence[int]) -> torch.Tensor:
+    def run_layers(self, h: torch.Tensor, run: Pass, layers: Sequence[int]) -> torch.Tensor:
         """States (n, E) through these layers."""
         positions = run.positions[None]
-        kinds = self.loop.kinds or [None] * len(self.layers)
+        layer_kinds = self.loop.kinds or [None] * len(self.layers)
         rotary: dict[str | None, Any] = {}
         with self.running(run):
-            out = h[None]
+            layer_states = h[None]
             for layer in layers:
-                kind = kinds[layer]
-                if kind not in rotary:
-                    rotary[kind] = self.loop.rotary(out, positions, *([kind] if kind else []))
-                out = self.layers[layer](out, rotary[kind], positions)
-        return out[0]
+                layer_kind = layer_kinds[layer]
+                if layer_kind not in rotary:
+                    rotary[layer_kind] = self.loop.rotary(
+                        layer_states, positions, *([layer_kind] if layer_kind else [])
+                    )
+                layer_states = self.layers[layer](layer_states, rotary[layer_kind], positions)
+        return layer_states[0]
 
     def text(self, tokens: torch.Tensor, entry: int = 0) -> tuple[torch.Tensor, torch.Tensor, Pass]:
-        """Of a text (n,): what enters this layer, (n, E); its normed last states, which the output
-        matrix reads, (n, E); and what rows beside it see of it.
+        """Runs a text (n,): what enters this layer, (n, E); the normed last states, which the
+        output matrix reads, (n, E); and what rows beside it see of it.
         """
         run = Pass(torch.arange(len(tokens), device=self.device))
-        entering = self.layered(self.loop.embedded(tokens), run, range(entry))
-        finals = self.layered(entering, run, range(entry, len(self.layers)))
+        entering = self.run_layers(self.loop.embedded(tokens), run, range(entry))
+        finals = self.run_layers(entering, run, range(entry, len(self.layers)))
         return entering, self.loop.norm(finals), run
 
-    def beside(
-        self, text: Pass, made: torch.Tensor, below: torch.Tensor, places: torch.Tensor, entry: int
+    def run_beside(
+        self,
+        text: Pass,
+        entering_rows: torch.Tensor,
+        below: torch.Tensor,
+        places: torch.Tensor,
+        entry: int,
     ) -> torch.Tensor:
-        """Normed last states (m, E) of rows that enter this layer as `made` (m, E), below these
-        places of the text (m,); `places` (m,): in their chains, from 0.
+        """Normed last states (m, E) of rows that enter this layer as `entering_rows` (m, E), below
+        these places of the text (m,); `places` (m,): in their chains, from 0.
         """
         rows = Pass(below + places + 1, below, text.keys, text.values)
-        states = self.layered(made.to(self.dtype), rows, range(entry, len(self.layers)))
+        states = self.run_layers(entering_rows.to(self.dtype), rows, range(entry, len(self.layers)))
         normed: torch.Tensor = self.loop.norm(states)
         return normed
 
@@ -226,8 +259,8 @@ class Through:
             entering, finals, text = self.text(tokens, head.entry)
         places = torch.arange(depth, device=self.device).repeat(len(anchors))
         below = anchors.repeat_interleave(depth)
-        made = head.rows(places, entering[below])
-        states = self.beside(text, made, below, places, head.entry)
+        entering_rows = head.rows(places, entering[below])
+        states = self.run_beside(text, entering_rows, below, places, head.entry)
         return finals, states.unflatten(0, (len(anchors), depth))
 
     @torch.no_grad()
@@ -239,44 +272,46 @@ class Through:
 
 def anchors_of(text: Known, count: int, seed: int) -> torch.Tensor:
     """At most `count` places of a text, ascending, whose first row speaks of the answer."""
-    first, end = max(0, text.prompt - 2), len(text.tokens) - 2
-    places = np.arange(first, max(first, end))
+    first_place, end = max(0, text.prompt - 2), len(text.tokens) - 2
+    places = np.arange(first_place, max(first_place, end))
     if len(places) > count:
         places = np.sort(np.random.default_rng(seed).choice(places, count, replace=False))
     return torch.from_numpy(places)
 
 
-def loss_of(
+def anchored_loss(
     head: Anchored, text: Known, through: Through, config: TrainHead, seed: int
 ) -> torch.Tensor:
-    """The mean over a text's anchors and, weighed, over their rows."""
+    """Mean loss over a text's anchors and, weighed, over their rows."""
     tokens = torch.from_numpy(text.tokens.astype(np.int64)).to(through.device)
     anchors = anchors_of(text, config.anchors, seed).to(through.device)
     finals, states = through(head, tokens, anchors)
-    loss_by = objective(config.objective)
-    total = states.new_zeros((), dtype=torch.float32)
+    loss_by = objective_named(config.objective)
+    loss_sum = states.new_zeros((), dtype=torch.float32)
     for row in range(head.deepest):
-        here = anchors + row + 1  # its own place; its token is the next
-        known = (here + 1 >= text.prompt) & (here + 1 < len(tokens))
-        here = here[known]
-        if not len(here):
+        own_places = anchors + row + 1  # its own place; its token is the next
+        in_answer = (own_places + 1 >= text.prompt) & (own_places + 1 < len(tokens))
+        own_places = own_places[in_answer]
+        if not len(own_places):
             continue
-        laws = through.laws(finals[here])
-        part = row_loss(states[known, row], through.weight, laws, tokens[here + 1], loss_by)
-        total = total + head.decay**row * part / len(here)
-    return total / head.deepest
+        laws = through.laws(finals[own_places])
+        row_sum = row_loss(
+            states[in_answer, row], through.weight, laws, tokens[own_places + 1], loss_by
+        )
+        loss_sum = loss_sum + head.decay**row * row_sum / len(own_places)
+    return loss_sum / head.deepest
 
 
 @torch.no_grad()
 def ranks_in(head: Anchored, texts: Sequence[Known], through: Through) -> list[np.ndarray]:
-    """Of each greedy text, by anchor and row, the rank that the row gives the text's own token:
-    (m, P) int, RANKS where it is not among the first.
+    """Ranks (m, P) int, by anchor and row, that rows give the own tokens of each greedy text, RANKS
+    where such a token is not among the first.
     """
-    found = []
+    text_ranks = []
     for text in texts:
-        greedy = (text.tokens[text.prompt :] == text.best).all()
-        last = len(text.tokens) - 1 - head.deepest
-        anchors = torch.arange(max(0, text.prompt - 2), max(0, last))
+        greedy = (text.tokens[text.prompt :] == text.top_tokens).all()
+        anchor_end = len(text.tokens) - 1 - head.deepest
+        anchors = torch.arange(max(0, text.prompt - 2), max(0, anchor_end))
         if not greedy or not len(anchors):
             continue
         tokens = torch.from_numpy(text.tokens.astype(np.int64)).to(through.device)
@@ -284,33 +319,35 @@ def ranks_in(head: Anchored, texts: Sequence[Known], through: Through) -> list[n
         ranks = np.full(states.shape[:2], RANKS)
         for row in range(head.deepest):
             logits = torch.cat([part @ through.weight.T for part in states[:, row].split(CHUNK)])
-            best = logits.topk(min(RANKS, logits.shape[1]), -1).indices.cpu()
-            own = tokens.cpu()[anchors + row + 2]
-            which, rank = (best == own[:, None]).nonzero().T
-            ranks[which.numpy(), row] = rank.numpy()
-        found.append(ranks)
-    return found
+            top_tokens = logits.topk(min(RANKS, logits.shape[1]), -1).indices.cpu()
+            next_tokens = tokens.cpu()[anchors + row + 2]
+            anchor_rows, rank = (top_tokens == next_tokens[:, None]).nonzero().T
+            ranks[anchor_rows.numpy(), row] = rank.numpy()
+        text_ranks.append(ranks)
+    return text_ranks
 
 
 def hits_of(ranks: Sequence[np.ndarray]) -> list[float]:
-    """By row the share of anchors at which its best token, and all before it, are the text's."""
+    """Share of anchors, by row, at which its best token, and all before it, are the text's."""
     if not ranks:
         return []
-    right = np.concatenate(list(ranks)) == 0
-    return [round(float(share), 4) for share in np.logical_and.accumulate(right, 1).mean(0)]
+    is_right = np.concatenate(list(ranks)) == 0
+    return [round(float(share), 4) for share in np.logical_and.accumulate(is_right, 1).mean(0)]
 
 
-def plan(prompts: int, answer_tokens: int, config: TrainHead, rows: int, costs: Costs) -> str:
-    """What a run takes: hours, by the measured costs of the target's forwards."""
+def plan_anchored(
+    prompts: int, answer_tokens: int, config: TrainHead, rows: int, costs: Costs
+) -> str:
+    """Says how many hours a run takes, by the measured costs of the target's forwards."""
     tokens = prompts * answer_tokens
-    answering = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
-    beside = BACKWARD * rows * config.anchors / config.window  # for each token of a text
+    answer_seconds = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
+    extra_forwards = BACKWARD * rows * config.anchors / config.window  # for each token of a text
     token_seconds = float(costs.curve(PIECE)[-1]) / PIECE
-    training = config.tokens * (1 + beside) * token_seconds
+    train_seconds = config.tokens * (1 + extra_forwards) * token_seconds
     return (
-        f"at most {tokens:,} tokens of answers: {answering / 3600:.1f} hours to write them; then "
-        f"{config.tokens:,} tokens of texts with {config.anchors} anchors each, about "
-        f"{training / 3600:.1f} hours"
+        f"at most {tokens:,} tokens of answers: {answer_seconds / 3600:.1f} hours to write them; "
+        f"then {config.tokens:,} tokens of texts with {config.anchors} anchors each, about "
+        f"{train_seconds / 3600:.1f} hours"
     )
 
 
@@ -322,7 +359,7 @@ class AnchoredRun(Run):
         self.groups: list[list[int]] = []
         self.rounds = 0
 
-    def rated(self, layers: nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         return [(torch.optim.Adam(self.model.parameters(), lr=self.rate), self.rate)]
 
     @property
@@ -340,24 +377,26 @@ class AnchoredRun(Run):
         self.step += 1
 
     def advance_on(self, corpus: Corpus, through: Through) -> float:
-        """One optimiser step; returns its mean loss."""
+        """Takes an optimiser step; returns its mean loss."""
         config: Any = self.config
         while len(self.groups) <= self.step:
             lengths = [len(text.tokens) for text in corpus.train]
-            self.groups += blocks(lengths, config.batch, config.seed * 1_000 + self.rounds)
+            self.groups += group_lengths(lengths, config.batch, config.seed * 1_000 + self.rounds)
             self.rounds += 1
-        group = self.groups[self.step]
-        total = 0.0
-        for number in group:
+        text_group = self.groups[self.step]
+        loss_sum = 0.0
+        for number in text_group:
             seed = (config.seed * 1_000_003 + self.step) * 4_096 + number
-            loss = loss_of(self.model, corpus.train[number], through, config, seed) / len(group)
+            loss = anchored_loss(self.model, corpus.train[number], through, config, seed) / len(
+                text_group
+            )
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+            loss_sum += loss.item()
         self.update()
-        return total
+        return loss_sum
 
 
-def train(
+def train_anchored(
     lm: LM,
     files: Sequence[Path],
     out: Path,
@@ -376,14 +415,14 @@ def train(
     through = Through(target)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, None, config.window)
-    head = beginning(target, config, init)
+    head = begin_anchored(target, config, init)
     head.to(through.device)
     run = AnchoredRun(out, config, head)
-    run.keep(recipe)
-    run.through(lambda: run.advance_on(corpus, through), save_every, quiet)
+    run.keep_recipe(recipe)
+    run.run_steps(lambda: run.advance_on(corpus, through), save_every, quiet)
     ranks = ranks_in(head, corpus.held_back, through)
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "tokens_seen": config.steps * config.batch,
         "answers": len(corpus.train),
         "hits": hits_of(ranks),
@@ -391,7 +430,7 @@ def train(
         "settings": asdict(config),
         "recipe": recipe,
     }
-    about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
-    save(head, None, out / "head", target, about)
+    report_extract = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
+    save_head(head, None, out / "head", target, report_extract)
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report

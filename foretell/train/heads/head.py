@@ -18,22 +18,28 @@ import torch
 import torch.nn.functional as F
 
 from foretell.drafters.heads.networks.base import Drafted, Head, TargetShape, Texts
-from foretell.drafters.heads.networks.folder import build, kinds, load, save, target_shape
+from foretell.drafters.heads.networks.folder import (
+    build_head,
+    head_kinds,
+    load_head,
+    save_head,
+    target_shape,
+)
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig
 from foretell.ops.files import write_text
-from foretell.spec import NO, YES, given
+from foretell.spec import NO, YES, iterate_fields
 from foretell.speculation.costs import Costs
 from foretell.train import recipes
 from foretell.train.answers import AT_ONCE
 from foretell.train.draft import TextRun
-from foretell.train.heads.head_data import Corpus, Teacher, places
-from foretell.train.heads.head_report import hits, overlaps, rank_table, true_ranks
+from foretell.train.heads.head_data import Corpus, Teacher, answer_places
+from foretell.train.heads.head_report import hit_shares, mean_overlaps, rank_table, true_ranks
 from foretell.train.objectives import (
     OBJECTIVES,
     furthest_behind,
     lag_behind,
-    objective,
+    objective_named,
     row_loss,
 )
 from foretell.train.processes import Processes
@@ -68,13 +74,15 @@ class TrainHead:
 
     def __post_init__(self) -> None:
         rates = dict.fromkeys(("matrix_rate", "other_rate"), recipes.RATE)
-        recipes.check(self, {**recipes.OF_RUNS, "common": recipes.SIZE, **rates})
-        made = {kind for kind, head in kinds().items() if not head.bound}
-        if self.name in kinds().keys() - made:
-            allowed = f"one that leaves its target as it is; `train {self.name}` makes this one"
-            raise BadConfig.field("kind", self.kind, allowed)
-        if self.name not in made:
-            raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(made))}")
+        recipes.check_ranges(self, {**recipes.OF_RUNS, "common": recipes.SIZE, **rates})
+        trained_kinds = {kind for kind, head in head_kinds().items() if not head.bound}
+        if self.name in head_kinds().keys() - trained_kinds:
+            allowed_values = (
+                f"one that leaves its target as it is; `train {self.name}` makes this one"
+            )
+            raise BadConfig.field("kind", self.kind, allowed_values)
+        if self.name not in trained_kinds:
+            raise BadConfig.field("kind", self.kind, f"one of {', '.join(sorted(trained_kinds))}")
         _ = self.options
         if self.objective not in OBJECTIVES:
             raise BadConfig.field("objective", self.objective, f"one of {', '.join(OBJECTIVES)}")
@@ -100,33 +108,35 @@ class TrainHead:
     @property
     def options(self) -> dict[str, Any]:
         """The fields of the kind. Raises BadConfig for one that training does not make."""
-        head = kinds()[self.name]
-        found: dict[str, Any] = {}
-        for _, field, text in given(self.kind):
+        head = head_kinds()[self.name]
+        field_values: dict[str, Any] = {}
+        for _, field, text in iterate_fields(self.kind):
             if field not in head.trained:
-                known = f"its fields are {', '.join(head.trained)}" if head.trained else "has none"
-                which = "is of published heads and" if field in head.options else "is"
-                raise BadConfig(f"kind={self.kind!r}: {field} {which} not trained; {known}")
-            flag = type(head.options[field]) is bool
-            if flag and text.lower() in YES + NO:
-                found[field] = text.lower() in YES
-            elif not flag and text.isdigit():
-                found[field] = int(text)
+                known_fields = (
+                    f"its fields are {', '.join(head.trained)}" if head.trained else "has none"
+                )
+                reason = "is of published heads and" if field in head.options else "is"
+                raise BadConfig(f"kind={self.kind!r}: {field} {reason} not trained; {known_fields}")
+            is_flag = type(head.options[field]) is bool
+            if is_flag and text.lower() in YES + NO:
+                field_values[field] = text.lower() in YES
+            elif not is_flag and text.isdigit():
+                field_values[field] = int(text)
             else:
-                allowed = "yes or no" if flag else "a whole number"
-                raise BadConfig.field(f"{self.name}:{field}", text, allowed)
-        return found
+                allowed_values = "yes or no" if is_flag else "a whole number"
+                raise BadConfig.field(f"{self.name}:{field}", text, allowed_values)
+        return field_values
 
 
 def taps_of(
     kind: str, target: TargetShape, options: dict[str, Any] | None = None
 ) -> tuple[int, ...]:
-    """What states are kept for: the usual taps of all heads, and those of this kind."""
-    usual = (2, target.layers // 2, target.layers - 3, target.layers)
-    return tuple(sorted({*usual, *build(kind, target, options).taps}))
+    """Taps whose states are kept: the usual ones of all heads, and those of this kind."""
+    usual_taps = (2, target.layers // 2, target.layers - 3, target.layers)
+    return tuple(sorted({*usual_taps, *build_head(kind, target, options).taps}))
 
 
-def plan(
+def plan_head(
     prompts: int,
     answer_tokens: int,
     target: TargetShape,
@@ -134,19 +144,19 @@ def plan(
     config: TrainHead,
     costs: Costs,
 ) -> str:
-    """What a run takes: bytes, and hours by the measured costs of the target's forwards."""
+    """Says how many bytes and hours a run takes, by the measured costs of the target's forwards."""
     tokens = prompts * answer_tokens
-    answering = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
-    reading = tokens * float(costs.curve(PIECE)[-1]) / PIECE
-    size = tokens * len(taps) * target.hidden * 2
+    answer_seconds = tokens * float(costs.curve(AT_ONCE)[-1]) / AT_ONCE
+    read_seconds = tokens * float(costs.curve(PIECE)[-1]) / PIECE
+    state_bytes = tokens * len(taps) * target.hidden * 2
     return (
-        f"at most {tokens:,} tokens of answers: {answering / 3600:.1f} hours to write them, "
-        f"{reading / 3600:.1f} hours and {size / 1e9:.1f} GB for their states; then "
+        f"at most {tokens:,} tokens of answers: {answer_seconds / 3600:.1f} hours to write them, "
+        f"{read_seconds / 3600:.1f} hours and {state_bytes / 1e9:.1f} GB for their states; then "
         f"{config.tokens:,} tokens of training, whose time shows when it begins"
     )
 
 
-def loss_of(
+def head_loss(
     head: Head,
     texts: Texts,
     answers: torch.Tensor,
@@ -161,74 +171,83 @@ def loss_of(
     to be learnt. `progress`: the share of training that is over.
     """
     depths = config.depths or head.depths
-    loss_by = objective(config.objective)
-    rows, columns = places(answers, 0).T  # the target's own law is wanted there
+    loss_by = objective_named(config.objective)
+    rows, columns = answer_places(answers, 0).T  # the target's own law is wanted there
     laws = teacher.laws(texts.finals[rows, columns])
-    number = torch.full(texts.ids.shape, -1)
-    number[rows, columns] = torch.arange(len(rows))
-    total = texts.finals.new_zeros((), dtype=torch.float32)
-    others: Iterator[Drafted | None] = repeat(None)
+    row_numbers = torch.full(texts.ids.shape, -1)
+    row_numbers[rows, columns] = torch.arange(len(rows))
+    loss_sum = texts.finals.new_zeros((), dtype=torch.float32)
+    reference_drafts: Iterator[Drafted | None] = repeat(None)
     with torch.autocast(teacher.device.type, dtype=torch.bfloat16):
         if reference is not None:
             with torch.no_grad():
-                others = iter(list(reference.unroll(texts, depths)))
-        shown = replace(texts, shown=head.glance(texts, answers, teacher.best, progress))
-        for drafted, other in zip(head.unroll(shown, depths), others, strict=False):
-            row, place = places(answers, drafted.depth, drafted.anchors).T
+                reference_drafts = iter(list(reference.unroll_depths(texts, depths)))
+        glanced_texts = replace(
+            texts, shown=head.glance(texts, answers, teacher.likeliest_tokens, progress)
+        )
+        for drafted, reference_draft in zip(
+            head.unroll_depths(glanced_texts, depths), reference_drafts, strict=False
+        ):
+            row, token_place = answer_places(answers, drafted.depth, drafted.anchors).T
             if not len(row):
                 break
-            if other is not None:
-                known = laws[number[row, place + drafted.depth]]
+            if reference_draft is not None:
+                drafted_laws = laws[row_numbers[row, token_place + drafted.depth]]
                 lags = lag_behind(
-                    drafted.states[row, place], other.states[row, place], teacher.weight, known
+                    drafted.states[row, token_place],
+                    reference_draft.states[row, token_place],
+                    teacher.weight,
+                    drafted_laws,
                 )
-                chosen = furthest_behind(lags, config.keep).to(row)
-                row, place = row[chosen], place[chosen]
-            here = number[row, place + drafted.depth]
-            labels = teacher.names[texts.ids[row, place + drafted.depth + 1].cpu()]
-            states = drafted.states[row, place]
-            part = head.agreement * row_loss(
-                states, teacher.weight, laws[here], labels.to(teacher.device), loss_by
+                learnt_rows = furthest_behind(lags, config.keep).to(row)
+                row, token_place = row[learnt_rows], token_place[learnt_rows]
+            law_rows = row_numbers[row, token_place + drafted.depth]
+            labels = teacher.names[texts.ids[row, token_place + drafted.depth + 1].cpu()]
+            states = drafted.states[row, token_place]
+            depth_loss = head.agreement * row_loss(
+                states, teacher.weight, laws[law_rows], labels.to(teacher.device), loss_by
             )
             if head.regression and drafted.feature is not None:
-                wanted = texts.finals[row, place + drafted.depth].float()
+                final_states = texts.finals[row, token_place + drafted.depth].float()
                 distance = F.smooth_l1_loss(
-                    drafted.feature[row, place].float(), wanted, reduction="none"
+                    drafted.feature[row, token_place].float(), final_states, reduction="none"
                 )
-                part = part + head.regression * distance.mean(-1).sum()
-            total = total + head.decay**drafted.depth * part / len(row)
-    return total
+                depth_loss = depth_loss + head.regression * distance.mean(-1).sum()
+            loss_sum = loss_sum + head.decay**drafted.depth * depth_loss / len(row)
+    return loss_sum
 
 
-def head_before(
+def read_head(
     folder: Path, target: Any, kind: str, options: dict[str, Any] | None = None
 ) -> tuple[Head, torch.Tensor]:
     """A head that is there already, and the tokens that it drafts. Raises BadConfig for one of
     another build than training makes, as published heads are, or than these options say.
     """
-    head, kept = load(folder, target, kind)
+    head, draft_tokens = load_head(folder, target, kind)
     if options is not None and head.config.options != options:
-        told = " ".join(f"{name}={value}" for name, value in head.config.options.items())
-        raise BadConfig(f"{folder}: is built with {told or 'no fields'}; give --kind the same")
-    published = sorted(head.config.options.keys() - {*head.trained})
-    if published:
-        what = f"has {', '.join(published)} of its own"
-        raise BadConfig(f"{folder}: {what}; begin with a head of `foretell train head`")
-    return head, torch.arange(target.vocab) if kept is None else kept
+        option_text = " ".join(f"{name}={value}" for name, value in head.config.options.items())
+        raise BadConfig(
+            f"{folder}: is built with {option_text or 'no fields'}; give --kind the same"
+        )
+    unknown_options = sorted(head.config.options.keys() - {*head.trained})
+    if unknown_options:
+        complaint = f"has {', '.join(unknown_options)} of its own"
+        raise BadConfig(f"{folder}: {complaint}; begin with a head of `foretell train head`")
+    return head, torch.arange(target.vocab) if draft_tokens is None else draft_tokens
 
 
 @dataclass
 class Beginning:
-    """What a run begins with: the head; the tokens that it drafts, None: the commonest of the
-    answers; and the head beside which it learns, if any.
+    """Beginning of a run: the head; the tokens that it drafts, None: the commonest of the answers;
+    and the head beside which it learns, if any.
     """
 
     head: Head
-    kept: torch.Tensor | None = None
+    draft_tokens: torch.Tensor | None = None
     reference: Head | None = None
 
 
-def beginning(
+def begin_head(
     target: Any, config: TrainHead, init: Path | None = None, reference: Path | None = None
 ) -> Beginning:
     """Makes or reads all of it, before anything takes hours. `init`, `reference`: folders of heads
@@ -236,23 +255,25 @@ def beginning(
     """
     torch.manual_seed(config.seed)
     options = config.options
-    head = build(config.name, target_shape(target, "train head"), options)
+    head = build_head(config.name, target_shape(target, "train head"), options)
     if config.depths > head.deepest:
         raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {config.kind}")
-    head.begin(target)
-    Output(target, torch.arange(1)).weight()  # its output matrix can be cut down
-    made = Beginning(head)
+    head.take_weights(target)
+    Output(target, torch.arange(1)).train_weight()  # its output matrix can be cut down
+    beginning = Beginning(head)
     if init is not None:
-        known, made.kept = head_before(init, target, config.name, options)
-        head.load_state_dict(known.state_dict())
+        initial_head, beginning.draft_tokens = read_head(init, target, config.name, options)
+        head.load_state_dict(initial_head.state_dict())
     if reference is not None:
-        made.reference, kept = head_before(reference, target, config.name, options)
-        if made.kept is not None and not torch.equal(made.kept, kept):
+        beginning.reference, draft_tokens = read_head(reference, target, config.name, options)
+        if beginning.draft_tokens is not None and not torch.equal(
+            beginning.draft_tokens, draft_tokens
+        ):
             raise BadConfig(f"{init} and {reference} draft other tokens; train both from one")
-        refuse_itself(head, made.reference, reference)
-        made.kept = kept
-        made.reference.eval()
-    return made
+        refuse_itself(head, beginning.reference, reference)
+        beginning.draft_tokens = draft_tokens
+        beginning.reference.eval()
+    return beginning
 
 
 def refuse_itself(head: Head, reference: Head, folder: Path) -> None:
@@ -281,21 +302,21 @@ class HeadRun(TextRun):
         self.reference = reference
 
     def advance_on(self, corpus: Corpus, teacher: Teacher) -> float:
-        """One optimiser step; returns its mean loss."""
+        """Takes an optimiser step; returns its mean loss."""
         config: Any = self.config
 
         def loss(group: list[int], number: int) -> torch.Tensor:
-            chosen = [corpus.train[index] for index in group]
+            group_texts = [corpus.train[index] for index in group]
             seed = config.seed * 1_000_003 + number
-            batch, answers = teacher.texts(chosen, self.model.noise, seed)
+            batch, answers = teacher.texts(group_texts, self.model.noise, seed)
             torch.manual_seed(seed)  # dropout goes on where it was, too
             progress = self.step / config.steps
-            return loss_of(self.model, batch, answers, teacher, config, self.reference, progress)
+            return head_loss(self.model, batch, answers, teacher, config, self.reference, progress)
 
         return self.step_on([len(text.tokens) for text in corpus.train], loss)
 
 
-def train(
+def train_head(
     lm: LM,
     files: Sequence[Path],
     states: Sequence[Path],
@@ -322,36 +343,38 @@ def train(
     processes.check(config.batch, config.micro)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, states, config.window)
-    made = beginning(target, config, init, reference)
-    head, beside = made.head.to(processes.device), made.reference
-    kept = made.kept
-    if kept is None:
-        kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
-    if beside is not None:
-        beside.to(processes.device)
-    missing = {*head.taps, head.config.target.layers} - {*taps}
-    if missing:
-        raise BadConfig(f"the states have taps {list(taps)}, and {config.kind} needs {missing} too")
-    teacher = Teacher(target, taps, head, kept)
-    run = HeadRun(out, config, head, beside, processes)
-    run.keep(recipe)
-    run.through(lambda: run.advance_on(corpus, teacher), save_every, quiet)
-    trained = config.depths or head.depths
-    depths = min(max(trained, 5), head.deepest)
-    ranks = rank_table(true_ranks(head, corpus.held_back, teacher, trained, config.micro))
+    beginning = begin_head(target, config, init, reference)
+    head, reference_head = beginning.head.to(processes.device), beginning.reference
+    draft_tokens = beginning.draft_tokens
+    if draft_tokens is None:
+        draft_tokens = corpus.commonest(min(config.common, target.vocab), target.vocab)
+    if reference_head is not None:
+        reference_head.to(processes.device)
+    missing_taps = {*head.taps, head.config.target.layers} - {*taps}
+    if missing_taps:
+        raise BadConfig(
+            f"the states have taps {list(taps)}, and {config.kind} needs {missing_taps} too"
+        )
+    teacher = Teacher(target, taps, head, draft_tokens)
+    run = HeadRun(out, config, head, reference_head, processes)
+    run.keep_recipe(recipe)
+    run.run_steps(lambda: run.advance_on(corpus, teacher), save_every, quiet)
+    trained_depths = config.depths or head.depths
+    depths = min(max(trained_depths, 5), head.deepest)
+    ranks = rank_table(true_ranks(head, corpus.held_back, teacher, trained_depths, config.micro))
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "tokens_seen": config.steps * config.batch,
         "answers": len(corpus.train),
-        "hits": hits(head, corpus.held_back, teacher, depths, config.micro),
-        "overlaps": overlaps(head, corpus.held_back, teacher, depths, config.micro),
+        "hits": hit_shares(head, corpus.held_back, teacher, depths, config.micro),
+        "overlaps": mean_overlaps(head, corpus.held_back, teacher, depths, config.micro),
         "ranks": ranks,
         "settings": asdict(config),
         "recipe": recipe,
     }
-    if processes.first:
-        about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
-        save(head, kept, out / "head", target, about)
+    if processes.is_first:
+        report_extract = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
+        save_head(head, draft_tokens, out / "head", target, report_extract)
         write_text(out / "report.json", json.dumps(report, indent=1))
     processes.wait()
     return report

@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from foretell.core.draws import draws
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.core.draws import draw_by_uniforms
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.errors import BadConfig
-from foretell.ops.files import whole
+from foretell.ops.files import replace_file
 from foretell.train import recipes, saved
 from foretell.train.answers import Text
 from foretell.train.heads.anchored import Pass
-from foretell.train.heads.tuned import Tuned, TunedRun, answers_of, check, export
+from foretell.train.heads.tuned import Tuned, TunedRun, check_tuning, export_tuned, split_answers
 from foretell.train.objectives import divergence
 
 if TYPE_CHECKING:
@@ -71,18 +71,18 @@ class TrainKForcing:
             "rate": recipes.RATE,
             "row_rate": recipes.RATE,
         }
-        recipes.check(self, ranges)
+        recipes.check_ranges(self, ranges)
         if self.k not in (1, 2, 4, 8, 16):
             raise BadConfig.field("k", self.k, "1, 2, 4, 8 or 16")
         if self.batch < self.window:
-            allowed = f"at least window={self.window}, which a lower --window allows"
-            raise BadConfig.field("batch", self.batch, allowed)
+            allowed_values = f"at least window={self.window}, which a lower --window allows"
+            raise BadConfig.field("batch", self.batch, allowed_values)
 
     @property
     def steps(self) -> int:
         return max(self.k.bit_length(), self.tokens // self.batch)
 
-    def said(self, step: int) -> int:
+    def row_count_at(self, step: int) -> int:
         """How many tokens the rows learn to say at this step: 1, 2, 4, ... for equal parts."""
         stages = self.k.bit_length()
         return int(1 << min(stages - 1, step * stages // self.steps))
@@ -98,84 +98,91 @@ class Places:
 
 
 def places_of(text: Text, config: TrainKForcing, k: int, seed: int) -> Places:
-    """At most `anchors` places behind which k tokens of the answer stand."""
-    draw = np.random.default_rng(seed)
-    every = np.arange(text.prompt - 1, max(text.prompt, len(text.tokens) - k))
-    if len(every) > config.anchors:
-        every = np.sort(draw.choice(every, config.anchors, replace=False))
-    noise = torch.from_numpy(draw.random((len(every), k)))
-    return Places(torch.from_numpy(every), noise, config.hottest * draw.random())
+    """Draws at most `anchors` places behind which k tokens of the answer stand."""
+    generator = np.random.default_rng(seed)
+    all_places = np.arange(text.prompt - 1, max(text.prompt, len(text.tokens) - k))
+    if len(all_places) > config.anchors:
+        all_places = np.sort(generator.choice(all_places, config.anchors, replace=False))
+    noise = torch.from_numpy(generator.random((len(all_places), k)))
+    return Places(torch.from_numpy(all_places), noise, config.hottest * generator.random())
 
 
 def rows_in(
-    model: Tuned, seen: Pass, places: Places, first: int, last: int, known: torch.Tensor | None
+    model: Tuned,
+    text_pass: Pass,
+    places: Places,
+    first_row: int,
+    end_row: int,
+    known_tokens: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Logits (A, last - first, V) of the rows from `first` to `last`. `known` (A, first): the
-    tokens before them, which the text does not have.
+    """Logits (A, end - first, V) of the rows from `first_row` to `end_row`. `known_tokens`
+    (A, first): the tokens before them, which the text does not have.
     """
     count = len(places.anchors)
-    noise = places.noise[:, first:last].flatten()
-    heat = torch.full_like(noise, places.temperature)
-    entering = model.head.noised(noise, heat).unflatten(0, (count, -1))
-    if known is not None:
-        entering = torch.cat([model.through.loop.embedded(known), entering], 1)
-    states = behind(model, seen, places.anchors, entering)
-    return model.logits(states[:, first:])
+    noise = places.noise[:, first_row:end_row].flatten()
+    temperatures = torch.full_like(noise, places.temperature)
+    entering = model.head.noise_vectors(noise, temperatures).unflatten(0, (count, -1))
+    if known_tokens is not None:
+        entering = torch.cat([model.through.loop.embedded(known_tokens), entering], 1)
+    states = states_behind(model, text_pass, places.anchors, entering)
+    return model.logits(states[:, first_row:])
 
 
-def behind(model: Tuned, seen: Pass, anchors: torch.Tensor, entering: torch.Tensor) -> torch.Tensor:
+def states_behind(
+    model: Tuned, text_pass: Pass, anchors: torch.Tensor, entering: torch.Tensor
+) -> torch.Tensor:
     """Normed states (A, n, E) of rows that enter as (A, n, E) behind the anchors."""
     count, depth = entering.shape[:2]
     below = anchors.repeat_interleave(depth)
-    slots = torch.arange(depth).repeat(count).to(below)
-    states = model.through.beside(seen, entering.flatten(0, 1), below, slots, 0)
+    chain_places = torch.arange(depth).repeat(count).to(below)
+    states = model.through.run_beside(text_pass, entering.flatten(0, 1), below, chain_places, 0)
     return states.unflatten(0, (count, depth))
 
 
-def at_noise(logits: torch.Tensor, noise: torch.Tensor, temperature: float) -> torch.Tensor:
+def tokens_at_noise(logits: torch.Tensor, noise: torch.Tensor, temperature: float) -> torch.Tensor:
     """The tokens (n,) at these numbers (n,) of the laws of logits (n, V), by the inverse of their
     sums in the order of the vocabulary; the best ones at temperature 0.
     """
     if temperature < 1e-4:
         return logits.argmax(-1)
     laws = (logits.double() / temperature).softmax(-1)
-    return torch.tensor(draws(laws, noise.tolist()), device=logits.device)
+    return torch.tensor(draw_by_uniforms(laws, noise.tolist()), device=logits.device)
 
 
 @torch.no_grad()
 def by_target(model: Tuned, text: Text, places: Places) -> torch.Tensor:
     """The tokens (A, k) that the target draws one by one with this noise."""
     tokens = model.tokens(text)
-    found = tokens.new_zeros(len(places.anchors), 0)
-    with model.before():
-        _, finals, seen = model.through.text(tokens)
+    said_tokens = tokens.new_zeros(len(places.anchors), 0)
+    with model.original_target():
+        _, finals, text_pass = model.through.text(tokens)
         logits = model.logits(finals[places.anchors])
         for place in range(places.noise.shape[1]):
-            drawn = at_noise(logits, places.noise[:, place], places.temperature)
-            found = torch.cat([found, drawn[:, None]], 1)
-            entering = model.through.loop.embedded(found)
-            logits = model.logits(behind(model, seen, places.anchors, entering)[:, -1])
-    return found
+            next_tokens = tokens_at_noise(logits, places.noise[:, place], places.temperature)
+            said_tokens = torch.cat([said_tokens, next_tokens[:, None]], 1)
+            entering = model.through.loop.embedded(said_tokens)
+            logits = model.logits(states_behind(model, text_pass, places.anchors, entering)[:, -1])
+    return said_tokens
 
 
 @torch.no_grad()
 def by_rows(model: Tuned, text: Text, places: Places) -> torch.Tensor:
     """The tokens (A, k) that the rows say of this noise, all at once."""
-    _, _, seen = model.through.text(model.tokens(text))
-    return rows_in(model, seen, places, 0, places.noise.shape[1], None).argmax(-1)
+    _, _, text_pass = model.through.text(model.tokens(text))
+    return rows_in(model, text_pass, places, 0, places.noise.shape[1], None).argmax(-1)
 
 
 @torch.no_grad()
 def by_teacher(model: Tuned, text: Text, places: Places) -> torch.Tensor:
     """The tokens (A, 2k) of a student of k: k of the first noise, read as tokens, and k more."""
     half = places.noise.shape[1] // 2
-    _, _, seen = model.through.text(model.tokens(text))
-    first = rows_in(model, seen, places, 0, half, None).argmax(-1)
-    second = rows_in(model, seen, places, half, 2 * half, first).argmax(-1)
-    return torch.cat([first, second], 1)
+    _, _, text_pass = model.through.text(model.tokens(text))
+    first_tokens = rows_in(model, text_pass, places, 0, half, None).argmax(-1)
+    second_tokens = rows_in(model, text_pass, places, half, 2 * half, first_tokens).argmax(-1)
+    return torch.cat([first_tokens, second_tokens], 1)
 
 
-def loss_of(
+def k_forcing_loss(
     model: Tuned, text: Text, config: TrainKForcing, labels: torch.Tensor, places: Places
 ) -> torch.Tensor:
     """Cross entropy of the teacher's tokens (A, k), the sum over a place's rows; and, weighed, the
@@ -183,43 +190,45 @@ def loss_of(
     """
     tokens = model.tokens(text)
     answer = slice(text.prompt - 1, len(tokens) - 1)
-    with model.before():  # ahead of what gradients are kept for
-        was = model.logits(model.through.text(tokens)[1][answer]).softmax(-1)
-    _, finals, seen = model.through.text(tokens)
+    with model.original_target():  # ahead of what gradients are kept for
+        original_laws = model.logits(model.through.text(tokens)[1][answer]).softmax(-1)
+    _, finals, text_pass = model.through.text(tokens)
     k = labels.shape[1]
-    logits = rows_in(model, seen, places, 0, k, None)
+    logits = rows_in(model, text_pass, places, 0, k, None)
     loss = k * F.cross_entropy(logits.flatten(0, 1), labels.flatten())
-    held = divergence(model.logits(finals[answer]), was, tokens[text.prompt :])
-    return loss + config.hold * held.mean()
+    law_divergence = divergence(model.logits(finals[answer]), original_laws, tokens[text.prompt :])
+    return loss + config.hold * law_divergence.mean()
 
 
 class KForcingRun(TunedRun):
-    """Such a run, whose teacher is the target and then the student of half as many tokens."""
+    """Run folder whose teacher is the target and then the student of half as many tokens."""
 
     teacher: dict[str, torch.Tensor] | None = None
     taught = 1  # tokens that the teacher of this stage says of noise, doubled
 
     def prepare(self) -> int:
         """The tokens that rows learn at this step; the teacher is there when it returns."""
-        k = int(self.config.said(self.step))
+        k = int(self.config.row_count_at(self.step))
         if k > 1 and self.taught != k:
             path = self.folder / f"teacher-{k // 2}.safetensors"
             if not path.exists():
-                own = {n: p.detach().cpu().contiguous().clone() for n, p in self.trained.items()}
-                with whole(path) as part:
-                    save_file(own, part)
+                trained_weights = {
+                    n: p.detach().cpu().contiguous().clone() for n, p in self.trained.items()
+                }
+                with replace_file(path) as part:
+                    save_file(trained_weights, part)
             teacher = saved.tensors_of(path)
-            saved.check(path, teacher, self.trained)
+            saved.check_tensors(path, teacher, self.trained)
             self.teacher, self.taught = teacher, k
         return k
 
     @torch.no_grad()
-    def swapped(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    def swap_weights(self, weights: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Puts these in place of the trained weights, and returns those."""
-        own = {name: p.detach().clone() for name, p in self.trained.items()}
+        earlier_weights = {name: p.detach().clone() for name, p in self.trained.items()}
         for name, p in self.trained.items():
             p.copy_(weights[name])
-        return own
+        return earlier_weights
 
     def loss(self, model: Tuned, text: Text, config: TrainKForcing, seed: int) -> torch.Tensor:
         k = self.prepare()
@@ -228,40 +237,42 @@ class KForcingRun(TunedRun):
             labels = by_target(model, text, places)
         else:
             assert self.teacher is not None, "prepare() has made it"
-            own = self.swapped(self.teacher)
+            student_weights = self.swap_weights(self.teacher)
             model.adapted.eval()
             labels = by_teacher(model, text, places)
             model.adapted.train()
-            self.swapped(own)
-        return loss_of(model, text, config, labels, places)
+            self.swap_weights(student_weights)
+        return k_forcing_loss(model, text, config, labels, places)
 
 
 @torch.no_grad()
-def agreement(
+def row_agreement(
     model: Tuned, texts: Sequence[Text], config: TrainKForcing, heat: float
 ) -> dict[str, list[float]]:
-    """By row how often it and all before it say what the target draws one by one: with the noise by
-    which that draws, and with other noise. `heat`: the temperature.
+    """Share of anchors, by row, at which it and all before it say what the target draws one by one:
+    with the noise by which that draws, and with other noise. `heat`: the temperature.
     """
-    same, other, count = np.zeros(config.k), np.zeros(config.k), 0
+    same_counts, other_counts, count = np.zeros(config.k), np.zeros(config.k), 0
     for number, text in enumerate(texts):
         places = places_of(text, config, config.k, number)
         places.temperature = heat
-        drawn = by_target(model, text, places)
-        said = by_rows(model, text, places)
-        places.noise = torch.from_numpy(np.random.default_rng(number + 1).random(drawn.shape))
+        drawn_tokens = by_target(model, text, places)
+        said_tokens = by_rows(model, text, places)
+        places.noise = torch.from_numpy(
+            np.random.default_rng(number + 1).random(drawn_tokens.shape)
+        )
         independent = by_rows(model, text, places)
-        for found, total in ((said, same), (independent, other)):
-            right = (found == drawn).cpu().numpy()
-            total += np.logical_and.accumulate(right, 1).sum(0)
-        count += len(drawn)
+        for row_tokens, count_array in ((said_tokens, same_counts), (independent, other_counts)):
+            is_right = (row_tokens == drawn_tokens).cpu().numpy()
+            count_array += np.logical_and.accumulate(is_right, 1).sum(0)
+        count += len(drawn_tokens)
     return {
-        "shared": [round(float(share), 4) for share in same / max(1, count)],
-        "other": [round(float(share), 4) for share in other / max(1, count)],
+        "shared": [round(float(share), 4) for share in same_counts / max(1, count)],
+        "other": [round(float(share), 4) for share in other_counts / max(1, count)],
     }
 
 
-def train(
+def train_k_forcing(
     lm: LM,
     files: Sequence[Path],
     out: Path,
@@ -277,23 +288,23 @@ def train(
     that the run was started with, which is kept in its folder. Raises BadConfig, Unsupported.
     """
     target: Any = lm.models["target"]
-    check(merged)
+    check_tuning(merged)
     shape = target_shape(target, "train k-forcing")
     out.mkdir(parents=True, exist_ok=True)
-    learnt, held_back = answers_of(files, config.window)
+    learnt, held_back = split_answers(files, config.window)
     torch.manual_seed(config.seed)
-    head: Any = build(KIND, shape, {"rows": config.k})
-    head.begin(target)
+    head: Any = build_head(KIND, shape, {"rows": config.k})
+    head.take_weights(target)
     model = Tuned(target, head.to(target.device), config)
     run = KForcingRun(out, config, model)
-    run.keep(recipe)
+    run.keep_recipe(recipe)
     learned = run.learn(learnt, held_back, run.loss, save_every, quiet)
     report: dict[str, Any] = {
         **learned,
-        "drawn": agreement(model, held_back, config, config.hottest),
-        "greedy": agreement(model, held_back, config, 0.0)["shared"],
+        "drawn": row_agreement(model, held_back, config, config.hottest),
+        "greedy": row_agreement(model, held_back, config, 0.0)["shared"],
         "recipe": recipe,
     }
-    about = {name: report[name] for name in ("drawn", "greedy", "tokens_seen")}
-    export(lm, model, out, merged, about, report)
+    report_extract = {name: report[name] for name in ("drawn", "greedy", "tokens_seen")}
+    export_tuned(lm, model, out, merged, report_extract, report)
     return report

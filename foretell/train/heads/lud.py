@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.errors import BadConfig
 from foretell.train import recipes
 from foretell.train.answers import Text
-from foretell.train.heads.tuned import Tuned, TunedRun, answers_of, check, export
+from foretell.train.heads.tuned import Tuned, TunedRun, check_tuning, export_tuned, split_answers
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -62,97 +62,103 @@ class TrainLud:
             "rate": recipes.RATE,
             "row_rate": recipes.RATE,
         }
-        recipes.check(self, ranges)
+        recipes.check_ranges(self, ranges)
         if not 0.5 < self.sure < 1:  # then it is the likeliest token, and no other
             raise BadConfig.field("sure", self.sure, "above 0.5 and below 1")
         if self.batch < self.window:
-            allowed = f"at least window={self.window}, which a lower --window allows"
-            raise BadConfig.field("batch", self.batch, allowed)
+            allowed_values = f"at least window={self.window}, which a lower --window allows"
+            raise BadConfig.field("batch", self.batch, allowed_values)
 
     @property
     def steps(self) -> int:
         return max(1, self.tokens // self.batch)
 
 
-def units_of(text: Text, sure: float, k: int) -> list[tuple[int, int]]:
+def units_of(text: Text, min_probability: float, k: int) -> list[tuple[int, int]]:
     """The units of an answer, each with its first place and how many tokens it has, k at most."""
     answer = text.tokens[text.prompt :]
     chances = np.exp(text.logprobs[:, 0].astype(np.float64))
-    joins = (text.best[:, 0] == answer) & (chances >= sure)
-    found: list[tuple[int, int]] = []
-    for place, joined in enumerate(joins, text.prompt):
-        if found and joined and found[-1][1] < k:
-            found[-1] = found[-1][0], found[-1][1] + 1
+    token_joins = (text.top_tokens[:, 0] == answer) & (chances >= min_probability)
+    units: list[tuple[int, int]] = []
+    for place, joins_unit in enumerate(token_joins, text.prompt):
+        if units and joins_unit and units[-1][1] < k:
+            units[-1] = units[-1][0], units[-1][1] + 1
         else:
-            found.append((place, 1))
-    return found
+            units.append((place, 1))
+    return units
 
 
-def rows_of(
+def unit_rows(
     units: Sequence[tuple[int, int]], count: int, seed: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of at most `count` of the units with rows, the place (m,) that each row stands below, and its
-    place (m,) in its chain.
+    """Places of the rows of at most `count` units: the place (m,) that each row stands below, and
+    its place (m,) in its chain.
     """
-    longer = [unit for unit in units if unit[1] > 1]
-    if len(longer) > count:
-        chosen = np.random.default_rng(seed).choice(len(longer), count, replace=False)
-        longer = [longer[number] for number in sorted(chosen)]
-    pairs = [(first - 1, place) for first, size in longer for place in range(size - 1)]
-    made = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
-    return made[:, 0], made[:, 1]
+    longer_units = [unit for unit in units if unit[1] > 1]
+    if len(longer_units) > count:
+        unit_numbers = np.random.default_rng(seed).choice(len(longer_units), count, replace=False)
+        longer_units = [longer_units[number] for number in sorted(unit_numbers)]
+    pairs = [
+        (unit_start - 1, place) for unit_start, size in longer_units for place in range(size - 1)
+    ]
+    row_places = torch.tensor(pairs, dtype=torch.long).reshape(-1, 2)
+    return row_places[:, 0], row_places[:, 1]
 
 
-def loss_of(model: Tuned, text: Text, config: TrainLud, seed: int) -> torch.Tensor:
+def unit_loss(model: Tuned, text: Text, config: TrainLud, seed: int) -> torch.Tensor:
     """Cross entropy of the answer's tokens, and of those that PAD rows say; means of each."""
     tokens = model.tokens(text)
-    _, finals, seen = model.through.text(tokens)
+    _, finals, text_pass = model.through.text(tokens)
     loss = model.answer_loss(finals, tokens, text.prompt)
-    below, places = rows_of(units_of(text, config.sure, config.k), config.units, seed)
-    if not len(below):
+    anchor_places, row_places = unit_rows(units_of(text, config.sure, config.k), config.units, seed)
+    if not len(anchor_places):
         return loss
-    below, places = below.to(tokens.device), places.to(tokens.device)
-    states = model.through.beside(seen, model.head.rows(places, None), below, places, 0)
-    return loss + model.cross_entropy(states, tokens[below + places + 2])
+    anchor_places, row_places = anchor_places.to(tokens.device), row_places.to(tokens.device)
+    states = model.through.run_beside(
+        text_pass, model.head.rows(row_places, None), anchor_places, row_places, 0
+    )
+    return loss + model.cross_entropy(states, tokens[anchor_places + row_places + 2])
 
 
 @torch.no_grad()
-def said(model: Tuned, texts: Sequence[Text], config: TrainLud) -> list[list[float]]:
-    """By row, over units that have it: how often it says the unit's token, and of those that it
-    says with a chance of `sure` how many are wrong, over all places of the answers.
+def measure_rows(model: Tuned, texts: Sequence[Text], config: TrainLud) -> list[list[float]]:
+    """Shares by row, over units that have it: how often it says the unit's token, and of those that
+    it says with a chance of `sure` how many are wrong, over all places of the answers.
     """
     rows = config.k - 1
-    right, count, trusted, wrong = (np.zeros(rows) for _ in range(4))
+    right_counts, unit_counts, sure_counts, wrong_counts = (np.zeros(rows) for _ in range(4))
     for text in texts:
         tokens = model.tokens(text)
-        _, _, seen = model.through.text(tokens)
-        ends = len(tokens) - rows - 1
-        anchors = torch.arange(max(0, min(text.prompt - 1, ends)), max(0, ends))
+        _, _, text_pass = model.through.text(tokens)
+        last_anchor = len(tokens) - rows - 1
+        anchors = torch.arange(max(0, min(text.prompt - 1, last_anchor)), max(0, last_anchor))
         if not len(anchors):
             continue
-        places = torch.arange(rows).repeat(len(anchors)).to(tokens.device)
-        below = anchors.repeat_interleave(rows).to(tokens.device)
-        states = model.through.beside(seen, model.head.rows(places, None), below, places, 0)
-        best = model.logits(states).softmax(-1).max(-1)
-        hit = (best.indices == tokens[below + places + 2]).cpu().numpy()
-        sure = (best.values >= config.sure).cpu().numpy()
-        inside = {
-            (first - 1, place)
-            for first, size in units_of(text, config.sure, config.k)
-            for place in range(size - 1)
+        row_places = torch.arange(rows).repeat(len(anchors)).to(tokens.device)
+        anchor_places = anchors.repeat_interleave(rows).to(tokens.device)
+        states = model.through.run_beside(
+            text_pass, model.head.rows(row_places, None), anchor_places, row_places, 0
+        )
+        likeliest = model.logits(states).softmax(-1).max(-1)
+        row_hits = (likeliest.indices == tokens[anchor_places + row_places + 2]).cpu().numpy()
+        is_sure = (likeliest.values >= config.sure).cpu().numpy()
+        unit_places = {
+            (unit_start - 1, row_place)
+            for unit_start, size in units_of(text, config.sure, config.k)
+            for row_place in range(size - 1)
         }
-        pairs = zip(below.tolist(), places.tolist(), hit, sure, strict=True)
-        for anchor, place, found, certain in pairs:
-            if (anchor, place) in inside:
-                count[place] += 1
-                right[place] += found
-            trusted[place] += certain
-            wrong[place] += certain and not found
-    shares = right / np.maximum(count, 1), wrong / np.maximum(trusted, 1)
+        pairs = zip(anchor_places.tolist(), row_places.tolist(), row_hits, is_sure, strict=True)
+        for anchor, row_place, is_right, is_certain in pairs:
+            if (anchor, row_place) in unit_places:
+                unit_counts[row_place] += 1
+                right_counts[row_place] += is_right
+            sure_counts[row_place] += is_certain
+            wrong_counts[row_place] += is_certain and not is_right
+    shares = right_counts / np.maximum(unit_counts, 1), wrong_counts / np.maximum(sure_counts, 1)
     return [[round(float(share), 4) for share in row] for row in shares]
 
 
-def train(
+def train_lud(
     lm: LM,
     files: Sequence[Path],
     out: Path,
@@ -168,25 +174,25 @@ def train(
     that the run was started with, which is kept in its folder. Raises BadConfig, Unsupported.
     """
     target: Any = lm.models["target"]
-    check(merged)
+    check_tuning(merged)
     shape = target_shape(target, "train lud")
     out.mkdir(parents=True, exist_ok=True)
-    learnt, held_back = answers_of(files, config.window)
-    head: Any = build(KIND, shape, {"rows": config.k - 1})
-    head.begin(target)
+    learnt, held_back = split_answers(files, config.window)
+    head: Any = build_head(KIND, shape, {"rows": config.k - 1})
+    head.take_weights(target)
     model = Tuned(target, head.to(target.device), config)
     run = TunedRun(out, config, model)
-    run.keep(recipe)
-    learned = run.learn(learnt, held_back, loss_of, save_every, quiet)
-    hits, wrong = said(model, held_back, config)
-    sizes = [size for text in held_back for _, size in units_of(text, config.sure, config.k)]
+    run.keep_recipe(recipe)
+    learned = run.learn(learnt, held_back, unit_loss, save_every, quiet)
+    hits, wrong_shares = measure_rows(model, held_back, config)
+    unit_sizes = [size for text in held_back for _, size in units_of(text, config.sure, config.k)]
     report: dict[str, Any] = {
         **learned,
-        "tokens_a_unit": round(sum(sizes) / len(sizes), 3),
+        "tokens_a_unit": round(sum(unit_sizes) / len(unit_sizes), 3),
         "hits": hits,
-        "wrong": wrong,
+        "wrong": wrong_shares,
         "recipe": recipe,
     }
-    about = {name: report[name] for name in ("hits", "wrong", "tokens_seen")}
-    export(lm, model, out, merged, about, report)
+    report_extract = {name: report[name] for name in ("hits", "wrong", "tokens_seen")}
+    export_tuned(lm, model, out, merged, report_extract, report)
     return report

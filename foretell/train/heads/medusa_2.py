@@ -28,14 +28,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.drafters.heads.networks.base import Head, Texts
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.errors import BadConfig, Unsupported
 from foretell.ops.files import write_text
 from foretell.train import recipes
-from foretell.train.draft import TextRun, blocks
-from foretell.train.heads.head import TrainHead, head_before, loss_of
-from foretell.train.heads.head_data import Corpus, Known, Teacher, places
-from foretell.train.heads.head_report import hits, rank_table, true_ranks
+from foretell.train.draft import TextRun, group_lengths
+from foretell.train.heads.head import TrainHead, head_loss, read_head
+from foretell.train.heads.head_data import Corpus, Known, Teacher, answer_places
+from foretell.train.heads.head_report import hit_shares, rank_table, true_ranks
 from foretell.train.objectives import cross_entropy, divergence, row_loss
 from foretell.train.processes import Processes
 
@@ -87,7 +87,7 @@ class TrainMedusa2:
             "rate": recipes.RATE,
             "head_rate": recipes.RATE,
         }
-        recipes.check(self, {**recipes.OF_RUNS, **ranges})
+        recipes.check_ranges(self, {**recipes.OF_RUNS, **ranges})
         if self.schedule not in SCHEDULES:
             raise BadConfig.field("schedule", self.schedule, f"one of {', '.join(SCHEDULES)}")
         recipes.check_batches(self)
@@ -95,7 +95,7 @@ class TrainMedusa2:
 
     @property
     def heads(self) -> TrainHead:
-        """What the heads' loss has to know."""
+        """Settings that the heads' loss reads."""
         return TrainHead(kind=KIND, depths=self.depths, objective=self.objective)
 
     @property
@@ -110,15 +110,15 @@ SCHEDULES = {
 }
 
 
-def check(merged: str) -> None:
+def check_format(format_name: str) -> None:
     """Raises BadConfig for what is no number format, Unsupported without the package `peft`."""
-    if merged and merged not in FORMATS:
-        raise BadConfig.field("merged", merged, f"one of {', '.join(FORMATS)}, or empty")
+    if format_name and format_name not in FORMATS:
+        raise BadConfig.field("merged", format_name, f"one of {', '.join(FORMATS)}, or empty")
     if find_spec("peft") is None:
         raise Unsupported("peft is not installed: pip install 'foretell[lora]'")
 
 
-def adapted(hf: Any, config: Any) -> Any:
+def add_adapters(hf: Any, config: Any) -> Any:
     """The model with adapters on all projections of its layers, which alone are to be trained.
 
     `config` has their `rank`, `alpha` and `dropout`, and the `seed` of their weights.
@@ -141,8 +141,8 @@ def adapted(hf: Any, config: Any) -> Any:
 class LiveTeacher(Teacher):
     """The target as it is now: its states come of forwards, normed, and not of files."""
 
-    def __init__(self, target: Any, adapted: Any, head: Head, kept: torch.Tensor):
-        super().__init__(target, head.taps, head, kept)
+    def __init__(self, target: Any, adapted: Any, head: Head, draft_tokens: torch.Tensor):
+        super().__init__(target, head.taps, head, draft_tokens)
         self.adapted = adapted
         self.decoder = target.hf.get_decoder()
 
@@ -156,8 +156,8 @@ class LiveTeacher(Teacher):
         return out
 
     @torch.no_grad()
-    def before(self, ids: torch.Tensor) -> torch.Tensor:
-        """As `states`, of the target as it was before any training."""
+    def original_states(self, ids: torch.Tensor) -> torch.Tensor:
+        """Normed last states (B, n, E) of the target as it was before any training."""
         training = self.adapted.training
         self.adapted.eval()
         with self.adapted.disable_adapter():
@@ -165,26 +165,30 @@ class LiveTeacher(Teacher):
         self.adapted.train(training)
         return states
 
-    def drift(
-        self, logits: torch.Tensor, before: torch.Tensor, labels: torch.Tensor
+    def laws_drift(
+        self, logits: torch.Tensor, original_states: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
         """(m,) the divergence of laws by logits (m, V) from those of the states before (m, E)."""
-        was = (before.to(self.whole.dtype) @ self.whole.T).float().softmax(-1)
-        return divergence(logits, was, labels)
+        original_laws = (
+            (original_states.to(self.full_matrix.dtype) @ self.full_matrix.T).float().softmax(-1)
+        )
+        return divergence(logits, original_laws, labels)
 
     @torch.no_grad()
-    def read(self, texts: Sequence[Known], size: int, before: bool) -> list[Known]:
+    def read_states(self, texts: Sequence[Known], size: int, is_original: bool) -> list[Known]:
         """The texts, in any order, with the states that the target has or had of them."""
-        found: list[Known] = []
+        known_texts: list[Known] = []
         self.adapted.eval()
-        for group in blocks([len(text.tokens) for text in texts], size, 0):
-            chosen = [texts[number] for number in group]
-            ids = self.texts(chosen, 0.0, 0)[0].ids
-            states = (self.before(ids) if before else self.states(ids)).bfloat16().cpu()
-            for row, text in enumerate(chosen):
-                found.append(replace(text, states=states[row, : len(text.tokens)]))
+        for group in group_lengths([len(text.tokens) for text in texts], size, 0):
+            group_texts = [texts[number] for number in group]
+            ids = self.texts(group_texts, 0.0, 0)[0].ids
+            states = (
+                (self.original_states(ids) if is_original else self.states(ids)).bfloat16().cpu()
+            )
+            for row, text in enumerate(group_texts):
+                known_texts.append(replace(text, states=states[row, : len(text.tokens)]))
         self.adapted.train()
-        return found
+        return known_texts
 
 
 def joint_loss(
@@ -194,32 +198,36 @@ def joint_loss(
     heads' loss with the weight that it has at this step.
     """
     finals = teacher.states(batch.ids)
-    row, place = places(answers, 0).T
-    close = row_loss(
-        finals[row, place], teacher.whole, teacher.before(batch.ids)[row, place], row, teacher.drift
+    row, token_place = answer_places(answers, 0).T
+    divergence_sum = row_loss(
+        finals[row, token_place],
+        teacher.full_matrix,
+        teacher.original_states(batch.ids)[row, token_place],
+        row,
+        teacher.laws_drift,
     )
-    share = config.weight * SCHEDULES[config.schedule](step / config.steps)
-    if not share:
-        return close / len(row)
+    head_weight = config.weight * SCHEDULES[config.schedule](step / config.steps)
+    if not head_weight:
+        return divergence_sum / len(row)
     head = teacher.head
     features = F.pad(finals, (0, 0, head.lag, 0))[:, : finals.shape[1]]
     texts = replace(batch, features=features, finals=finals.detach())
-    drafted = loss_of(head, texts, answers, teacher, config.heads)
-    return close / len(row) + share * head.decay * drafted
+    drafted_loss = head_loss(head, texts, answers, teacher, config.heads)
+    return divergence_sum / len(row) + head_weight * head.decay * drafted_loss
 
 
 @torch.no_grad()
 def perplexity(teacher: Teacher, texts: Sequence[Known], size: int) -> float:
-    """Of the answers, by the states that the texts have."""
-    nats, count = 0.0, 0
-    for group in blocks([len(text.tokens) for text in texts], size, 0):
+    """Perplexity of the answers, by the states that the texts have."""
+    nat_sum, token_count = 0.0, 0
+    for group in group_lengths([len(text.tokens) for text in texts], size, 0):
         batch, answers = teacher.texts([texts[number] for number in group], 0.0, 0)
-        row, place = places(answers, 0).T
-        labels = batch.ids[row, place + 1]
-        finals = batch.finals[row, place]
-        nats += float(row_loss(finals, teacher.whole, labels, labels, cross_entropy))
-        count += len(row)
-    return math.exp(nats / count)
+        row, token_place = answer_places(answers, 0).T
+        labels = batch.ids[row, token_place + 1]
+        finals = batch.finals[row, token_place]
+        nat_sum += float(row_loss(finals, teacher.full_matrix, labels, labels, cross_entropy))
+        token_count += len(row)
+    return math.exp(nat_sum / token_count)
 
 
 class Both(nn.Module):
@@ -241,42 +249,44 @@ class Medusa2Run(TextRun):
         head = teacher.head
         super().__init__(folder, config, Both(teacher.adapted, head), head, processes)
 
-    def rated(self, layers: nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         adapters = [p for p in self.teacher.adapted.parameters() if p.requires_grad]
         settings: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.0}
         parts = ((adapters, self.config.rate), ([*layers.parameters()], self.config.head_rate))
         return [(torch.optim.AdamW(part, lr=rate, **settings), rate) for part, rate in parts]
 
     def advance_on(self, corpus: Corpus) -> float:
-        """One optimiser step; returns its mean loss."""
+        """Takes an optimiser step; returns its mean loss."""
         config: TrainMedusa2 = self.config
 
         def loss(group: list[int], number: int) -> torch.Tensor:
-            chosen = [corpus.train[index] for index in group]
-            batch, answers = self.teacher.texts(chosen, 0.0, 0)
+            group_texts = [corpus.train[index] for index in group]
+            batch, answers = self.teacher.texts(group_texts, 0.0, 0)
             torch.manual_seed(config.seed * 1_000_003 + number)  # of dropout
             return joint_loss(self.teacher, batch, answers, config, self.step)
 
         return self.step_on([len(text.tokens) for text in corpus.train], loss)
 
 
-def export(lm: LM, model: Any, out: Path, merged: str, report: Mapping[str, Any]) -> None:
-    """Writes OUT/lora as peft reads it and, in the number format `merged`, OUT/model, of matrices
-    that are added up in float32. The adapters become part of the target.
+def export_adapters(
+    lm: LM, model: Any, out: Path, format_name: str, report: Mapping[str, Any]
+) -> None:
+    """Writes OUT/lora as peft reads it and, in the number format `format_name`, OUT/model, of
+    matrices that are added up in float32. The adapters become part of the target.
     """
     name = lm.models["target"].name
     model.peft_config["default"].base_model_name_or_path = name
     model.save_pretrained(out / "lora", save_embedding_layers=False)
     write_text(out / "lora" / "README.md", CARD.format(name=name, **report["perplexity"]))
-    if not merged:
+    if not format_name:
         return
-    whole = model.merge_and_unload().to(FORMATS[merged])
-    whole.save_pretrained(out / "model")
+    merged_model = model.merge_and_unload().to(FORMATS[format_name])
+    merged_model.save_pretrained(out / "model")
     if lm.tokenizer is not None:
         lm.tokenizer.save_pretrained(out / "model")
 
 
-def train(
+def train_medusa_2(
     lm: LM,
     files: Sequence[Path],
     out: Path,
@@ -299,43 +309,43 @@ def train(
     target: Any = lm.models["target"]
     processes = processes or Processes()
     processes.check(config.batch, config.micro)
-    check(merged)
+    check_format(merged)
     out.mkdir(parents=True, exist_ok=True)
     corpus = Corpus(files, None, config.window)
     if init is None:
-        head = build(KIND, target_shape(target))
-        kept = corpus.commonest(min(config.common, target.vocab), target.vocab)
+        head = build_head(KIND, target_shape(target))
+        draft_tokens = corpus.commonest(min(config.common, target.vocab), target.vocab)
     else:
-        head, kept = head_before(init, target, KIND)
+        head, draft_tokens = read_head(init, target, KIND)
         head.requires_grad_(True).train()
     if config.depths > head.deepest:
         raise BadConfig.field("depths", config.depths, f"at most {head.deepest} for {KIND}")
-    model = adapted(target.hf.to(processes.device), config)
-    teacher = LiveTeacher(target, model, head.to(processes.device), kept)
+    model = add_adapters(target.hf.to(processes.device), config)
+    teacher = LiveTeacher(target, model, head.to(processes.device), draft_tokens)
     run = Medusa2Run(out, config, teacher, processes)
-    run.keep(recipe)
+    run.keep_recipe(recipe)
     model.train()
-    run.through(lambda: run.advance_on(corpus), save_every, quiet)
-    known = teacher.read(corpus.held_back, config.micro, before=True)
-    now = teacher.read(corpus.held_back, config.micro, before=False)
+    run.run_steps(lambda: run.advance_on(corpus), save_every, quiet)
+    original_texts = teacher.read_states(corpus.held_back, config.micro, is_original=True)
+    tuned_texts = teacher.read_states(corpus.held_back, config.micro, is_original=False)
     depths = config.depths or head.depths
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "tokens_seen": config.steps * config.batch,
         "answers": len(corpus.train),
         "perplexity": {
-            "before": round(perplexity(teacher, known, config.micro), 4),
-            "after": round(perplexity(teacher, now, config.micro), 4),
+            "before": round(perplexity(teacher, original_texts, config.micro), 4),
+            "after": round(perplexity(teacher, tuned_texts, config.micro), 4),
         },
-        "hits": hits(head, now, teacher, depths, config.micro),
-        "ranks": rank_table(true_ranks(head, now, teacher, depths, config.micro)),
+        "hits": hit_shares(head, tuned_texts, teacher, depths, config.micro),
+        "ranks": rank_table(true_ranks(head, tuned_texts, teacher, depths, config.micro)),
         "settings": asdict(config),
         "recipe": recipe,
     }
-    if processes.first:
-        about = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
-        save(head, kept, out / "head", target, about)
-        export(lm, model, out, merged, report)
+    if processes.is_first:
+        report_extract = {name: report[name] for name in ("hits", "ranks", "tokens_seen")}
+        save_head(head, draft_tokens, out / "head", target, report_extract)
+        export_adapters(lm, model, out, merged, report)
         write_text(out / "report.json", json.dumps(report, indent=1))
     processes.wait()
     return report

@@ -51,38 +51,40 @@ class TrainDpo(TrainPairs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        recipes.check(self, {"beta": (0, 100), "sft": (0, 100)})
+        recipes.check_ranges(self, {"beta": (0, 100), "sft": (0, 100)})
 
     @property
     def compares(self) -> bool:
         return True
 
-    def loss(self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        surprise = -now[:, 0] / counts[:, 0]
-        return self.sft * surprise - F.logsigmoid(self.beta * gaps(now, before))
+    def loss(
+        self, current: torch.Tensor, reference: torch.Tensor, counts: torch.Tensor
+    ) -> torch.Tensor:
+        surprise = -current[:, 0] / counts[:, 0]
+        return self.sft * surprise - F.logsigmoid(self.beta * preference_gaps(current, reference))
 
     def numbers(
-        self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor
+        self, current: torch.Tensor, reference: torch.Tensor, counts: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """The mean loss, the share of which the better answer is the likelier one, the share of
         which it has become likelier more than the other has, and the mean difference of rewards.
         """
-        gap = gaps(now, before)
+        gap = preference_gaps(current, reference)
         return {
-            "loss": self.loss(now, before, counts).mean(),
-            "likelier": (now[:, 0] > now[:, 1]).float().mean(),
+            "loss": self.loss(current, reference, counts).mean(),
+            "likelier": (current[:, 0] > current[:, 1]).float().mean(),
             "preferred": (gap > 0).float().mean(),
             "margin": self.beta * gap.mean(),
         }
 
 
-def gaps(now: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+def preference_gaps(current: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """(n,) by how many nats more the better answer has become likelier than the other."""
-    gained = now - before
+    gained = current - reference
     return gained[:, 0] - gained[:, 1]
 
 
-def read(lm: LM, files: Sequence[Path], config: TrainDpo) -> Reader:
+def read_dpo(lm: LM, files: Sequence[Path], config: TrainDpo) -> Reader:
     """The pairs of these files. Raises BadConfig."""
     reader = Reader(lm, config.length, ", ".join(map(str, files)))
     for path in files:

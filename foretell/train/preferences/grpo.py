@@ -38,12 +38,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.errors import BadConfig, Unsupported
-from foretell.models.decoder.adapted import LoraLinear, shared
+from foretell.models.decoder.adapted import LoraLinear, share_modules
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.learning import copied
+from foretell.models.decoder.learning import copy_modules
 from foretell.ops.files import write_text
 from foretell.train import recipes
-from foretell.train.amateur import TrainAmateur, save, with_lora
+from foretell.train.amateur import TrainAmateur, save_lora, with_lora
 from foretell.train.heads.medusa_2 import FORMATS
 from foretell.train.lm import Run
 from foretell.train.preferences.groups import (
@@ -51,24 +51,24 @@ from foretell.train.preferences.groups import (
     Group,
     Part,
     advantages,
-    hardest,
+    grpo_loss,
+    hardest_prompts,
     k3,
-    means,
-    objective,
-    of_round,
+    mean_rewards,
     parts_of,
-    transformed,
+    round_prompts,
+    transform_rewards,
 )
 from foretell.train.preferences.rollouts import (
     Question,
     Tell,
     bleu_of_first,
     check_ranked,
-    drawn,
-    fingerprint,
-    in_parts,
-    kept,
-    sampled,
+    draw_answers,
+    keep_json,
+    measure_parts,
+    questions_digest,
+    sampling_method,
 )
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class TrainGrpo:
             "micro": (1, 1 << 20),
             "seed": (0, 1 << 20),
         }
-        recipes.check(self, ranges)
+        recipes.check_ranges(self, ranges)
         if self.kl not in ESTIMATORS:
             raise BadConfig.field("kl", self.kl, f"one of {', '.join(ESTIMATORS)}")
         if self.precision not in ("bfloat16", "float32"):
@@ -159,12 +159,12 @@ class GrpoRun(Run):
         self.layers = layers
         super().__init__(folder, config, hf, hf)
 
-    def rated(self, layers: nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         rate = self.config.rate
         return [(torch.optim.AdamW(self.trained.values(), lr=rate, weight_decay=0.0), rate)]
 
     def update(self) -> None:
-        """One optimiser step; the rate rises and then holds."""
+        """Takes an optimiser step; the rate rises and then holds."""
         config: TrainGrpo = self.config
         rise = max(1.0, config.warmup * config.rounds)
         torch.nn.utils.clip_grad_norm_(self.trained.values(), config.norm)
@@ -177,65 +177,69 @@ class GrpoRun(Run):
     def logprobs(self, part: Part) -> torch.Tensor:
         """(n, L) of the answers' tokens, at the temperature that they were drawn with."""
         config: TrainGrpo = self.config
-        longest = part.mask.shape[1]
+        max_length = part.mask.shape[1]
         device = part.ids.device.type
         with torch.autocast(device, torch.bfloat16, enabled=config.precision == "bfloat16"):
-            out = self.model(input_ids=part.ids, use_cache=False, logits_to_keep=longest + 1)
+            out = self.model(input_ids=part.ids, use_cache=False, logits_to_keep=max_length + 1)
         rows = out.logits[:, :-1].float().flatten(0, 1) / config.temperature
-        labels = part.ids[:, -longest:].flatten()
-        return -F.cross_entropy(rows, labels, reduction="none").view(-1, longest)
+        labels = part.ids[:, -max_length:].flatten()
+        return -F.cross_entropy(rows, labels, reduction="none").view(-1, max_length)
 
     def learn(self, groups: Sequence[Group], worths: Sequence[torch.Tensor]) -> dict[str, float]:
-        """The optimiser steps of a round; returns its loss, divergence and share of clipped tokens,
-        of the last one.
+        """Takes the optimiser steps of a round; returns its loss, divergence and share of clipped
+        tokens, of the last one.
         """
         config: TrainGrpo = self.config
         count = sum(len(group.answers) for group in groups)
-        found = {"loss": 0.0, "divergence": 0.0, "clipped": 0.0}
+        round_figures = {"loss": 0.0, "divergence": 0.0, "clipped": 0.0}
         parts: list[Part] = []
         for group, worth in zip(groups, worths, strict=True):
             parts += parts_of(group, worth, config.micro, self.model.device)
         for part in parts:
             with torch.no_grad():
                 if config.beta:
-                    with untrained(self.layers):
+                    with untrained_model(self.layers):
                         part.reference = self.logprobs(part)
                 if config.iterations > 1:
-                    part.old = self.logprobs(part)
+                    part.drawn_logprobs = self.logprobs(part)
         for _ in range(config.iterations):
-            found = dict.fromkeys(found, 0.0)
+            round_figures = dict.fromkeys(round_figures, 0.0)
             for part in parts:
-                now = self.logprobs(part)
-                old = now.detach() if part.old is None else part.old
+                logprobs = self.logprobs(part)
+                sampled = logprobs.detach() if part.drawn_logprobs is None else part.drawn_logprobs
                 clip, beta, kl = config.clip, config.beta, config.kl
-                losses = objective(now, old, part.reference, part.worth, part.mask, clip, beta, kl)
+                losses = grpo_loss(
+                    logprobs, sampled, part.reference, part.advantages, part.mask, clip, beta, kl
+                )
                 loss = losses.sum() / count
                 loss.backward()  # type: ignore[no-untyped-call]
-                told = self._told(now.detach(), old, part)
-                found["loss"] += loss.item()
-                for name, value in told.items():
-                    found[name] += value / count
+                watched_sums = self._watched_sums(logprobs.detach(), sampled, part)
+                round_figures["loss"] += loss.item()
+                for name, value in watched_sums.items():
+                    round_figures[name] += value / count
             if count:
                 self.update()
         self.step += 1
-        return found
+        return round_figures
 
-    def _told(self, now: torch.Tensor, old: torch.Tensor, part: Part) -> dict[str, float]:
+    def _watched_sums(
+        self, logprobs: torch.Tensor, drawn_logprobs: torch.Tensor, part: Part
+    ) -> dict[str, float]:
         """The sums over answers of what is only looked at."""
         config: TrainGrpo = self.config
-        share = part.mask / part.mask.sum(1, keepdim=True)
-        apart = 0.0
+        token_weights = part.mask / part.mask.sum(1, keepdim=True)
+        divergence = 0.0
         if part.reference is not None:
-            apart = float((k3(part.reference - now) * share).sum())
-        moved = (now - old) * part.worth.sign()[:, None]
-        ratio = (now - old).exp()
-        outside = ((ratio - 1).abs() > config.clip) & (moved > 0)
-        return {"divergence": apart, "clipped": float((outside * share).sum())}
+            divergence = float((k3(part.reference - logprobs) * token_weights).sum())
+        signed_change = (logprobs - drawn_logprobs) * part.advantages.sign()[:, None]
+        ratio = (logprobs - drawn_logprobs).exp()
+        is_clipped = ((ratio - 1).abs() > config.clip) & (signed_change > 0)
+        return {"divergence": divergence, "clipped": float((is_clipped * token_weights).sum())}
 
 
 @contextmanager
-def untrained(layers: Mapping[str, LoraLinear]) -> Iterator[None]:
-    """The model is what it was before any training."""
+def untrained_model(layers: Mapping[str, LoraLinear]) -> Iterator[None]:
+    """Makes the model what it was before any training, for the block."""
     scales = {name: lora.scale for name, lora in layers.items()}
     for lora in layers.values():
         lora.scale = 0.0
@@ -248,18 +252,18 @@ def untrained(layers: Mapping[str, LoraLinear]) -> Iterator[None]:
 
 @torch.no_grad()
 def write_model(
-    lm: LM, hf: Any, layers: Mapping[str, LoraLinear], folder: Path, merged: str
+    lm: LM, hf: Any, layers: Mapping[str, LoraLinear], folder: Path, format_name: str
 ) -> None:
     """A folder of the model with its LoRA weights added to its matrices in float32, in the number
-    format `merged`, with the tokenizer.
+    format `format_name`, with the tokenizer.
     """
-    twin = shared(hf)
+    twin = share_modules(hf)
     for name, lora in layers.items():
         linear: Any = copy.deepcopy(lora.base)
         linear.weight += (lora.scale * (lora.b @ lora.a)).to(linear.weight)
         twin.set_submodule(name, linear)
-    whole: Any = copy.deepcopy(twin).to(FORMATS[merged])
-    whole.save_pretrained(folder)
+    merged_model: Any = copy.deepcopy(twin).to(FORMATS[format_name])
+    merged_model.save_pretrained(folder)
     if lm.tokenizer is not None:
         lm.tokenizer.save_pretrained(folder)
 
@@ -267,13 +271,13 @@ def write_model(
 class Sampler:
     """The engine, with the weights that were learnt so far."""
 
-    def __init__(self, lm: LM, run: GrpoRun, folder: Path, merged: str, options: Mapping[str, Any]):
+    def __init__(self, lm: LM, run: GrpoRun, folder: Path, dtype: str, options: Mapping[str, Any]):
         self.lm, self.run = lm, run
-        self.folder, self.merged, self.options = folder, merged, options
+        self.folder, self.merged, self.options = folder, dtype, options
         self.config: TrainGrpo = run.config
 
-    def renewed(self) -> LM:
-        """It with the weights as they are now."""
+    def load_engine(self) -> LM:
+        """Loads the engine with the weights as they are now."""
         import foretell
 
         write_model(self.lm, self.run.model, self.run.layers, self.folder, self.merged)
@@ -281,7 +285,7 @@ class Sampler:
 
     def draw(self, lm: LM, questions: Sequence[Question], n: int, seed: int) -> list[Group]:
         config = self.config
-        return drawn(
+        return draw_answers(
             lm,
             questions,
             n,
@@ -294,54 +298,59 @@ class Sampler:
 
 @dataclass
 class Before:
-    """What is known of the untrained model."""
+    """Measurements of the untrained model."""
 
-    chosen: list[int]  # the numbers of the prompts that are learnt from
+    learnt_prompts: list[int]  # the numbers of the prompts that are learnt from
     bleus: list[float]  # of its greedy answers, where they were asked for
     references: list[list[float]]  # of each prompt ascending rewards, where it is calibrated
     held_back: list[dict[str, Any]]  # of prompts for measuring: their rewards, their tokens
 
 
-def before(
-    sampler: Sampler, train: Sequence[Question], held: Sequence[Question], out: Path, tell: Tell
+def measure_untrained(
+    sampler: Sampler,
+    train_questions: Sequence[Question],
+    held_questions: Sequence[Question],
+    out: Path,
+    tell: Tell,
 ) -> Before:
     """Measures the untrained model, as far as OUT/before does not hold it already."""
     config = sampler.config
-    mark = fingerprint([*train, *held])
-    known = kept(out / "questions.json", lambda: mark)
-    if known != mark:
+    mark = questions_digest([*train_questions, *held_questions])
+    stored_mark = keep_json(out / "questions.json", lambda: mark)
+    if stored_mark != mark:
         raise BadConfig(
             f"{out} holds a run with other prompts or rewards; repeat them, or choose another --out"
         )
-    made: list[LM] = []
+    engines: list[LM] = []
 
     def engine() -> LM:
-        if not made:
-            with untrained(sampler.run.layers):
-                made.append(sampler.renewed())
-        return made[0]
+        if not engines:
+            with untrained_model(sampler.run.layers):
+                engines.append(sampler.load_engine())
+        return engines[0]
 
-    def held_back(part: Sequence[Question], first: int) -> list[Any]:
-        return [asdict(one) for one in sampler.draw(engine(), part, config.group, HIGH + first)]
+    def held_back(part: Sequence[Question], start: int) -> list[Any]:
+        return [asdict(group) for group in sampler.draw(engine(), part, config.group, HIGH + start)]
 
-    def references(part: Sequence[Question], first: int) -> list[Any]:
-        groups = sampler.draw(engine(), part, config.calibrate, 2 * HIGH + first)
+    def references(part: Sequence[Question], first_number: int) -> list[Any]:
+        groups = sampler.draw(engine(), part, config.calibrate, 2 * HIGH + first_number)
         return [sorted(group.rewards) for group in groups]
 
-    def first_answers(part: Sequence[Question], first: int) -> list[Any]:
+    def first_answers(part: Sequence[Question], first_number: int) -> list[Any]:
         return bleu_of_first(engine(), part, config.answer_tokens)
 
-    found = Before(list(range(len(train))), [], [], [])
-    found.held_back = in_parts(out, "held back", held, held_back, tell)
-    if not any(group["rewards"] for group in found.held_back):
+    untrained = Before(list(range(len(train_questions))), [], [], [])
+    untrained.held_back = measure_parts(out, "held back", held_questions, held_back, tell)
+    if not any(group["rewards"] for group in untrained.held_back):
         raise BadConfig("the reward says nothing of any answer, so nothing can be learnt from it")
     if config.hardest < 1:
-        found.bleus = in_parts(out, "greedy answers", train, first_answers, tell)
-        found.chosen = hardest(found.bleus, config.hardest)
+        untrained.bleus = measure_parts(out, "greedy answers", train_questions, first_answers, tell)
+        untrained.learnt_prompts = hardest_prompts(untrained.bleus, config.hardest)
     if config.calibrate:
-        some = [*(train[number] for number in found.chosen), *held]
-        found.references = in_parts(out, "references", some, references, tell)
-    return found
+        ranked_questions = [train_questions[number] for number in untrained.learnt_prompts]
+        ranked_questions += held_questions
+        untrained.references = measure_parts(out, "references", ranked_questions, references, tell)
+    return untrained
 
 
 def worth_of(group: Group, references: Sequence[float], config: TrainGrpo) -> torch.Tensor:
@@ -350,50 +359,53 @@ def worth_of(group: Group, references: Sequence[float], config: TrainGrpo) -> to
     if config.calibrate and not references:
         return torch.zeros(len(counted), dtype=torch.float64)
     if config.calibrate:
-        counted = transformed(counted, references, config.t)
+        counted = transform_rewards(counted, references, config.t)
     return advantages(counted, config.scale)
 
 
-def divided(questions: Sequence[Question], config: TrainGrpo) -> tuple[list[Question], ...]:
-    """Those to learn from, and those for measuring. Raises BadConfig where they are too few, or
+def divide_questions(
+    questions: Sequence[Question], config: TrainGrpo
+) -> tuple[list[Question], ...]:
+    """Prompts to learn from, and those for measuring. Raises BadConfig where they are too few, or
     lack what the settings need.
     """
-    held = list(questions[HELD_BACK // 2 :: HELD_BACK]) or list(questions[-1:])
-    train = [question for question in questions if question not in held]
-    if not train:
+    held_questions = list(questions[HELD_BACK // 2 :: HELD_BACK]) or list(questions[-1:])
+    train_questions = [question for question in questions if question not in held_questions]
+    if not train_questions:
         raise BadConfig(
             f"{len(questions)} prompts of at most {config.prompt_tokens} tokens, and one to learn "
             "from and another one to measure by are needed; give more, or raise prompt-tokens"
         )
-    if config.hardest < 1 and not all(question.references for question in train):
+    if config.hardest < 1 and not all(question.references for question in train_questions):
         raise BadConfig(
             "hardest: BLEU compares with references, and some prompts have none; give each row "
             "`references`, or leave it at 1"
         )
     if config.calibrate:
         check_ranked(questions)
-    return train, held
+    return train_questions, held_questions
 
 
-def plan(questions: Sequence[Question], config: TrainGrpo) -> str:
-    """What a run takes at most, in tokens."""
-    train, held = divided(questions, config)
-    chosen = max(1, round(config.hardest * len(train)))
-    rounds = config.rounds or math.ceil(chosen / config.per_round)
-    measured = 2 * len(held) * config.group + (len(train) if config.hardest < 1 else 0)
-    measured += (chosen + len(held)) * config.calibrate
-    answers = rounds * config.batch
-    longest = max(len(question.ids) for question in questions) + config.answer_tokens
-    forwards = config.iterations * 3 + bool(config.beta) + (config.iterations > 1)
+def plan_grpo(questions: Sequence[Question], config: TrainGrpo) -> str:
+    """Says how many tokens a run takes at most."""
+    train_questions, held_questions = divide_questions(questions, config)
+    prompt_count = max(1, round(config.hardest * len(train_questions)))
+    rounds = config.rounds or math.ceil(prompt_count / config.per_round)
+    measured_answers = 2 * len(held_questions) * config.group
+    measured_answers += len(train_questions) if config.hardest < 1 else 0
+    measured_answers += (prompt_count + len(held_questions)) * config.calibrate
+    answer_count = rounds * config.batch
+    max_length = max(len(question.ids) for question in questions) + config.answer_tokens
+    forward_count = config.iterations * 3 + bool(config.beta) + (config.iterations > 1)
     return (
-        f"{len(train):,} prompts to learn from and {len(held):,} to measure by; at most "
-        f"{measured * config.answer_tokens:,} tokens are drawn to measure, and "
-        f"{answers * config.answer_tokens:,} in {rounds:,} rounds to learn from, in the time of "
-        f"{forwards} forwards over {answers * longest:,} tokens with their prompts"
+        f"{len(train_questions):,} prompts to learn from and {len(held_questions):,} to measure "
+        f"by; at most {measured_answers * config.answer_tokens:,} tokens are drawn to measure, and "
+        f"{answer_count * config.answer_tokens:,} in {rounds:,} rounds to learn from, in the time "
+        f"of {forward_count} forwards over {answer_count * max_length:,} tokens with their prompts"
     )
 
 
-def train(
+def train_grpo(
     lm: LM,
     questions: Sequence[Question],
     out: Path,
@@ -415,70 +427,72 @@ def train(
     target: Any = lm.models["target"]
     if type(target) is not Decoder or target.narrow:
         need = "a plain decoder, whose linear layers torch can train"
-        raise Unsupported.missing("train grpo", target.name, need, "load one of transformers")
+        cure = "load one of transformers"
+        raise Unsupported.missing_capability("train grpo", target.name, need, cure)
     if merged not in FORMATS:
         raise BadConfig.field("merged", merged, f"one of {', '.join(FORMATS)}")
-    learnt, held = divided(questions, config)
-    lm.resolve(sampled(config.group, config.drafter))
+    learnt, held_questions = divide_questions(questions, config)
+    lm.resolve(sampling_method(config.group, config.drafter))
     if not config.rounds:
-        chosen = max(1, round(config.hardest * len(learnt)))
-        config = replace(config, rounds=math.ceil(chosen / config.per_round))
+        prompt_count = max(1, round(config.hardest * len(learnt)))
+        config = replace(config, rounds=math.ceil(prompt_count / config.per_round))
     shape = TrainAmateur(config.rank, config.alpha, config.layers, seed=config.seed)
-    hf = copied(target)
+    hf = copy_modules(target)
     layers = with_lora(hf, shape)
     embeddings = hf.get_input_embeddings().weight
     if any(lora.base.weight is embeddings for lora in layers.values()):
         raise BadConfig.field("layers", config.layers, "layers that are not the embeddings too")
     out.mkdir(parents=True, exist_ok=True)
     run = GrpoRun(out, config, hf, layers)
-    run.keep(recipe)
+    run.keep_recipe(recipe)
     sampler = Sampler(lm, run, out / "model", merged, options)
-    known = before(sampler, learnt, held, out / "before", tell)
-    run.through(lambda: one_round(sampler, learnt, known, out), save_every, quiet)
-    save(out / "lora", layers, shape, target.name)
-    last = sampler.draw(sampler.renewed(), held, config.group, HIGH)
-    first = [Group(**one) for one in known.held_back]
+    untrained = measure_untrained(sampler, learnt, held_questions, out / "before", tell)
+    run.run_steps(lambda: one_round(sampler, learnt, untrained, out), save_every, quiet)
+    save_lora(out / "lora", layers, shape, target.name)
+    last_groups = sampler.draw(sampler.load_engine(), held_questions, config.group, HIGH)
+    first_groups = [Group(**held_group) for held_group in untrained.held_back]
     report: dict[str, Any] = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "rounds": config.rounds,
-        "prompts": len(known.chosen),
-        "held_back": len(held),
-        "before": means(first),
-        "after": means(last),
+        "prompts": len(untrained.learnt_prompts),
+        "held_back": len(held_questions),
+        "before": mean_rewards(first_groups),
+        "after": mean_rewards(last_groups),
         "settings": asdict(config),
         "recipe": recipe,
     }
-    if known.bleus:
-        hard = [known.bleus[number] for number in known.chosen]
-        report["bleu"] = {"all": _mean(known.bleus), "hardest": _mean(hard)}
+    if untrained.bleus:
+        hard_bleus = [untrained.bleus[number] for number in untrained.learnt_prompts]
+        report["bleu"] = {"all": _mean(untrained.bleus), "hardest": _mean(hard_bleus)}
     if config.calibrate:
-        ranks = known.references[len(known.chosen) :]
-        won = [
-            transformed(group.rewards, some, 0.0)
-            for group, some in zip(last, ranks, strict=True)
-            if some
+        held_references = untrained.references[len(untrained.learnt_prompts) :]
+        win_ranks = [
+            transform_rewards(group.rewards, references, 0.0)
+            for group, references in zip(last_groups, held_references, strict=True)
+            if references
         ]
-        report["win_rate"] = _mean([one for group in won for one in group])
+        report["win_rate"] = _mean([held_group for group in win_ranks for held_group in group])
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report
 
 
-def one_round(sampler: Sampler, learnt: Sequence[Question], known: Before, out: Path) -> float:
+def one_round(sampler: Sampler, learnt: Sequence[Question], untrained: Before, out: Path) -> float:
     """Draws answers, learns from them, and notes what came of it; returns the loss."""
     run, config = sampler.run, sampler.config
-    places = of_round(len(known.chosen), config.per_round, run.step, config.seed)
-    questions = [learnt[known.chosen[place]] for place in places]
-    groups = sampler.draw(sampler.renewed(), questions, config.group, run.step * config.per_round)
+    places = round_prompts(len(untrained.learnt_prompts), config.per_round, run.step, config.seed)
+    questions = [learnt[untrained.learnt_prompts[place]] for place in places]
+    engine = sampler.load_engine()
+    groups = sampler.draw(engine, questions, config.group, run.step * config.per_round)
     worths = []
     for place, group in zip(places, groups, strict=True):
-        references = known.references[place] if config.calibrate else ()
+        references = untrained.references[place] if config.calibrate else ()
         worths.append(worth_of(group, references, config))
-    found = run.learn(groups, worths)
-    told = {"round": run.step, **means(groups), **found}
-    told["equal"] = sum(not bool(worth.any()) for worth in worths) / len(worths)
+    round_figures = run.learn(groups, worths)
+    log_line = {"round": run.step, **mean_rewards(groups), **round_figures}
+    log_line["equal"] = sum(not bool(worth.any()) for worth in worths) / len(worths)
     with (out / "rounds.jsonl").open("a") as log:
-        log.write(json.dumps(told) + "\n")
-    return found["loss"]
+        log.write(json.dumps(log_line) + "\n")
+    return round_figures["loss"]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.bench.prompts import Prompt, read_prompts
 from foretell.errors import BadConfig, ForetellError
 from foretell.ops.files import write_text
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 from foretell.strategies.samples.segments import (
     CLOSE,
     HISTORY,
@@ -55,7 +55,7 @@ class Cut:
 
     def __post_init__(self) -> None:
         sizes = {"segment": (16, 1 << 20), "summary": (8, 1 << 20), "tries": (1, 64)}
-        recipes.check(self, {**sizes, "temperature": (0, 100), "seed": (0, 1 << 31)})
+        recipes.check_ranges(self, {**sizes, "temperature": (0, 100), "seed": (0, 1 << 31)})
 
 
 def steps_of(thoughts: str) -> list[str]:
@@ -64,18 +64,18 @@ def steps_of(thoughts: str) -> list[str]:
     return [thoughts[a:b] for a, b in zip(starts, [*starts[1:], len(thoughts)], strict=True)]
 
 
-def packed(steps: Sequence[str], size: Callable[[str], int], most: int) -> list[str]:
+def pack_steps(steps: Sequence[str], size: Callable[[str], int], max_tokens: int) -> list[str]:
     """Joins as many paragraphs each time as fit."""
     segments: list[str] = []
-    held = 0
+    segment_tokens = 0
     for step in steps:
         tokens = size(step)
-        if segments and held + tokens <= most:
+        if segments and segment_tokens + tokens <= max_tokens:
             segments[-1] += step
-            held += tokens
+            segment_tokens += tokens
         else:
             segments.append(step)
-            held = tokens
+            segment_tokens = tokens
     return [segment.strip() for segment in segments]
 
 
@@ -83,7 +83,7 @@ def rounds_of(
     prompt: Prompt, segments: Sequence[str], summaries: Sequence[str], conclusion: str
 ) -> list[Row]:
     """The lines of one text; of each segment but the last there is a summary."""
-    field = "prompt" if isinstance(prompt, str) else "messages"
+    prompt_field = "prompt" if isinstance(prompt, str) else "messages"
     rows = []
     for place, segment in enumerate(segments):
         history = f"{HISTORY}{summaries[place - 1]}{KNOWN}" if place else ""
@@ -92,28 +92,30 @@ def rounds_of(
             target += f"{OPEN_BEHIND}{summaries[place]}{CLOSE.rstrip()}"
         else:
             target += f"\n{THOUGHT}{conclusion}"
-        rows.append({field: prompt, "history": history, "target": target})
+        rows.append({prompt_field: prompt, "history": history, "target": target})
     return rows
 
 
-def summarised(lm: LM, prompt: Prompt, segments: Sequence[str], cut: Cut) -> list[str] | None:
+def write_summaries(
+    lm: LM, prompt: Prompt, segments: Sequence[str], cut_options: Cut
+) -> list[str] | None:
     """After each segment but the last what was achieved; None: one came to no end."""
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
-    found = []
+    summaries = []
     for count in range(1, len(segments)):
-        said = {"role": "assistant", "content": "\n\n".join(segments[:count])}
-        asked = [*turns, said, {"role": "user", "content": LIST}]
-        for number in range(cut.tries):
+        thoughts_turn = {"role": "assistant", "content": "\n\n".join(segments[:count])}
+        messages = [*turns, thoughts_turn, {"role": "user", "content": LIST}]
+        for number in range(cut_options.tries):
             output = lm.generate(
-                asked, max_new_tokens=cut.summary, temperature=cut.temperature,
-                seed=cut.seed + number,
+                messages, max_new_tokens=cut_options.summary, temperature=cut_options.temperature,
+                seed=cut_options.seed + number,
             )  # fmt: skip
             if output.finish_reason == "stop" and output.text.strip():
-                found.append(output.text.strip())
+                summaries.append(output.text.strip())
                 break
         else:
             return None
-    return found
+    return summaries
 
 
 def write_rounds(lm: LM, source: Path, out: Path, cut: Cut, tell: Tell) -> dict[str, int]:
@@ -123,26 +125,26 @@ def write_rounds(lm: LM, source: Path, out: Path, cut: Cut, tell: Tell) -> dict[
     Raises BadConfig.
     """
     prompts = read_prompts(source)
-    lines = [json_of(line) for line in source.read_text("utf-8").split("\n") if line.strip()]
+    lines = [parse_json(line) for line in source.read_text("utf-8").split("\n") if line.strip()]
     rows: list[Row] = []
     counts = {"texts": len(prompts), "rows": 0, "without_thoughts": 0, "unfinished": 0}
     for number, (prompt, line) in enumerate(zip(prompts, lines, strict=True), 1):
         if not isinstance(line.get("answer"), str):
             raise BadConfig(f"{source}, row {number}: `answer` must be a text with its thoughts")
-        found = ANSWER.fullmatch(line["answer"])
-        if found is None:
+        answer_match = ANSWER.fullmatch(line["answer"])
+        if answer_match is None:
             counts["without_thoughts"] += 1
         else:
-            steps = steps_of(found[1])
-            segments = packed(steps, lambda text: len(lm.prompt_ids(text)), cut.segment)
+            steps = steps_of(answer_match[1])
+            segments = pack_steps(steps, lambda text: len(lm.prompt_ids(text)), cut.segment)
             try:
-                summaries = summarised(lm, prompt, segments, cut)
+                summaries = write_summaries(lm, prompt, segments, cut)
             except ForetellError:
                 summaries = None
             if summaries is None:
                 counts["unfinished"] += 1
             else:
-                rows += rounds_of(prompt, segments, summaries, found[2])
+                rows += rounds_of(prompt, segments, summaries, answer_match[2])
         tell("cutting", number, len(prompts))
     write_text(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return {**counts, "rows": len(rows)}

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from foretell.train import recipes
-from foretell.train.preferences.comments import UNREADABLE, bare, commented
+from foretell.train.preferences.comments import UNREADABLE, read_commented, strip_answer
 from foretell.train.preferences.preferences import Reader, TrainPairs
 
 if TYPE_CHECKING:
@@ -50,38 +50,40 @@ class TrainMango(TrainPairs):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        recipes.check(self, {"margin": (0, 100), "hinge": (0, 100)})
+        recipes.check_ranges(self, {"margin": (0, 100), "hinge": (0, 100)})
 
     @property
     def compares(self) -> bool:
         return False
 
-    def loss(self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        mean = now / counts
+    def loss(
+        self, current: torch.Tensor, reference: torch.Tensor, counts: torch.Tensor
+    ) -> torch.Tensor:
+        mean = current / counts
         lacking = (self.margin - (mean[:, 0] - mean[:, 1])).clamp_min(0)
         return self.hinge * lacking * (counts[:, 1] > LEAST) - mean[:, 0]
 
     def numbers(
-        self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor
+        self, current: torch.Tensor, reference: torch.Tensor, counts: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """The mean loss, the mean surprise of a token with comments and without, and the share in
         which code with comments has the margin.
         """
-        mean = now / counts
+        mean = current / counts
         return {
-            "loss": self.loss(now, before, counts).mean(),
+            "loss": self.loss(current, reference, counts).mean(),
             "commented": -mean[:, 0].mean(),
             "uncommented": -mean[:, 1].mean(),
             "above": (mean[:, 0] - mean[:, 1] >= self.margin).float().mean(),
         }
 
 
-def read(lm: LM, sources: Sequence[str], config: TrainMango) -> Reader:
+def read_mango(lm: LM, sources: Sequence[str], config: TrainMango) -> Reader:
     """Commented code, with the same without comments. Raises BadConfig."""
     reader = Reader(lm, config.length, ", ".join(sources))
-    for prompt, answer in commented(list(sources)):
+    for prompt, answer in read_commented(list(sources)):
         try:
-            plain = bare(answer)
+            plain = strip_answer(answer)
         except UNREADABLE:
             reader.leave_out("not read by Python")
             continue

@@ -21,7 +21,7 @@ from foretell.bench.prompts import Prompt, read_prompts
 from foretell.core.stats import Stats
 from foretell.errors import BadConfig, PromptTooLong
 from foretell.ops.files import write_text
-from foretell.ops.parsing import json_of
+from foretell.ops.parsing import parse_json
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -54,27 +54,35 @@ def pair_of(output: Output, above: float) -> tuple[Output, Output] | None:
     """The best refinement and the answer that the search began with; None where no refinement has
     a score over `above`, where one of them is unfinished, or where they are equal.
     """
-    best = output.samples[0]
-    first = output.samples[int(output.stats.notes.get("first", 0))]
-    if best.score is None or first.score is None or not best.score > max(above, first.score):
+    best_sample = output.samples[0]
+    first_sample = output.samples[int(output.stats.notes.get("first", 0))]
+    if (
+        best_sample.score is None
+        or first_sample.score is None
+        or not best_sample.score > max(above, first_sample.score)
+    ):
         return None
-    if best.finish_reason != "stop" or first.finish_reason != "stop":
+    if best_sample.finish_reason != "stop" or first_sample.finish_reason != "stop":
         return None
-    return None if best.text.strip() == first.text.strip() else (best, first)
+    return (
+        None
+        if best_sample.text.strip() == first_sample.text.strip()
+        else (best_sample, first_sample)
+    )
 
 
 def row_of(prompt: Prompt, output: Output, above: float) -> Row:
     """A line of the file; `chosen` and `rejected` are null where no pair was found."""
-    field = "prompt" if isinstance(prompt, str) else "messages"
-    row: Row = {field: prompt, "chosen": None, "rejected": None}
+    prompt_field = "prompt" if isinstance(prompt, str) else "messages"
+    row: Row = {prompt_field: prompt, "chosen": None, "rejected": None}
     if output.error is not None:
         return {**row, "error": str(output.error)}
-    found = pair_of(output, above)
-    if found is None:
+    pair = pair_of(output, above)
+    if pair is None:
         return row
-    best, first = found
-    texts = {"chosen": best.text, "rejected": first.text}
-    return {**row, **texts, "scores": [best.score, first.score]}
+    better, other = pair
+    texts = {"chosen": better.text, "rejected": other.text}
+    return {**row, **texts, "scores": [better.score, other.score]}
 
 
 def write_pairs(
@@ -83,22 +91,22 @@ def write_pairs(
     """Looks for a pair of every prompt, and writes what is found every few of them; returns the
     rows. Those that the file has are kept. Raises BadConfig for a file of other prompts.
     """
-    rows = known(path, prompts)
+    rows = rows_so_far(path, prompts)
     tell("searching", len(rows), len(prompts))
     while len(rows) < len(prompts):
-        part = list(prompts[len(rows) : len(rows) + AT_ONCE])
-        outputs = searched(lm, part, search, search.seed + len(rows))
-        found = zip(part, outputs, strict=True)
-        rows += [row_of(prompt, output, search.above) for prompt, output in found]
+        prompt_part = list(prompts[len(rows) : len(rows) + AT_ONCE])
+        outputs = search_pairs(lm, prompt_part, search, search.seed + len(rows))
+        pairs = zip(prompt_part, outputs, strict=True)
+        rows += [row_of(prompt, output, search.above) for prompt, output in pairs]
         write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
         tell("searching", len(rows), len(prompts))
     return rows
 
 
-def searched(lm: LM, prompts: list[Prompt], search: Search, seed: int) -> list[Output]:
+def search_pairs(lm: LM, prompts: list[Prompt], search: Search, seed: int) -> list[Output]:
     """An answer a prompt, with all that was found beside it; of one that is too long, the error."""
     try:
-        found: list[Output] = lm.generate(
+        outputs_found: list[Output] = lm.generate(
             prompts,
             search.method,
             max_new_tokens=search.max_new_tokens,
@@ -108,12 +116,14 @@ def searched(lm: LM, prompts: list[Prompt], search: Search, seed: int) -> list[O
     except PromptTooLong as error:  # is raised for all that were asked with it
         if len(prompts) == 1:
             return [Output("", [], "error", Stats(), error=error)]
-        alone = [searched(lm, [one], search, seed + n) for n, one in enumerate(prompts)]
-        return [output for outputs in alone for output in outputs]
-    return found
+        single_outputs = [
+            search_pairs(lm, [prompt], search, seed + n) for n, prompt in enumerate(prompts)
+        ]
+        return [output for outputs in single_outputs for output in outputs]
+    return outputs_found
 
 
-def known(path: Path, prompts: Sequence[Prompt]) -> list[Row]:
+def rows_so_far(path: Path, prompts: Sequence[Prompt]) -> list[Row]:
     """The rows that a file has already. Raises BadConfig where they are of other prompts."""
     if not path.exists():
         return []
@@ -123,7 +133,7 @@ def known(path: Path, prompts: Sequence[Prompt]) -> list[Row]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    return [json_of(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
+    return [parse_json(line) for line in path.read_text("utf-8").split("\n") if line.strip()]
 
 
 def read_pairs(path: Path, reader: Reader) -> None:

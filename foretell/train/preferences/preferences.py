@@ -24,10 +24,10 @@ from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.adapted import LoraLinear
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.learning import copied
+from foretell.models.decoder.learning import copy_modules
 from foretell.ops.files import write_text
 from foretell.train import recipes
-from foretell.train.amateur import HELD_OUT, Example, TrainAmateur, merge_lora, save, with_lora
+from foretell.train.amateur import HELD_OUT, Example, TrainAmateur, merge_lora, save_lora, with_lora
 from foretell.train.lm import Run
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class TrainPairs:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        recipes.check(
+        recipes.check_ranges(
             self,
             {
                 "length": (2, 1 << 20),
@@ -76,7 +76,7 @@ class TrainPairs:
 
     @property
     def lora(self) -> TrainAmateur:
-        """What the weights' maker has to know. Raises BadConfig."""
+        """Settings of the LoRA weights. Raises BadConfig."""
         return TrainAmateur(rank=self.rank, alpha=self.alpha, layers=self.layers, seed=self.seed)
 
     @property
@@ -84,16 +84,18 @@ class TrainPairs:
         """Whether the loss asks for what the model said before it learnt."""
         raise NotImplementedError
 
-    def loss(self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """Of each pair (n,), by the log-probabilities of both answers (n, 2), as they are and as
-        they were, and by how many tokens they have (n, 2).
+    def loss(
+        self, current: torch.Tensor, reference: torch.Tensor, counts: torch.Tensor
+    ) -> torch.Tensor:
+        """Loss of each pair (n,), by the log-probabilities of both answers (n, 2), as they are and
+        as they were, and by how many tokens they have (n, 2).
         """
         raise NotImplementedError
 
     def numbers(
-        self, now: torch.Tensor, before: torch.Tensor, counts: torch.Tensor
+        self, current: torch.Tensor, reference: torch.Tensor, counts: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """What the report tells of pairs, by the same."""
+        """Numbers of the report on pairs, by the arguments of `loss`."""
         raise NotImplementedError
 
 
@@ -131,37 +133,43 @@ class Reader:
     def leave_out(self, reason: str) -> None:
         self.left_out[reason] = self.left_out.get(reason, 0) + 1
 
-    def add(self, prompt: Prompt, better: str, other: str) -> None:
-        """Both answers end with the model's end."""
-        if better == other:
+    def add(self, prompt: Prompt, better: str, worse: str) -> None:
+        """Adds a pair, whose answers both end with the model's end."""
+        if better == worse:
             return self.leave_out("of equal answers")
-        asked = prompt_ids(self.lm, prompt)
-        ends = self.lm.engine.eos[:1]
-        first, second = (
-            ([*asked, *self.lm.encode(text, special=False), *ends], len(asked))
-            for text in (better, other)
+        prompt_tokens = prompt_ids(self.lm, prompt)
+        end_tokens = self.lm.engine.eos[:1]
+        better_example, worse_example = (
+            (
+                [*prompt_tokens, *self.lm.encode(text, special=False), *end_tokens],
+                len(prompt_tokens),
+            )
+            for text in (better, worse)
         )
-        if max(len(first[0]), len(second[0])) > self.length:
+        if max(len(better_example[0]), len(worse_example[0])) > self.length:
             return self.leave_out("too long")
-        return self.pairs.append((first, second))
+        return self.pairs.append((better_example, worse_example))
 
     def parts(self) -> tuple[list[Pair], list[Pair]]:
-        """Those to learn from, and every eighth, which is held out. Raises BadConfig."""
+        """Pairs to learn from, and every eighth, which is held out. Raises BadConfig."""
         if len(self.pairs) < 2:
-            told = "".join(f"; {count:,} {why}" for why, count in self.left_out.items())
+            left_out_text = "".join(
+                f"; {count:,} {reason}" for reason, count in self.left_out.items()
+            )
             raise BadConfig(
                 f"{self.place}: {len(self.pairs)} pairs of answers of at most {self.length} tokens "
-                f"with their prompts{told}; give one to learn from and one to hold out at least"
+                f"with their prompts{left_out_text}; "
+                "give one to learn from and one to hold out at least"
             )
         learnt = [pair for number, pair in enumerate(self.pairs) if number % HELD_OUT != 1]
         return learnt, self.pairs[1::HELD_OUT]
 
 
-def plan(pairs: Sequence[Pair], config: TrainPairs, costs: Costs) -> str:
-    """What a run takes: hours, by the measured costs of the target's forwards."""
+def plan_pairs(pairs: Sequence[Pair], config: TrainPairs, costs: Costs) -> str:
+    """Says how many hours a run takes, by the measured costs of the target's forwards."""
     tokens = config.epochs * sum(len(side[0]) for pair in pairs for side in pair)
-    forwards = 1 + BACKWARD + config.compares
-    seconds = tokens * forwards * float(costs.curve(PIECE)[-1]) / PIECE
+    forward_count = 1 + BACKWARD + config.compares
+    seconds = tokens * forward_count * float(costs.curve(PIECE)[-1]) / PIECE
     steps = Plan.of(config, pairs).steps
     return (
         f"{len(pairs):,} pairs, {steps:,} steps over {tokens:,} tokens with their gradients: about "
@@ -169,33 +177,40 @@ def plan(pairs: Sequence[Pair], config: TrainPairs, costs: Costs) -> str:
     )
 
 
-def logprobs(
+def answer_logprobs(
     hf: Any, rows: Sequence[Example], precision: str = "float32"
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probabilities of whole answers behind their prompts (n,), float32, and how many tokens
     they have (n,). Shorter rows are filled up behind, where no token sees the filling.
     """
-    longest = max(len(tokens) for tokens, _ in rows)
-    keep = longest - min(asked for _, asked in rows) + 1  # places from the last of a prompt on
-    ids = torch.zeros(len(rows), longest, dtype=torch.long)
-    labels = torch.full((len(rows), longest), IGNORED)
-    for row, (tokens, asked) in enumerate(rows):
+    max_length = max(len(tokens) for tokens, _ in rows)
+    logit_places = (
+        max_length - min(prompt_length for _, prompt_length in rows) + 1
+    )  # places from the last of a prompt on
+    ids = torch.zeros(len(rows), max_length, dtype=torch.long)
+    labels = torch.full((len(rows), max_length), IGNORED)
+    for row, (tokens, prompt_length) in enumerate(rows):
         ids[row, : len(tokens)] = torch.tensor(tokens)
-        labels[row, asked : len(tokens)] = torch.tensor(tokens[asked:])
+        labels[row, prompt_length : len(tokens)] = torch.tensor(tokens[prompt_length:])
     device = hf.device
     half = precision == "bfloat16"
     with torch.autocast(device.type, dtype=torch.bfloat16, enabled=half):
-        logits = hf(input_ids=ids.to(device), use_cache=False, logits_to_keep=keep).logits[:, :-1]
-    wanted = labels[:, longest - keep + 1 :].to(device)
+        logits = hf(input_ids=ids.to(device), use_cache=False, logits_to_keep=logit_places).logits[
+            :, :-1
+        ]
+    answer_labels = labels[:, max_length - logit_places + 1 :].to(device)
     surprise = F.cross_entropy(
-        logits.float().flatten(0, 1), wanted.flatten(), ignore_index=IGNORED, reduction="none"
+        logits.float().flatten(0, 1),
+        answer_labels.flatten(),
+        ignore_index=IGNORED,
+        reduction="none",
     )
-    return -surprise.view_as(wanted).sum(1), (wanted != IGNORED).sum(1)
+    return -surprise.view_as(answer_labels).sum(1), (answer_labels != IGNORED).sum(1)
 
 
 @contextmanager
 def switched_off(layers: Iterable[LoraLinear]) -> Iterator[None]:
-    """The model is meanwhile what it was before it learnt, and no gradients are kept."""
+    """Makes the model what it was before it learnt, without gradients, for the block."""
     scales = [(lora, lora.scale) for lora in layers]
     try:
         for lora, _ in scales:
@@ -220,90 +235,96 @@ class PairRun(Run):
         self.settings, self.layers, self.pairs = settings, layers, pairs
         super().__init__(folder, Plan.of(settings, pairs), hf, hf)
 
-    def rated(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
+    def make_optimisers(self, layers: torch.nn.Module) -> list[tuple[torch.optim.Optimizer, float]]:
         weights = [p for p in layers.parameters() if p.requires_grad]
         rate = self.settings.rate
         return [(torch.optim.AdamW(weights, lr=rate, weight_decay=0.0), rate)]
 
-    def chosen(self, step: int) -> list[Pair]:
+    def step_pairs(self, step: int) -> list[Pair]:
         """The pairs of a step, by their lengths. Each round over all has another order."""
         batch, count = self.settings.batch, len(self.pairs)
-        places = range(step * batch, (step + 1) * batch)
-        orders = {}
-        for turn in {place // count for place in places}:
-            draw = torch.Generator().manual_seed(self.settings.seed * 1_000 + turn)
-            orders[turn] = torch.randperm(count, generator=draw).tolist()
-        found = [self.pairs[orders[place // count][place % count]] for place in places]
-        return sorted(found, key=lambda pair: max(len(pair[0][0]), len(pair[1][0])))
+        pair_places = range(step * batch, (step + 1) * batch)
+        round_orders = {}
+        for round_number in {place // count for place in pair_places}:
+            generator = torch.Generator().manual_seed(self.settings.seed * 1_000 + round_number)
+            round_orders[round_number] = torch.randperm(count, generator=generator).tolist()
+        pairs = [self.pairs[round_orders[place // count][place % count]] for place in pair_places]
+        return sorted(pairs, key=lambda pair: max(len(pair[0][0]), len(pair[1][0])))
 
-    def of_pairs(self, pairs: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What the loss asks for, of a forward with these pairs: now, before and counts, (n, 2)."""
+    def forward_pairs(
+        self, pairs: Sequence[Pair]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Arguments of the loss, each (n, 2), by a forward with these pairs."""
         rows = [side for pair in pairs for side in pair]
-        now, counts = logprobs(self.model, rows, self.settings.precision)
-        before = now.detach()
+        current, counts = answer_logprobs(self.model, rows, self.settings.precision)
+        reference = current.detach()
         if self.settings.compares:
             with switched_off(self.layers.values()):
-                before, _ = logprobs(self.model, rows, self.settings.precision)
-        return now.view(-1, 2), before.view(-1, 2), counts.view(-1, 2)
+                reference, _ = answer_logprobs(self.model, rows, self.settings.precision)
+        return current.view(-1, 2), reference.view(-1, 2), counts.view(-1, 2)
 
     def advance_on(self) -> float:
-        """One optimiser step; returns its mean loss."""
+        """Takes an optimiser step; returns its mean loss."""
         settings = self.settings
-        chosen = self.chosen(self.step)
-        total = 0.0
-        for start in range(0, len(chosen), settings.micro):
-            part = self.of_pairs(chosen[start : start + settings.micro])
-            loss = settings.loss(*part).sum() / len(chosen)
+        step_pairs = self.step_pairs(self.step)
+        loss_sum = 0.0
+        for start in range(0, len(step_pairs), settings.micro):
+            loss_arguments = self.forward_pairs(step_pairs[start : start + settings.micro])
+            loss = settings.loss(*loss_arguments).sum() / len(step_pairs)
             loss.backward()  # type: ignore[no-untyped-call]
-            total += loss.item()
+            loss_sum += loss.item()
         self.update()
-        return total
+        return loss_sum
 
     @torch.no_grad()
-    def told(self, pairs: Sequence[Pair]) -> dict[str, dict[str, float]]:
+    def report_numbers(self, pairs: Sequence[Pair]) -> dict[str, dict[str, float]]:
         """The numbers of these pairs before training and after it, one pair a forward."""
-        found = [logprobs(self.model, pair, self.settings.precision) for pair in pairs]
-        now, counts = (torch.stack(part).cpu() for part in zip(*found, strict=True))
+        current_parts = [
+            answer_logprobs(self.model, pair, self.settings.precision) for pair in pairs
+        ]
+        current, counts = (torch.stack(part).cpu() for part in zip(*current_parts, strict=True))
         with switched_off(self.layers.values()):
-            rows = [logprobs(self.model, pair, self.settings.precision)[0] for pair in pairs]
-        before = torch.stack(rows).cpu()
-        both = {"before": before, "after": now}
+            rows = [answer_logprobs(self.model, pair, self.settings.precision)[0] for pair in pairs]
+        reference = torch.stack(rows).cpu()
+        both_sides = {"before": reference, "after": current}
         return {
             when: {
                 name: round(float(value), 4)
-                for name, value in self.settings.numbers(side, before, counts).items()
+                for name, value in self.settings.numbers(side, reference, counts).items()
             }
-            for when, side in both.items()
+            for when, side in both_sides.items()
         }
 
 
-def export(lm: LM, run: PairRun, merged: str) -> None:
-    """Writes OUT/lora as PEFT does and, in the number format `merged`, OUT/model, whose matrices
-    are added up in float32. The LoRA weights become part of the run's model.
+def export_pairs(lm: LM, run: PairRun, format_name: str) -> None:
+    """Writes OUT/lora as PEFT does and, in the number format `format_name`, OUT/model, whose
+    matrices are added up in float32. The LoRA weights become part of the run's model.
     """
     name = lm.models["target"].name
-    save(run.folder / "lora", dict(run.layers), run.settings.lora, name)
-    if not merged:
+    save_lora(run.folder / "lora", dict(run.layers), run.settings.lora, name)
+    if not format_name:
         return
     hf = run.model
     merge_lora(hf, run.layers)
-    hf.to(FORMATS[merged]).save_pretrained(run.folder / "model")
+    hf.to(FORMATS[format_name]).save_pretrained(run.folder / "model")
     tokenizer: Any = lm.tokenizer
     if tokenizer is not None:
         tokenizer.save_pretrained(run.folder / "model")
 
 
-def check(lm: LM, merged: str) -> None:
+def check_pairs(lm: LM, format_name: str) -> None:
     """Raises BadConfig for what is no number format, Unsupported for what torch cannot train."""
-    if merged and merged not in FORMATS:
-        raise BadConfig.field("merged", merged, f"one of {', '.join(FORMATS)}, or empty")
+    if format_name and format_name not in FORMATS:
+        raise BadConfig.field("merged", format_name, f"one of {', '.join(FORMATS)}, or empty")
     target = lm.models["target"]
     if type(target) is not Decoder:
         need = "a plain decoder, whose linear layers torch can train"
-        raise Unsupported.missing("training", target.name, need, "load one of transformers")
+        raise Unsupported.missing_capability(
+            "training", target.name, need, "load one of transformers"
+        )
 
 
-def train(
+def train_pairs(
     lm: LM,
     reader: Reader,
     out: Path,
@@ -320,24 +341,24 @@ def train(
     started with, which is kept in its folder. Raises BadConfig for too few pairs, Unsupported for a
     model that torch cannot train.
     """
-    check(lm, merged)
+    check_pairs(lm, merged)
     learnt, held_out = reader.parts()
-    hf = copied(lm.models["target"])
+    hf = copy_modules(lm.models["target"])
     layers = with_lora(hf, config.lora)
     out.mkdir(parents=True, exist_ok=True)
     run = PairRun(out, config, hf, layers, learnt)
-    run.keep(recipe)
-    run.through(run.advance_on, save_every, quiet)
+    run.keep_recipe(recipe)
+    run.run_steps(run.advance_on, save_every, quiet)
     report = {
-        "parameters": run.size,
+        "parameters": run.parameter_count,
         "steps": run.step,
         "pairs": len(learnt),
         "held_out": len(held_out),
         "left_out": reader.left_out,
-        **run.told(held_out),
+        **run.report_numbers(held_out),
         "settings": asdict(config),
         "recipe": recipe,
     }
-    export(lm, run, merged)
+    export_pairs(lm, run, merged)
     write_text(out / "report.json", json.dumps(report, indent=1))
     return report

@@ -23,10 +23,10 @@ from foretell.bench.prompts import read_prompts
 from foretell.bench.sets import prompt_ids
 from foretell.errors import BadConfig, BadFile, ForetellError
 from foretell.ops.files import write_text
-from foretell.ops.parsing import json_of
-from foretell.registry import load
+from foretell.ops.parsing import parse_json
+from foretell.registry import load_method
 from foretell.rewards.base import Reward
-from foretell.spec import reward_of
+from foretell.spec import build_reward
 from foretell.train.preferences.groups import Group
 
 if TYPE_CHECKING:
@@ -54,50 +54,52 @@ def read_questions(
     names the row.
     """
     context = lm.models["target"].context
-    room = min(prompt_tokens, context - answer_tokens)
-    if room < 1:
-        allowed = f"less than the {context} tokens that the model holds with a prompt"
-        raise BadConfig.field("answer_tokens", answer_tokens, allowed)
-    found = []
+    max_prompt = min(prompt_tokens, context - answer_tokens)
+    if max_prompt < 1:
+        allowed_values = f"less than the {context} tokens that the model holds with a prompt"
+        raise BadConfig.field("answer_tokens", answer_tokens, allowed_values)
+    questions = []
     for path in files:
         prompts = read_prompts(path)
         lines = [line for line in Path(path).read_text("utf-8").split("\n") if line.strip()]
         for number, (prompt, line) in enumerate(zip(prompts, lines, strict=True), 1):
-            where = f"{path}, row {number}"
-            row = json_of(line)
-            references = _references(row.get("references", []), where)
+            row_place = f"{path}, row {number}"
+            row = parse_json(line)
+            references = _references(row.get("references", []), row_place)
             try:
-                reward = compared(reward_of(row.get("reward", spec), lm.encode), references)
+                reward = with_references(
+                    build_reward(row.get("reward", spec), lm.encode), references
+                )
             except ForetellError as error:
-                raise BadConfig(f"{where}: {error}") from error
+                raise BadConfig(f"{row_place}: {error}") from error
             ids = prompt_ids(lm, prompt)
-            if len(ids) <= room:
-                found.append(Question(tuple(ids), reward, references))
-    return found
+            if len(ids) <= max_prompt:
+                questions.append(Question(tuple(ids), reward, references))
+    return questions
 
 
-def _references(given: Any, where: str) -> tuple[str, ...]:
-    texts = [given] if isinstance(given, str) else given
-    known = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
-    if not known or not all(text.strip() for text in texts):
+def _references(references: Any, row_place: str) -> tuple[str, ...]:
+    texts = [references] if isinstance(references, str) else references
+    is_valid = isinstance(texts, list) and all(isinstance(text, str) for text in texts)
+    if not is_valid or not all(text.strip() for text in texts):
         raise BadConfig(
-            f"{where}: `references` must be a text or a list of texts, none of them empty"
+            f"{row_place}: `references` must be a text or a list of texts, none of them empty"
         )
     return tuple(texts)
 
 
-def compared(reward: Reward, references: Sequence[str]) -> Reward:
+def with_references(reward: Reward, references: Sequence[str]) -> Reward:
     """The reward with these references, if it takes any."""
-    given: Any = reward
-    fields = {field.name for field in dataclasses.fields(given)}
-    if references and "references" in fields:
+    compared_reward: Any = reward
+    field_names = {field.name for field in dataclasses.fields(compared_reward)}
+    if references and "references" in field_names:
         # A line of --- would divide it; behind a space it does not, and is the same token.
-        whole = "\n---\n".join(DIVIDER.sub(" ", text) for text in references)
-        given = dataclasses.replace(given, references=whole)
-    elif references and "reference" in fields:
-        given = dataclasses.replace(given, reference=references[0])
-    made: Reward = given
-    return made
+        joined_references = "\n---\n".join(DIVIDER.sub(" ", text) for text in references)
+        compared_reward = dataclasses.replace(compared_reward, references=joined_references)
+    elif references and "reference" in field_names:
+        compared_reward = dataclasses.replace(compared_reward, reference=references[0])
+    result: Reward = compared_reward
+    return result
 
 
 def check_ranked(questions: Sequence[Question]) -> None:
@@ -106,8 +108,8 @@ def check_ranked(questions: Sequence[Question]) -> None:
     """
     for question in questions:
         reward: Any = question.reward
-        judged = type(reward).steps is not Reward.steps
-        if judged or getattr(reward, "references", None) == "":
+        compares_answers = type(reward).steps is not Reward.steps
+        if compares_answers or getattr(reward, "references", None) == "":
             raise BadConfig(
                 f"calibrate: the reward {type(reward).__name__.lower()} compares the answers of a "
                 "group with each other, so that they have no rank among references; give each "
@@ -115,7 +117,7 @@ def check_ranked(questions: Sequence[Question]) -> None:
             )
 
 
-def fingerprint(questions: Sequence[Question]) -> str:
+def questions_digest(questions: Sequence[Question]) -> str:
     """Tells runs on other prompts or rewards apart."""
     digest = hashlib.sha256()
     for question in questions:
@@ -123,7 +125,7 @@ def fingerprint(questions: Sequence[Question]) -> str:
     return digest.hexdigest()
 
 
-def drawn(
+def draw_answers(
     lm: LM,
     questions: Sequence[Question],
     n: int,
@@ -141,7 +143,7 @@ def drawn(
     lm.limit(requests=max(1, AT_ONCE // n))
     outputs = lm.generate(
         [list(question.ids) for question in questions],
-        sampled(n, drafter),
+        sampling_method(n, drafter),
         reward=[question.reward for question in questions],
         temperature=temperature,
         max_new_tokens=tokens,
@@ -151,13 +153,15 @@ def drawn(
     for question, output in zip(questions, outputs, strict=True):
         if output.error is not None:
             raise output.error
-        samples = [one for one in output.samples if one.score > -math.inf and one.tokens]
-        answers = [list(one.tokens) for one in samples]
-        groups.append(Group(question.ids, answers, [float(one.score) for one in samples]))
+        samples = [
+            sample for sample in output.samples if sample.score > -math.inf and sample.tokens
+        ]
+        answers = [list(sample.tokens) for sample in samples]
+        groups.append(Group(question.ids, answers, [float(sample.score) for sample in samples]))
     return groups
 
 
-def sampled(n: int, drafter: str) -> str:
+def sampling_method(n: int, drafter: str) -> str:
     """The method that draws n answers."""
     return f"best-of:n={n}" + (f",inner=({drafter})" if drafter else "")
 
@@ -167,44 +171,44 @@ def bleu_of_first(lm: LM, questions: Sequence[Question], tokens: int) -> list[fl
     lm.limit(requests=AT_ONCE)
     prompts = [list(question.ids) for question in questions]
     outputs = lm.generate(prompts, "plain", max_new_tokens=tokens)
-    found = []
+    bleus = []
     for question, output in zip(questions, outputs, strict=True):
         if output.error is not None:
             raise output.error
-        reward = compared(load("bleu", "reward")(), question.references)
-        found += reward.scores("", [output.text])
-    return found
+        reward = with_references(load_method("bleu", "reward")(), question.references)
+        bleus += reward.scores("", [output.text])
+    return bleus
 
 
-def kept(path: Path, make: Callable[[], Any]) -> Any:
-    """What a JSON file holds, made and written where there is none yet. Raises BadFile."""
+def keep_json(path: Path, make: Callable[[], Any]) -> Any:
+    """Value of a JSON file, made and written where there is none yet. Raises BadFile."""
     if path.exists():
         try:
-            return json_of(path.read_text("utf-8"))
+            return parse_json(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise BadFile(f"{path}: cannot be read ({error}); delete it") from error
-    found = make()
-    write_text(path, json.dumps(found))
-    return found
+    value = make()
+    write_text(path, json.dumps(value))
+    return value
 
 
-def in_parts(
+def measure_parts(
     folder: Path,
     name: str,
     questions: Sequence[Question],
     measure: Callable[[Sequence[Question], int], list[Any]],
     tell: Tell | None = None,
 ) -> list[Any]:
-    """What `measure` says of each question, given some and the number of the first; parts that the
-    folder holds are not measured again.
+    """Measurements of questions by `measure`, given some and the number of the first; parts that
+    the folder holds are not measured again.
     """
-    found: list[Any] = []
-    for first in range(0, len(questions), A_FILE):
+    measured: list[Any] = []
+    for first_number in range(0, len(questions), A_FILE):
         if tell is not None:
-            tell(name, first, len(questions))
-        part = questions[first : first + A_FILE]
-        path = folder / f"{name.replace(' ', '-')}-{first // A_FILE:05}.json"
-        found += kept(path, partial(measure, part, first))
+            tell(name, first_number, len(questions))
+        part = questions[first_number : first_number + A_FILE]
+        path = folder / f"{name.replace(' ', '-')}-{first_number // A_FILE:05}.json"
+        measured += keep_json(path, partial(measure, part, first_number))
     if tell is not None:
         tell(name, len(questions), len(questions))
-    return found
+    return measured

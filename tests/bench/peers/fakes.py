@@ -17,7 +17,7 @@ import pytest
 import foretell
 from foretell.bench import peers
 from foretell.bench.peers import Peer, Place
-from foretell.bench.peers._environment import home, pins
+from foretell.bench.peers._environment import peer_folder, pinned_packages
 from foretell.bench.peers._worker import Worker
 from tests import tiny
 
@@ -54,8 +54,8 @@ def same_as_ours(
     if REAL is None:
         pytest.skip("FORETELL_TEST_PEERS does not name a cache folder with environments of peers")
     monkeypatch.setenv("FORETELL_CACHE", REAL)
-    ready = home(name) / "ready"
-    if not ready.is_file() or ready.read_text() != pins(name):
+    ready = peer_folder(name) / "ready"
+    if not ready.is_file() or ready.read_text() != pinned_packages(name):
         pytest.skip(f"no environment: python -m foretell.bench.peers setup {name}")
     tiny.save(tiny.llama(**more), folder / "model")
     tiny.save(tiny.relative(tiny.llama(**more)), folder / "draft")
@@ -65,7 +65,7 @@ def same_as_ours(
     place = Place(
         str(folder / "model"), str(folder / "draft") if draft else None, "float32", "cpu", 1, (0,)
     )
-    before = {path.name for path in (home(name) / "models").glob("*")}
+    before = {path.name for path in (peer_folder(name) / "models").glob("*")}
     found = peers.contenders(name, place)
     for peer in found:
         run = peer.run(ids, 12, 0.0, 0)
@@ -74,6 +74,6 @@ def same_as_ours(
         assert run.times[0] > 0
         assert len(peer.run(ids, 5, 1.0, 3).tokens) <= 5
     close(found)
-    for path in (home(name) / "models").iterdir():
+    for path in (peer_folder(name) / "models").iterdir():
         if path.name not in before:
             shutil.rmtree(path) if path.is_dir() else path.unlink()

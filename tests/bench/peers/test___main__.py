@@ -11,7 +11,7 @@ import pytest
 
 from foretell.bench.peers import __main__ as command
 from foretell.bench.peers import llama_cpp
-from foretell.bench.peers._environment import home, pins
+from foretell.bench.peers._environment import peer_folder, pinned_packages
 
 
 class Commands:
@@ -41,38 +41,38 @@ def test_torch_comes_first_and_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     commands = Commands(monkeypatch, tmp_path)
     assert command.main(["setup", "openvino", "--find-links", "wheels"]) == 0
     made, torch, rest = commands.ran
-    assert made == ["venv", str(home("openvino") / "env")]
+    assert made == ["venv", str(peer_folder("openvino") / "env")]
     assert torch[0].startswith(made[1])
     assert torch[1:4] == ["-m", "pip", "install"]
     assert torch[-1].startswith("torch==")
     assert torch[-3:-1] == ["--find-links", "wheels"]
     assert "--no-deps" not in torch
     assert "--no-deps" in rest
-    assert rest[rest.index("--no-deps") + 1 :] == pins("openvino").splitlines()
-    assert (home("openvino") / "ready").read_text() == pins("openvino")
+    assert rest[rest.index("--no-deps") + 1 :] == pinned_packages("openvino").splitlines()
+    assert (peer_folder("openvino") / "ready").read_text() == pinned_packages("openvino")
 
 
 def test_the_converter_is_fetched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commands, prepared = Commands(monkeypatch, tmp_path), list[Any]()
-    (home("llama.cpp") / "sources").mkdir(parents=True)
+    (peer_folder("llama.cpp") / "sources").mkdir(parents=True)
     monkeypatch.setattr(
         llama_cpp, "prepare", lambda python, folder: prepared.append((python, folder))
     )
     assert command.main(["setup", "llama.cpp"]) == 0
     assert len(commands.ran) == 2
-    assert prepared == [(commands.ran[1][0], home("llama.cpp"))]
-    assert not (home("llama.cpp") / "sources").exists()
+    assert prepared == [(commands.ran[1][0], peer_folder("llama.cpp"))]
+    assert not (peer_folder("llama.cpp") / "sources").exists()
 
 
 def test_a_failure_leaves_it_unready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     Commands(monkeypatch, tmp_path, fails=True)
-    home("ctranslate2").mkdir(parents=True)
-    (home("ctranslate2") / "ready").write_text(pins("ctranslate2"))
+    peer_folder("ctranslate2").mkdir(parents=True)
+    (peer_folder("ctranslate2") / "ready").write_text(pinned_packages("ctranslate2"))
     assert command.main(["setup", "ctranslate2"]) == 1
     assert "ctranslate2: pip ended with exit code 3" in capsys.readouterr().err
-    assert not (home("ctranslate2") / "ready").exists()
+    assert not (peer_folder("ctranslate2") / "ready").exists()
 
 
 @pytest.mark.parametrize(

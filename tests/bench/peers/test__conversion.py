@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.peers._conversion import converted, weights
-from foretell.bench.peers._environment import Environment, home
+from foretell.bench.peers._conversion import convert_model, model_folder
+from foretell.bench.peers._environment import Environment, peer_folder
 from foretell.errors import Unsupported
 
 
@@ -51,19 +51,19 @@ class Converter:
 def test_a_model_is_converted_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = Environment("llama.cpp", "python", False)
     converter = Converter(monkeypatch)
-    out = converted(where, str(model), "BF16", {"type": "bf16"})
+    out = convert_model(where, str(model), "BF16", {"type": "bf16"})
     assert out.read_text() == "converted"
-    assert out.parent == home("llama.cpp") / "models"
+    assert out.parent == peer_folder("llama.cpp") / "models"
     assert out.name.startswith("model-BF16-")
     assert list(out.parent.iterdir()) == [out]
     assert converter.calls[0]["source"] == str(model)
     assert converter.calls[0]["type"] == "bf16"
-    assert converted(where, str(model), "BF16", {"type": "bf16"}) == out
+    assert convert_model(where, str(model), "BF16", {"type": "bf16"}) == out
     assert len(converter.calls) == 1
-    assert converted(where, str(model), "Q8_0", {}) != out
+    assert convert_model(where, str(model), "Q8_0", {}) != out
     assert len(converter.calls) == 2
     os.utime(model / "model.safetensors", ns=(1, 1))
-    assert converted(where, str(model), "BF16", {}) != out, "the weights are others"
+    assert convert_model(where, str(model), "BF16", {}) != out, "the weights are others"
     assert len(converter.calls) == 3
 
 
@@ -85,8 +85,8 @@ def test_a_failed_conversion_leaves_nothing(
 ) -> None:
     Converter(monkeypatch, code, said, write)
     with pytest.raises(Unsupported, match=f"^llama.cpp cannot convert model to BF16: {why}$"):
-        converted(Environment("llama.cpp", "python", False), str(model), "BF16", {})
-    assert list((home("llama.cpp") / "models").iterdir()) == []
+        convert_model(Environment("llama.cpp", "python", False), str(model), "BF16", {})
+    assert list((peer_folder("llama.cpp") / "models").iterdir()) == []
 
 
 def test_a_hub_id_is_looked_up_among_what_was_loaded(
@@ -100,4 +100,4 @@ def test_a_hub_id_is_looked_up_among_what_was_loaded(
         return str(model)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    assert weights("owner/name") == model == weights(str(model))
+    assert model_folder("owner/name") == model == model_folder(str(model))

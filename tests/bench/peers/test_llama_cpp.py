@@ -13,7 +13,7 @@ import pytest
 
 from foretell.bench import peers
 from foretell.bench.peers import Place, llama_cpp
-from foretell.bench.peers._environment import home, pins
+from foretell.bench.peers._environment import peer_folder, pinned_packages
 from foretell.errors import Unsupported
 from tests.bench.peers import fakes
 
@@ -143,7 +143,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 def sources(place: Place) -> None:
     files = {"convert_hf_to_gguf.py": CONVERTER, "conversion/base.py": BASE, "gguf-py/gguf.py": ""}
     for name, text in files.items():
-        path = home("llama.cpp") / "sources" / name
+        path = peer_folder("llama.cpp") / "sources" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
@@ -159,7 +159,7 @@ def test_the_three_ways(place: Place, dtype: str, kind: str) -> None:
         f"{name} prompt lookup 10",
     ]
     assert all(kind in peer.about and "n_threads=n_threads_batch=3" in peer.about for peer in found)
-    (file,) = (home("llama.cpp") / "models").iterdir()
+    (file,) = (peer_folder("llama.cpp") / "models").iterdir()
     assert json.loads(file.read_text()) == [place.model, kind.lower(), ["gpt-2", "known"]]
     told: dict[str, Any] = {}
     for peer, lookup in zip(found, (0, 2, 10), strict=True):
@@ -223,7 +223,7 @@ def test_its_converter_comes_from_its_sources(
     def run(command: list[str], check: bool) -> None:
         assert check
         assert command[0] == "its python"
-        assert command[-1] in pins("llama.cpp").split()
+        assert command[-1] in pinned_packages("llama.cpp").split()
         with tarfile.open(
             Path(command[command.index("--dest") + 1]) / "x.tar.gz", "w:gz"
         ) as archive:

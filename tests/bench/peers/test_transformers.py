@@ -47,7 +47,7 @@ def test_in_a_process_of_its_own_it_counts_the_tokens_of_the_answer(
 ) -> None:
     tiny.save(tiny.llama(), tmp_path / "model")
     place = Place(str(tmp_path / "model"), "no draft", "float32", "cpu", 1, (0,))
-    workers = transformers.apart(place)
+    workers = transformers.separate_workers(place)
     assert [worker.name for worker in workers] == ["transformers", "transformers prompt lookup"]
     ids = tiny.lm().encode(PROMPT)
     run = transformers.start(workers[way].options)(ids, 16, 0.0, 0)
@@ -75,20 +75,20 @@ def test_what_the_authors_of_a_model_advise_does_not_change_the_law(tmp_path: Pa
 
 
 def test_peers_are_found_by_their_files() -> None:
-    assert "transformers" in peers.names()
-    assert "__init__" not in peers.names()
+    assert "transformers" in peers.peer_names()
+    assert "__init__" not in peers.peer_names()
     with pytest.raises(UnknownMethod, match="did you mean transformers"):
-        peers.check("transformer")
+        peers.check_peer("transformer")
     package = Path(foretell.__file__).parent / "measure" / "peers"
     assert all(len(path.read_text("utf-8").splitlines()) <= 200 for path in package.glob("*.py"))
 
 
 def test_a_dot_in_a_name_is_an_underscore_in_the_files() -> None:
-    assert {"ctranslate2", "llama.cpp", "openvino", "transformers"} <= set(peers.names())
-    peers.check("llama.cpp")
-    assert peers.stem("llama.cpp") == "llama_cpp"
+    assert {"ctranslate2", "llama.cpp", "openvino", "transformers"} <= set(peers.peer_names())
+    peers.check_peer("llama.cpp")
+    assert peers.file_stem("llama.cpp") == "llama_cpp"
     with pytest.raises(UnknownMethod, match=r"did you mean llama\.cpp"):
-        peers.check("llama_cpp")
+        peers.check_peer("llama_cpp")
 
 
 def test_beside_int8_it_stays_at_16_bits_and_says_so(tmp_path: Path) -> None:

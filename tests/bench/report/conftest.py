@@ -23,6 +23,6 @@ def document() -> dict[str, Any]:
         "code": ["def add(a, b):\n    return a + b\n\ndef sub(a, b):"] * 4,
         "prose": ["The fox, and the fox"] * 4,
     }
-    found = bench.begin(settings, sets)
+    found = bench.begin_document(settings, sets)
     found["bandwidth"] = {"bytes_per_s": 2e10, "device": "cpu"}
-    return bench.bench(settings, sets, lambda model, dtype: tiny.lm(), found)
+    return bench.run_bench(settings, sets, lambda model, dtype: tiny.lm(), found)

@@ -79,7 +79,7 @@ def test_every_text_is_escaped(document: dict[str, Any]) -> None:
 
 
 def test_a_document_without_cells_or_measurements_is_a_page() -> None:
-    empty = bench.begin(Settings(), {"a": ["b"]})
+    empty = bench.begin_document(Settings(), {"a": ["b"]})
     page = Page(report.html(empty))
     assert "svg" not in page.tags
     assert "memory not measured" in " ".join(page.words)

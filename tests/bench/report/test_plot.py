@@ -10,7 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.bench.report.plot import CHAR, COLOURS, WIDTH, bars, columns, lines, stacked, track
+from foretell.bench.report.plot import (
+    CHAR,
+    COLOURS,
+    WIDTH,
+    bar_chart,
+    column_chart,
+    line_chart,
+    stacked_chart,
+    track_chart,
+)
 
 SPACE = "{http://www.w3.org/2000/svg}"
 
@@ -30,7 +39,7 @@ def read(svg: str) -> tuple[list[str], list[tuple[float, float, str]]]:
 
 def test_a_bar_is_as_long_as_its_value() -> None:
     words, drawn = read(
-        bars("a title", ["one", "a < b & c"], ["x", "y"], [[1.0, 2.5], [None, 3.0]], "what")
+        bar_chart("a title", ["one", "a < b & c"], ["x", "y"], [[1.0, 2.5], [None, 3.0]], "what")
     )
     assert {"a title", "one", "a < b & c", "x", "y", "what", "1.00", "2.50", "3.00"} <= set(words)
     assert [(width, colour) for _, width, colour in drawn] == [
@@ -42,7 +51,7 @@ def test_a_bar_is_as_long_as_its_value() -> None:
 
 
 def test_one_series_needs_no_legend() -> None:
-    words, drawn = read(bars("t", ["g"], ["only"], [[0.0]], "a"))
+    words, drawn = read(bar_chart("t", ["g"], ["only"], [[0.0]], "a"))
     assert "only" not in words
     assert [width for _, width, _ in drawn] == [0]
 
@@ -50,7 +59,7 @@ def test_one_series_needs_no_legend() -> None:
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=6))
 def test_every_value_fits_on_the_axis(values: list[float]) -> None:
     words, drawn = read(
-        bars("t", [str(i) for i in range(len(values))], ["s"], [[v] for v in values], "a")
+        bar_chart("t", [str(i) for i in range(len(values))], ["s"], [[v] for v in values], "a")
     )
     assert len(drawn) == len(values)
     assert all(0 <= width <= WIDTH + 0.1 for _, width, _ in drawn)
@@ -66,7 +75,7 @@ def shapes(svg: str, tag: str) -> list[dict[str, str]]:
 
 
 def test_columns_stand_as_high_as_their_values_with_their_ranges() -> None:
-    svg = columns(
+    svg = column_chart(
         ["g & h"],
         ["a", "b", "c"],
         [[(2.0, 1.0, 4.0), None, (4.0, 4.0, 4.0)]],
@@ -89,20 +98,20 @@ def test_columns_may_have_no_base() -> None:
         return sum(s["stroke-width"] == "1.4" for s in shapes(svg, "line"))
 
     values = [[(250.0, 200.0, 300.0)]]
-    assert wide(columns(["g"], ["a"], values, "x", ["red"])) == 1
-    svg = columns(["g"], ["a"], values, "x", ["red"], base=None)
+    assert wide(column_chart(["g"], ["a"], values, "x", ["red"])) == 1
+    svg = column_chart(["g"], ["a"], values, "x", ["red"], baseline=None)
     assert not wide(svg)
     assert "250" in [t.text for t in ET.fromstring(svg).iter(SPACE + "text")]
 
 
 def test_lines_go_through_their_points_and_marks_are_named() -> None:
-    svg = lines(
+    svg = line_chart(
         ["a"],
         [[(1.0, 1.0), (4.0, 2.0), (16.0, 3.0)]],
         "x",
         "y",
         ["red"],
-        log=True,
+        logarithmic=True,
         marks=[(2.0, 1.5, "m < n", "blue"), (2.1, 1.5, "other", "blue")],
     )
     (line,) = shapes(svg, "polyline")
@@ -119,7 +128,7 @@ def test_lines_go_through_their_points_and_marks_are_named() -> None:
 
 def test_numbers_below_a_line_do_not_overlap() -> None:
     line = [(1 + number / 30, 1.0) for number in range(200)]
-    svg = lines(["a"], [line], "x", "y", ["red"])
+    svg = line_chart(["a"], [line], "x", "y", ["red"])
     texts = [t for t in ET.fromstring(svg).iter(SPACE + "text") if t.get("text-anchor") == "middle"]
     (height,) = {y for y, n in Counter(t.get("y") for t in texts).items() if n > 1}
     places = [(float(t.get("x", 0)), str(t.text)) for t in texts if t.get("y") == height]
@@ -129,7 +138,7 @@ def test_numbers_below_a_line_do_not_overlap() -> None:
 
 
 def test_ranges_stand_on_their_points_and_fit() -> None:
-    svg = lines(
+    svg = line_chart(
         ["a", "b"],
         [[(1.0, 2.0), (2.0, 2.0)]] * 2,
         "x",
@@ -150,17 +159,17 @@ def test_ranges_stand_on_their_points_and_fit() -> None:
 
 
 def test_parts_of_a_bar_stand_side_by_side() -> None:
-    svg = stacked(["a", "b"], ["x", "y"], [[1.0, 2.0], [0.0, 1.0]], "ms", ["red", "blue"])
+    svg = stacked_chart(["a", "b"], ["x", "y"], [[1.0, 2.0], [0.0, 1.0]], "ms", ["red", "blue"])
     one, two, _, four = [s for s in shapes(svg, "rect") if s["height"] == "18.0"]
     assert float(two["x"]) == pytest.approx(float(one["x"]) + float(one["width"]), abs=0.2)
     assert float(two["width"]) == pytest.approx(2 * float(one["width"]), abs=0.2)
     assert float(four["width"]) == pytest.approx(float(one["width"]), abs=0.2)
-    noted = stacked(["a"], ["x"], [[1.0]], "ms", ["red"], ["(host 5 %)"])
+    noted = stacked_chart(["a"], ["x"], [[1.0]], "ms", ["red"], ["(host 5 %)"])
     assert "1.00 (host 5 %)" in [t.text for t in ET.fromstring(noted).iter(SPACE + "text")]
 
 
 def test_a_track_shows_accepted_and_refused_drafts() -> None:
-    svg = track(
+    svg = track_chart(
         [("m", [[1, 0, 0, 0.5], [3, 4, 2, 0.25], [1, 0, 0, 0.25]])], ["grey", "green", "red"]
     )
     drawn = {s["fill"]: s for s in shapes(svg, "rect")}

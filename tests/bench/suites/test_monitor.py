@@ -90,7 +90,7 @@ def test_it_runs_on_a_model() -> None:
 def test_a_program_with_an_unknown_name_is_not_clean() -> None:
     one = {"without": [{"names": [("a", True), ("b", False)]}], "with": [{"names": [("a", True)]}]}
     answers = [{"ways": {"plain": one}, "questions": {"answered": 2}}] * 3
-    found = monitor.summary(answers)
+    found = monitor.summarise_modules(answers)
     assert found["ways"]["plain"]["without"] == {
         "names": 6,
         "exist": 3,

@@ -13,7 +13,13 @@ import pytest
 from foretell import cli
 from foretell.bench.settings import Settings
 from foretell.bench.suites import repetition
-from foretell.bench.suites.repetition import Item, measured, parses, prepare, repeated
+from foretell.bench.suites.repetition import (
+    Item,
+    is_python,
+    measure_output,
+    prepare,
+    repeated_share,
+)
 from foretell.errors import BadConfig, UnknownMethod
 from tests import tiny
 
@@ -32,20 +38,20 @@ def test_measures_are_those_of_plain_loops() -> None:
     for _ in range(20):
         tokens = [draw.randrange(3) for _ in range(draw.randint(4, 40))]
         lines = [draw.choice(["a", "b", " a", "", "c"]) for _ in range(9)] + ["c"]
-        found = measured(out(tokens, "\n".join(lines)), None)
+        found = measure_output(out(tokens, "\n".join(lines)), None)
         grams = [tuple(tokens[i : i + 4]) for i in range(len(tokens) - 3)]
         assert found["repeated"] == pytest.approx(looped(grams))
         assert found["lines"] == pytest.approx(looped([line for line in lines if line]))
         assert found["distinct"] == pytest.approx(len(set(tokens)) / len(tokens))
         assert found["ended"] == 0 and "parses" not in found and "among" not in found
-    assert repeated([]) == 0 and measured(out([1], ""), None)["repeated"] == 0
+    assert repeated_share([]) == 0 and measure_output(out([1], ""), None)["repeated"] == 0
 
 
 def test_several_texts_are_compared_with_each_other() -> None:
     same = [out([1, 2, 3, 4, 5], "")] * 2
-    assert measured(out([1, 2, 3, 4, 5], "", samples=same), None)["among"] == 0.5
+    assert measure_output(out([1, 2, 3, 4, 5], "", samples=same), None)["among"] == 0.5
     other = [same[0], out([5, 4, 3, 2, 1], "")]
-    assert measured(out([1, 2, 3, 4, 5], "", samples=other), None)["among"] == 1
+    assert measure_output(out([1, 2, 3, 4, 5], "", samples=other), None)["among"] == 1
 
 
 def test_programs_parse_or_do_not() -> None:
@@ -59,11 +65,11 @@ def test_programs_parse_or_do_not() -> None:
         ("-" * 100_000 + "1", False),
         ("for x in y\n    pass", False),
     ):
-        assert parses(text) == want, text[:20]
+        assert is_python(text) == want, text[:20]
     head = "def f(x):\n"
-    ended, cut = (measured(out([1], "    return x", why), head) for why in ("stop", "length"))
+    ended, cut = (measure_output(out([1], "    return x", why), head) for why in ("stop", "length"))
     assert ended["whole"] == 1 and cut["parses"] == 1 and cut["whole"] == 0
-    assert measured(out([1], "return x", "stop"), head)["whole"] == 0
+    assert measure_output(out([1], "return x", "stop"), head)["whole"] == 0
 
 
 def test_prompts_are_those_of_files_or_those_that_ship(tmp_path: Path) -> None:
@@ -88,15 +94,15 @@ def test_prompts_are_those_of_files_or_those_that_ship(tmp_path: Path) -> None:
 
 
 def test_contenders_are_methods_times_warpers() -> None:
-    usual = repetition.contenders(Settings())
+    usual = repetition.combine_warpers(Settings())
     assert list(usual) == ["plain", *(f"plain {warp}" for warp in repetition.WARPS)]
     settings = Settings(methods=("beam:width=3",), warps=("momentum+rpg", "presence_penalty:-1.5"))
-    found = repetition.contenders(settings)
+    found = repetition.combine_warpers(settings)
     assert list(found)[:2] == ["plain", "beam:width=3"] and len(found) == 6
     method, options = found["beam:width=3 momentum+rpg"]
     assert method == "beam:width=3" and len(options["warp"]) == 2
     assert found["plain presence_penalty:-1.5"] == ("plain", {"presence_penalty": -1.5})
-    assert repetition.contenders(Settings(methods=("suffix",))) == {
+    assert repetition.combine_warpers(Settings(methods=("suffix",))) == {
         "plain": ("plain", {}),
         "suffix": ("suffix", {}),
     }
@@ -118,7 +124,7 @@ def test_it_runs_on_a_model_and_tables_show_pairs() -> None:
     repetition.run(settings, items, lambda *_: tiny.lm(draft=False), document)
     assert not repetition.failures(document)
     for answer in document["answers"]:
-        assert list(answer["texts"]) == list(repetition.contenders(settings))
+        assert list(answer["texts"]) == list(repetition.combine_warpers(settings))
         for name, one in answer["texts"].items():
             assert ("parses" in one) == (answer["set"] == "code")
             assert ("among" in one) == name.startswith("beam")
@@ -137,7 +143,7 @@ def test_it_runs_on_a_model_and_tables_show_pairs() -> None:
     assert [title.partition(",")[0] for title, _ in shown] == ["texts", "texts", "code", "code"]
     assert all(len(row) == len(rows[0]) for _, rows in shown for row in rows)
     lm = tiny.lm(draft=False)
-    assert len(repetition.asked(lm, items[0])) == repetition.PREFIX
+    assert len(repetition.encode_prompt(lm, items[0])) == repetition.PREFIX
 
 
 def test_a_prompt_that_fails_is_left_out_and_named() -> None:

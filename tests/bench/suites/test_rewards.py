@@ -62,12 +62,12 @@ class Scripted:
 def test_wins_are_shares_of_samples_and_ties_count_by_half() -> None:
     lm: Any = Scripted(["a", "a b", "a b", "a b c d e"] * 2, {"no": "b a", "yes": "c"})
     settings = Settings(rewards=(LENGTH,), seed=3)
-    found = rewards.compared(lm, Task("samples", "?"), settings, 7)
+    found = rewards.compare_samples(lm, Task("samples", "?"), settings, 7)
     assert found["wins"] == {"hard": 0.75, "soft": 0.375}
     plain, hard, soft = lm.seeds
     assert hard == soft and len(set(plain)) == 8 and hard not in plain, "draws of their own"
     answers = [{"part": "samples", **found}, {"part": "samples", "wins": {"hard": 1, "soft": 0.5}}]
-    summed = rewards.summary(answers)["samples"]
+    summed = rewards.summarise_parts(answers)["samples"]
     assert summed["hard"]["wins"] == 0.875 and summed["hard"]["more"]["mean"] == 0.375
     assert summed["soft"]["more"]["low"] < 0 < summed["hard"]["more"]["low"]
 
@@ -76,10 +76,10 @@ def test_each_reward_is_asked_about_both_texts() -> None:
     task = Task("pairs", "?", "one two", "one two three four")
     lm: Any = None
     settings = Settings(rewards=(LENGTH, "length:target=4"))
-    answer = rewards.judged(lm, task, settings, 0)
+    answer = rewards.score_pair(lm, task, settings, 0)
     assert answer["scores"] == {LENGTH: [1.0, 0.0], "length:target=4": [0.5, 1.0]}
     even = {"part": "pairs", "scores": {LENGTH: [0.5, 0.5], "length:target=4": [0.5, 0.5]}}
-    found = rewards.summary([{"part": "pairs", **answer}, even])["pairs"]
+    found = rewards.summarise_parts([{"part": "pairs", **answer}, even])["pairs"]
     assert found[LENGTH] == {"pairs": 2, "right": 1} and found["length:target=4"]["right"] == 0
 
 
@@ -106,7 +106,7 @@ def test_it_runs_on_a_model_with_an_aligned_one_beside_it(monkeypatch: pytest.Mo
     assert [title.partition(",")[0] for title, _ in shown] == ["pairs", "words", "samples"]
     assert all(len(row) == len(rows[0]) for _, rows in shown for row in rows)
     alone = Settings(models=("tiny",), max_new_tokens=4)
-    answer = rewards.asked_for(tiny.lm(), tasks[1], alone, 0)
+    answer = rewards.cover_keywords(tiny.lm(), tasks[1], alone, 0)
     assert list(answer["coverage"]) == ["prompt alone", "deal", "transfer-q"]
 
 

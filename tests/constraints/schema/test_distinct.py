@@ -80,11 +80,11 @@ def test_values_are_compared_and_not_their_texts(
 def test_a_mask_has_all_tokens_but_those_that_repeat_an_item(schema: Any) -> None:
     """And a text is never stuck: something may always follow, or it is whole."""
     grammars = Grammars(tiny.tokenizer(), len(tiny.tokenizer()), [0])
-    grammar = grammars.compile({"json_schema": schema})
+    grammar = grammars.compile_form({"json_schema": schema})
     begun = '["a","a' if schema is TEXTS else ""
     draw = random.Random(3)
     removed = 0
-    pieces = [grammars._tokens.decode_bytes([token]) for token in range(grammar.vocab)]
+    pieces = [grammars._llguidance_tokens.decode_bytes([token]) for token in range(grammar.vocab)]
     for _ in range(6):
         matcher: Any = grammar.matcher.deep_copy()
         assert isinstance(matcher, DistinctMatcher)

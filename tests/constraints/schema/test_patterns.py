@@ -8,8 +8,8 @@ import re
 
 import pytest
 
-from foretell.constraints.compiling import matcher_of
-from foretell.constraints.schema.patterns import ascii_classes, literally, other_than
+from foretell.constraints.compiling import build_matcher
+from foretell.constraints.schema.patterns import limit_to_ascii, escape_literal, other_than
 from foretell.errors import BadConfig
 from tests.schemas import compiled, takes, tokens
 
@@ -32,8 +32,8 @@ from tests.schemas import compiled, takes, tokens
 def test_classes_of_a_regex_mean_ascii_unless_it_says_otherwise(
     regex: str, good: str, bad: str
 ) -> None:
-    start = matcher_of("regex", regex, tokens())
-    assert takes(start, good) and not takes(start, bad), ascii_classes(regex)
+    start = build_matcher("regex", regex, tokens())
+    assert takes(start, good) and not takes(start, bad), limit_to_ascii(regex)
 
 
 @pytest.mark.parametrize(
@@ -73,6 +73,6 @@ def test_other_texts_than_some_are_all_others() -> None:
 
 def test_a_text_is_matched_literally() -> None:
     for text in ("a.b", "{[(-&~#/ \n\t\x00é\u2028🙂", r"\d^$"):
-        assert takes(matcher_of("regex", literally(text), tokens()), text)
+        assert takes(build_matcher("regex", escape_literal(text), tokens()), text)
     with pytest.raises(BadConfig, match="look-around"):
         compiled({"pattern": "(?=a)"})

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from foretell.constraints.schema.rewriting import rewritten
+from foretell.constraints.schema.rewriting import rewrite_schema
 from foretell.errors import BadConfig
 from tests.schemas import Drawn, compiled, takes, texts
 
@@ -190,9 +190,9 @@ def test_schemas_that_hold_each_other_end_in_time() -> None:
         for _ in range(24):
             nested = around(nested)
         with pytest.raises(BadConfig, match=r"^json_schema.*; .*$"):
-            rewritten(nested)
+            rewrite_schema(nested)
     deep: Any = {}
     for _ in range(200):
         deep = {"items": deep}
     with pytest.raises(BadConfig, match="more than 100 levels"):
-        rewritten(deep)
+        rewrite_schema(deep)

@@ -24,12 +24,12 @@ def test_tokens_that_are_committed_beyond_the_window_stay() -> None:
     planner = request(ToyCanvas(), "confidence", kv="window:active=2,window=3").policy
     assert isinstance(planner, Planner)
     sheet = Sheet([0, *[-1] * 10], 1)
-    planner.start(sheet)
-    planner.plan(sheet, (1, 11), sheet.masked)
+    planner.start_canvas(sheet)
+    planner.plan_view(sheet, (1, 11), sheet.masked)
     sheet.commit(9, 2, 0.5)
-    view = planner.plan(sheet, (1, 11), sheet.masked)
+    view = planner.plan_view(sheet, (1, 11), sheet.masked)
     assert list(view.attended or ()) == [0, 1, 2, 3, 9]
-    assert list(view.computed or ()) == [1, 2, 9] and list(view.wanted) == [1, 2]
+    assert list(view.computed or ()) == [1, 2, 9] and list(view.requested) == [1, 2]
 
 
 def test_bad_settings_are_named() -> None:

@@ -21,7 +21,7 @@ from foretell.core.types import Ask, Sampling
 from foretell.drafters.heads.dflash import Dflash
 from foretell.drafters.heads.networks.base import Texts
 from foretell.drafters.heads.networks.caches import UnknownStates
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
@@ -54,8 +54,8 @@ def llama() -> Decoder:
 
 def folder_of(where: Path) -> str:
     torch.manual_seed(1)
-    head = build("dflash", target_shape(llama()))
-    save(head, torch.arange(0, 90, 2), where, llama(), {})
+    head = build_head("dflash", target_shape(llama()))
+    save_head(head, torch.arange(0, 90, 2), where, llama(), {})
     return str(where)
 
 
@@ -79,10 +79,10 @@ def block_of(model: HeadModel, tokens: list[int]) -> torch.Tensor:
     target.states = TappedStates(model.feeds)
     job, _ = target.prepare(Ask(TokenTree(tokens[-1]), rows=()), tokens, len(tokens))
     llama().forward([job])
-    features = target.states.read(model.feeds, 0, len(tokens))[None]
+    features = target.states.read_states(model.feeds, 0, len(tokens))[None]
     embedded = llama().embed(tokens)[None]
     texts = Texts(torch.tensor([tokens]), embedded, features, embedded)
-    rows = [drafted.states[0, -1] for drafted in model.head.unroll(texts, 7)]
+    rows = [drafted.states[0, -1] for drafted in model.head.unroll_depths(texts, 7)]
     return model.output.logits(torch.stack(rows))
 
 

@@ -214,7 +214,7 @@ def test_hidden_states_are_those_of_the_nodes_alone(entry: int) -> None:
 
 def test_the_rows_stand_behind_the_nodes() -> None:
     tree = TokenTree(5).chain([6, 7])
-    wide = Beside([1, 0, 2], lambda _: torch.empty(0)).widened(tree)
+    wide = Beside([1, 0, 2], lambda _: torch.empty(0)).to_width(tree)
     assert wide.tokens == [5, 6, 7, BLANK, BLANK, BLANK]
     assert wide.parents == [-1, 0, 1, 0, 2, 4]
     assert wide.depths == [0, 1, 2, 1, 3, 4]

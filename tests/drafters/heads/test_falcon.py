@@ -58,14 +58,14 @@ def test_the_tree_has_the_likeliest_paths_of_all() -> None:
 def test_nodes_of_a_block_are_given_what_its_parent_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """In the last ask of a draft: pairs of levels have the features of the node above them."""
     seen: list[Any] = []
-    right = Levels.ask
+    right = Levels.ask_rows
 
     def spy(self: Levels, found: Any, frontier: Any) -> Any:
         rows = yield from right(self, found, frontier)
         seen.append(self)
         return rows
 
-    monkeypatch.setattr(Levels, "ask", spy)
+    monkeypatch.setattr(Levels, "ask_rows", spy)
     trees(Falcon(passes=3, breadth=2, total=9), TOY, tokens=20)
     levels = seen[2]
     kept: Counter[int] = Counter()

@@ -11,7 +11,7 @@ import torch
 
 from foretell.drafters.heads.eagle2 import Eagle2
 from foretell.drafters.heads.fspad import Fspad
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests.drafters.heads.networks.driving import trees
@@ -23,7 +23,7 @@ SPECS = ["fspad:depth=2,breadth=2,total=4", "fspad:depth=3,breadth=2,total=3,lea
 
 def folder_of(kind: str, where: Path) -> str:
     torch.manual_seed(1)
-    save(build(kind, target_shape(llama())), None, where, llama(), {})
+    save_head(build_head(kind, target_shape(llama())), None, where, llama(), {})
     return str(where)
 
 

@@ -9,9 +9,7 @@ import torch
 
 from foretell.core.tree import TokenTree
 from foretell.drafters.heads.eagle3 import Eagle3
-from foretell.drafters.heads.head_tree import Candidate, best_tree, candidates_of
-from foretell.drafters.heads.networks.tree_shape import TreeShape
-from foretell.errors import BadConfig
+from foretell.drafters.heads.head_tree import Candidate, best_tree, followed_candidates
 from foretell.testing.toy import Toy
 from tests.drafters.heads.networks.driving import trees
 
@@ -73,7 +71,7 @@ class Ending:
 
 
 def test_nothing_is_drafted_behind_an_end() -> None:
-    found = candidates_of([(9, 0.6, -1), (3, 0.4, -1), (5, 0.9, 0), (6, 0.9, 1)])
+    found = followed_candidates([(9, 0.6, -1), (3, 0.4, -1), (5, 0.9, 0), (6, 0.9, 1)])
     assert [one.total for one in found] == pytest.approx([0.6, 0.4, 0.54, 0.36])
     assert [one.level for one in found] == [0, 0, 1, 1]
     tree = best_tree(Ending(), found, 4, "it")  # type: ignore[arg-type]
@@ -94,9 +92,3 @@ def test_parents_are_chosen_before_their_children() -> None:
         tree.check()
         best = sorted((one.total for one in found), reverse=True)[:9]
         assert sorted(tree.values[1:], reverse=True) == pytest.approx(best)
-
-
-def test_shapes_out_of_range_are_refused() -> None:
-    for field, value in (("depth", 65), ("breadth", 0), ("total", 1024), ("least", 1.0)):
-        with pytest.raises(BadConfig, match=f"it:{field}={value}"):
-            TreeShape(**{field: value}).check("it")  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.heads.kangaroo import Early, Kangaroo
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
@@ -73,12 +73,12 @@ def llama() -> Decoder:
 def folder_of(where: Path, attention: float = 0.1) -> str:
     """A head on disk that says little more than the target's own norm and output matrix."""
     torch.manual_seed(1)
-    head = build("kangaroo", target_shape(llama()))
+    head = build_head("kangaroo", target_shape(llama()))
     with torch.no_grad():
         head.get_submodule("self_attn.o_proj").weight.mul_(attention)  # type: ignore[operator]
         norm: Any = llama().loop.norm  # type: ignore[union-attr]
         head.get_submodule("norm").weight.copy_(norm.weight)  # type: ignore[operator]
-    save(head, None, where, llama(), {})
+    save_head(head, None, where, llama(), {})
     return str(where)
 
 
@@ -164,7 +164,7 @@ def test_a_draft_ends_behind_the_first_unsure_token() -> None:
 
 
 def test_states_of_another_token_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Early.states
+    right = Early.exit_states
 
     def wrong(self: Early, tree: TokenTree) -> Any:
         states = yield from right(self, tree)
@@ -172,7 +172,7 @@ def test_states_of_another_token_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
 
     strategy = laws.build("kangaroo:eta=0,length=2")
     laws.check_close(strategy, 0.0, tokens=4)
-    monkeypatch.setattr(Early, "states", wrong)
+    monkeypatch.setattr(Early, "exit_states", wrong)
     with pytest.raises(AssertionError, match="stale rows"):
         laws.check_close(strategy, 0.0, tokens=4)
 
@@ -180,7 +180,7 @@ def test_states_of_another_token_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_exit_that_the_model_lacks_is_refused() -> None:
     shape = target_shape(Decoder(tiny("llama", num_hidden_layers=2), "two"))
     with pytest.raises(BadConfig, match="layers=2: must be between 1 and 1 for this target"):
-        build("kangaroo", shape)
+        build_head("kangaroo", shape)
     with pytest.raises(Unsupported, match="layers"):
         run({"target": Toy(8)}, Request([1], Speculative(Kangaroo()), Sampling()))
 

@@ -8,7 +8,7 @@ import pytest
 
 from foretell.core.tree import TokenTree
 from foretell.drafters.heads.medusa import USUAL, Medusa
-from foretell.drafters.heads.networks.ranks import best_paths, value_of
+from foretell.drafters.heads.networks.ranks import best_paths, path_probability
 from foretell.errors import BadConfig, Unsupported
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests.drafters.heads.networks.driving import trees
@@ -32,7 +32,7 @@ def test_one_forward_drafts_the_best_places_of_the_usual_shares() -> None:
     assert calls["head"] == len(seen)
     places = best_paths(USUAL[:3], 20)  # a toy has three laws
     assert len(tree) == 21 and len(places) == 20
-    assert tree.values[1:] == pytest.approx([value_of(USUAL, place) for place in places])
+    assert tree.values[1:] == pytest.approx([path_probability(USUAL, place) for place in places])
     assert tree.depths[1:] == [len(place) for place in places]
 
 

@@ -129,7 +129,7 @@ def test_its_size_is_what_pays_by_the_measured_cost() -> None:
     def costs(steep: float) -> Any:
         def measured(engine: Engine) -> None:
             found = engine.costs_of(engine.models["target"])
-            found.note = lambda *_: None  # type: ignore[method-assign]
+            found.note_forward = lambda *_: None  # type: ignore[method-assign]
             found.seconds = {1: 1.0, 8: 1.01, 16: 1.02, 32: steep, 128: 4 * steep}
 
         return measured
@@ -146,7 +146,7 @@ def test_after_a_pause_rows_alone_come_before_a_draft_and_are_not_judged() -> No
 
     def dear(engine: Engine) -> None:
         found = engine.costs_of(engine.models["target"])
-        found.note = lambda *_: None  # type: ignore[method-assign]
+        found.note_forward = lambda *_: None  # type: ignore[method-assign]
         found.seconds = {1: 1.0, 2: 3.0, 128: 300.0}
 
     seen, _ = steps_of(Ppd(), nodes=0, tokens=120, prepare=dear)

@@ -7,15 +7,15 @@ import itertools
 import numpy as np
 import pytest
 
-from foretell.drafters.heads.networks.ranks import best_paths, expected_tokens, usual
+from foretell.drafters.heads.networks.ranks import best_paths, expected_tokens, typical_table
 from foretell.drafters.heads.prompt_trees import (
     LIMITS,
     Shapes,
     best_limit,
     best_trees,
     full_trees,
-    steady,
-    trimmed,
+    steady_shares,
+    trim_rows,
 )
 
 Shares = tuple[tuple[float, ...], ...]
@@ -34,12 +34,12 @@ def test_a_step_ends_somewhere(seed: int) -> None:
     table = random_table(seed)
     shapes = Shapes(table, 9)
     paths = best_paths(table, 9)
-    ending = shapes.ending(2, 9)
+    ending = shapes.end_chances(2, 9)
     assert sum(ending) == pytest.approx(1) and min(ending) >= 0
     deep = [0, *map(len, paths)]
     mean = 1 + sum(mass * depth for mass, depth in zip(ending, deep, strict=True))
     assert mean == pytest.approx(expected_tokens(table, paths))
-    assert mean == pytest.approx(shapes.promise(2, 9))
+    assert mean == pytest.approx(shapes.step_tokens(2, 9))
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -54,19 +54,19 @@ def test_trimming_loses_least(seed: int) -> None:
         return sum(mass * promises[n - 1] for mass, n in zip(ending, counts, strict=True))
 
     for total in range(4, 13):
-        counts = trimmed(ending, promises, total)
+        counts = trim_rows(ending, promises, total)
         fitting = [c for c in itertools.product((1, 2, 3), repeat=4) if sum(c) <= total]
         assert sum(counts) == total and min(counts) >= 1
         assert worth(counts) == pytest.approx(max(map(worth, fitting)))
-    assert trimmed(ending, promises, 2) == (1, 1, 1, 1)  # a node never loses its last row
-    assert trimmed(ending, promises, 99) == (3, 3, 3, 3)
-    assert trimmed(ending, [1.2], 2) == (1, 1, 1, 1)
+    assert trim_rows(ending, promises, 2) == (1, 1, 1, 1)  # a node never loses its last row
+    assert trim_rows(ending, promises, 99) == (3, 3, 3, 3)
+    assert trim_rows(ending, [1.2], 2) == (1, 1, 1, 1)
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_steady_state_is_where_steps_leave_it(seed: int) -> None:
     moves = np.random.default_rng(seed).dirichlet(np.ones(3), 3)
-    shares = steady(moves)
+    shares = steady_shares(moves)
     assert shares.sum() == pytest.approx(1)
     assert shares @ moves == pytest.approx(shares, abs=1e-5)
     walked = np.linalg.matrix_power(moves, 200)[2]
@@ -74,9 +74,9 @@ def test_the_steady_state_is_where_steps_leave_it(seed: int) -> None:
 
 
 def test_states_that_are_never_left_are_those_that_a_text_comes_to() -> None:
-    assert steady(np.eye(3)) == pytest.approx([0, 0, 1])
+    assert steady_shares(np.eye(3)) == pytest.approx([0, 0, 1])
     moves = np.array([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.5, 0.0, 0.5]])
-    assert steady(moves) == pytest.approx([1, 0, 0], abs=1e-5)
+    assert steady_shares(moves) == pytest.approx([1, 0, 0], abs=1e-5)
 
 
 @pytest.mark.parametrize("limit", LIMITS)
@@ -99,7 +99,7 @@ def test_the_search_finds_the_best_sizes(seed: int) -> None:
     shapes = Shapes(table, 8)
     for limit in (8, 13, 18):
         sizes = itertools.product(range(1, limit // 2), repeat=3)
-        best = max(shapes.tokens(limit, size) for size in sizes)
+        best = max(shapes.mean_tokens(limit, size) for size in sizes)
         found = best_trees(table, limit, 99).tokens
         assert best >= found - 1e-9 and found - 1 >= 0.99 * (best - 1)
 
@@ -142,4 +142,4 @@ def test_the_limit_is_that_of_most_tokens_a_second() -> None:
 
 
 def test_the_usual_shares_fall_with_the_square_of_the_rank() -> None:
-    assert usual((0.4, 0.1), 2) == ((0.4, 0.1), (0.1, 0.025))
+    assert typical_table((0.4, 0.1), 2) == ((0.4, 0.1), (0.1, 0.025))

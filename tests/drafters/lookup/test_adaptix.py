@@ -19,7 +19,7 @@ from foretell.core.drafter import Feedback
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
-from foretell.drafters.lookup.adaptix import Adaptix, explore
+from foretell.drafters.lookup.adaptix import Adaptix, explore_map
 from foretell.drafters.lookup.trigrams import DOUBT, GAIN, MOST, Trigrams
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig
@@ -42,14 +42,14 @@ def context(
 ) -> Context:
     engine = engine or Engine({"target": Toy(VOCAB)})
     request = Request(prompt, Speculative(drafter), Sampling(max_new_tokens=new), tenant=tenant)
-    return Context(engine, request).scoped(drafter)
+    return Context(engine, request).scope_to(drafter)
 
 
 def made(rows: dict[tuple[int, int], dict[int, float]], limit: int = 1 << 20) -> Trigrams:
     store = Trigrams(99, limit)
     for pair, row in rows.items():
         for token, weight in row.items():
-            store.learn(pair, token, weight)
+            store.learn_gram(pair, token, weight)
     return store
 
 
@@ -161,9 +161,9 @@ def test_the_search_proposes_what_it_visited_most(
     rows: Any, depth: int, rounds: int, paths: int, size: int
 ) -> None:
     store = made(rows)
-    tree = explore(store, (0, 1), size, depth, rounds, paths)
+    tree = explore_map(store, (0, 1), size, depth, rounds, paths)
     tree.check()
-    whole = explore(store, (0, 1), 10_000, depth, rounds, paths)
+    whole = explore_map(store, (0, 1), 10_000, depth, rounds, paths)
     visits = twin(store.rows, (0, 1), depth, rounds if (0, 1) in rows else 0)
     kept = sorted(visits, key=lambda path: -visits[path])[:paths]
 
@@ -202,7 +202,7 @@ def test_the_search_goes_where_the_weights_are_and_is_the_same_every_time() -> N
         (3, 5): {7: 1.0},
         (5, 7): {8: 1.0},
     }
-    trees = [explore(made(rows), (0, 1), 99, 4, 150, 24) for _ in range(2)]
+    trees = [explore_map(made(rows), (0, 1), 99, 4, 150, 24) for _ in range(2)]
     tree = trees[0]
     assert tree.tokens == trees[1].tokens and tree.values == trees[1].values
     assert [tree.tokens[t] for t in tree.tries[0]] == [3, 4, 2], "the likeliest first"
@@ -210,7 +210,7 @@ def test_the_search_goes_where_the_weights_are_and_is_the_same_every_time() -> N
         "the last one is the best successor of the third"
     )
     state = random.getstate()
-    explore(made(rows), (0, 1), 99, 4, 150, 24)
+    explore_map(made(rows), (0, 1), 99, 4, 150, 24)
     assert random.getstate() == state, "nobody else's random numbers are touched"
 
 

@@ -21,7 +21,7 @@ def anchored(
     """
     text = [*source, *source[:20]]
     aligned = Aligned(least, kept)
-    aligned.anchor(text, len(source), (1 << 20) - 1)
+    aligned.follow_lag(text, len(source), (1 << 20) - 1)
     return aligned, text
 
 
@@ -30,7 +30,7 @@ def grown(aligned: Aligned, text: list[int], more: list[int], cuts: list[int]) -
     done = 0
     for cut in [*sorted(c for c in cuts if c < len(more)), len(more)]:
         text += more[done:cut]
-        aligned.follow(text, cut - done)
+        aligned.follow_text(text, cut - done)
         done = cut
 
 
@@ -73,12 +73,12 @@ def test_names_of_any_length_are_learnt_where_they_are_replaced(
     assert aligned.held == len(text) and text[aligned.held - aligned.lag] == 999
     for old in aligned.names:
         place = source.index(old[0])
-        assert aligned.replaced(source, place) == (len(old), names[old])
+        assert aligned.find_replacement(source, place) == (len(old), names[old])
         for part in range(1, len(names[old])):  # within a name it is known what comes
             half = Aligned(2, NOBODY)
             half.votes, half.sizes, half.names = aligned.votes, aligned.sizes, aligned.names
             half.lag, half.held = len(source), len(source) + place
-            assert half.begun([*source, *source[:place], *names[old][:part]]) == (
+            assert half.find_begun([*source, *source[:place], *names[old][:part]]) == (
                 len(old),
                 names[old][part:],
             )
@@ -91,7 +91,7 @@ def test_whatever_comes_it_does_not_matter_in_what_pieces(
     found = []
     for pieces in (cuts, []):
         aligned, so_far = Aligned(1, frozenset((3,))), list(text[:20])
-        aligned.anchor(so_far, lag, -1 & (1 << 20) - 1)
+        aligned.follow_lag(so_far, lag, -1 & (1 << 20) - 1)
         grown(aligned, so_far, text[20:], pieces)
         found.append((aligned.lag, aligned.held, aligned.agreement, aligned.votes, aligned.names))
         assert (
@@ -107,8 +107,8 @@ def test_whatever_comes_it_does_not_matter_in_what_pieces(
                 and 3 not in (*old, *to)
             )
         if aligned.held == len(text):
-            assert text[-1] == text[-1 - aligned.lag] and not aligned.lost(len(text))
-        size, rest = aligned.begun(text)
+            assert text[-1] == text[-1 - aligned.lag] and not aligned.is_lost(len(text))
+        size, rest = aligned.find_begun(text)
         gap = tuple(text[aligned.held :])
         old = tuple(text[aligned.held - aligned.lag :][:size])
         assert not size or (*gap, *rest) in aligned.votes[old]
@@ -119,16 +119,16 @@ def test_votes_decide_by_number_and_majority() -> None:
     aligned = Aligned(2, frozenset((9,)))
     for to in ((7, 8), (5,), (7, 8)):
         assert not aligned.names
-        aligned._vote((5,), to)
+        aligned._count_vote((5,), to)
     assert aligned.names == {(5,): (7, 8)}
-    aligned._vote((5,), (5,))
+    aligned._count_vote((5,), (5,))
     assert not aligned.names, "as often left as it is"
     for _ in range(3):
-        aligned._vote((9, 1), (2,))
-        aligned._vote((1,), (2, 9))
+        aligned._count_vote((9, 1), (2,))
+        aligned._count_vote((1,), (2, 9))
     assert not aligned.names, "what is kept is neither replaced nor put in"
     never = Aligned(0, NOBODY)
-    never._vote((5,), (7,))
+    never._count_vote((5,), (7,))
     assert not never.votes
 
 
@@ -176,9 +176,9 @@ def test_little_that_held_teaches_nothing(least: int, held: int) -> None:
 def test_after_a_long_gap_nothing_is_followed() -> None:
     aligned, text = anchored([*range(60), 999])
     grown(aligned, text, [70] * (SPAN + AGAIN), [3, 5])
-    assert not aligned.lost(len(text))
+    assert not aligned.is_lost(len(text))
     grown(aligned, text, [70], [])
-    assert aligned.lost(len(text))
+    assert aligned.is_lost(len(text))
     held = aligned.held
     grown(aligned, text, [*range(20, 30)], [])
-    assert aligned.held == held and aligned.lost(len(text)) and Aligned(2, NOBODY).lost(1)
+    assert aligned.held == held and aligned.is_lost(len(text)) and Aligned(2, NOBODY).is_lost(1)

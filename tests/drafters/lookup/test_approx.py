@@ -48,7 +48,7 @@ def step(
         list[tuple[int, bool]](),
     )
     while len(path) + 1 < len(rest):
-        child = tree.child(node, rest[len(path)])
+        child = tree.find_child(node, rest[len(path)])
         tested += [(n, n == child) for n in tree.tries[node]]
         if child < 0:
             break
@@ -290,17 +290,17 @@ def test_it_learns_from_tested_nodes_of_both_drafts_only() -> None:
 
 def test_chances_follow_what_happens_and_stay_within_bounds() -> None:
     chances = State(2, frozenset()).chances
-    start = chances.of(0, 28)
+    start = chances.chance_of(0, 28)
     for _ in range(2000):
-        chances.note(0, 28, False)
-    assert chances.of(0, 28) < 0.05 < start < 1 and chances.of(0, 31) < 0.1, (
+        chances.note_trial(0, 28, False)
+    assert chances.chance_of(0, 28) < 0.05 < start < 1 and chances.chance_of(0, 31) < 0.1, (
         "neighbours learn with it"
     )
-    assert chances.of(1, 28) > 0.5, "others do not"
+    assert chances.chance_of(1, 28) > 0.5, "others do not"
     for _ in range(2000):
-        chances.note(0, 28, True)
-    assert 0.95 < chances.of(0, 28) < 1
-    assert chances.of(1000, 1000) == chances.of(32, 32)
+        chances.note_trial(0, 28, True)
+    assert 0.95 < chances.chance_of(0, 28) < 1
+    assert chances.chance_of(1000, 1000) == chances.chance_of(32, 32)
 
 
 # --- what it gains

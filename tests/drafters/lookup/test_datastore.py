@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from foretell.drafters.lookup import datastore
-from foretell.drafters.lookup.datastore import build, checksum, fingerprint, load, order
+from foretell.drafters.lookup.datastore import (
+    build_datastore,
+    content_checksum,
+    tokenizer_mark,
+    load_datastore,
+    sort_suffixes,
+)
 from foretell.errors import BadConfig, BadFile
 from tests.files import full_disk
 from tests.laws import spell
@@ -32,13 +38,13 @@ def test_suffixes_are_ordered_by_their_first_tokens_and_then_by_place(
 ) -> None:
     tokens = tokens if wide else [t % 3 for t in tokens]
     want = sorted(range(len(tokens)), key=lambda i: (tokens[i : i + depth], i))
-    assert order(np.array(tokens, np.uint32), depth).tolist() == want
+    assert sort_suffixes(np.array(tokens, np.uint32), depth).tolist() == want
 
 
 def test_long_repetitions_are_ordered_to_the_depth() -> None:
     for tokens in ([3] * 500, [1, 2] * 250, [*range(100), 9] * 5):
         want = sorted(range(len(tokens)), key=lambda i: (tokens[i : i + datastore.DEPTH], i))
-        assert order(np.array(tokens, np.uint16)).tolist() == want
+        assert sort_suffixes(np.array(tokens, np.uint16)).tolist() == want
 
 
 def test_progress_of_the_order_begins_and_ends() -> None:
@@ -51,7 +57,7 @@ def test_progress_of_the_order_begins_and_ends() -> None:
     ):  # ever fewer tokens fit into one number
         said.clear()
         tokens = [top, 0, top] * 200
-        got = order(np.array(tokens, np.uint32), tell=lambda *args: said.append(args))
+        got = sort_suffixes(np.array(tokens, np.uint32), tell=lambda *args: said.append(args))
         assert got.tolist() == sorted(
             range(600), key=lambda i: (tokens[i : i + datastore.DEPTH], i)
         )
@@ -62,7 +68,7 @@ def test_progress_of_the_order_begins_and_ends() -> None:
 def test_finds_every_place_and_no_other(
     tmp_path_factory: pytest.TempPathFactory, documents: list[list[int]], pattern: list[int]
 ) -> None:
-    store = build(tmp_path_factory.mktemp("d") / "x.safetensors", documents)
+    store = build_datastore(tmp_path_factory.mktemp("d") / "x.safetensors", documents)
     vocab = 1 + max(t for text in documents for t in text)
     tokens = [t for text in documents if text for t in [*text, vocab]]
     assert (
@@ -72,7 +78,7 @@ def test_finds_every_place_and_no_other(
     )
     inside = all(t < vocab for t in pattern)
     want = [i for i in range(len(tokens)) if inside and tokens[i : i + len(pattern)] == pattern]
-    low, high = store.find(pattern)
+    low, high = store.find_ranks(pattern)
     assert sorted(store.places(low, high, 999).tolist()) == want
     few = store.places(low, high, 2)
     assert (
@@ -81,8 +87,8 @@ def test_finds_every_place_and_no_other(
 
 
 def test_of_many_places_those_in_equal_distances_are_taken(tmp_path: Path) -> None:
-    store = build(tmp_path / "x.safetensors", [[0, i % 5] for i in range(100)])
-    low, high = store.find([0])
+    store = build_datastore(tmp_path / "x.safetensors", [[0, i % 5] for i in range(100)])
+    low, high = store.find_ranks([0])
     assert high - low == 104 - 4 + 20 and len(store.places(low, high, 10)) == 10
     following = store.tokens[store.places(low, high, 12) + 1].tolist()
     assert following == sorted(following) and set(following) == {0, 1, 2, 3, 4, store.vocab}
@@ -90,7 +96,7 @@ def test_of_many_places_those_in_equal_distances_are_taken(tmp_path: Path) -> No
 
 def test_the_largest_ids_have_room(tmp_path: Path) -> None:
     for top, kind in ((65_534, np.uint16), (65_535, np.uint32), (200_000, np.uint32)):
-        store = build(tmp_path / "x.safetensors", [[top, 1], [1, top]])
+        store = build_datastore(tmp_path / "x.safetensors", [[top, 1], [1, top]])
         assert store.tokens.dtype == kind and store.tokens.tolist() == [
             top,
             1,
@@ -99,18 +105,22 @@ def test_the_largest_ids_have_room(tmp_path: Path) -> None:
             top,
             top + 1,
         ]
-        assert store.find([top, 1]) != (0, 0) and store.find([top + 1, 1]) == (0, 0)
+        assert store.find_ranks([top, 1]) != (0, 0) and store.find_ranks([top + 1, 1]) == (0, 0)
         assert store.nbytes == 6 * (4 + np.dtype(kind).itemsize)
 
 
 def test_a_file_in_use_is_read_once_and_a_new_one_again(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    store = build(path, TEXTS)
-    assert load(path) is store and load(str(path)) is store and copy.deepcopy(store) is store
+    store = build_datastore(path, TEXTS)
+    assert (
+        load_datastore(path) is store
+        and load_datastore(str(path)) is store
+        and copy.deepcopy(store) is store
+    )
     with pytest.raises(ValueError, match="read-only"):
         store.tokens[0] = 1
-    other = build(path, [[1, 1, 1]])
-    assert load(path) is other and store.tokens.tolist()[:3] == [0, 1, 2], (
+    other = build_datastore(path, [[1, 1, 1]])
+    assert load_datastore(path) is other and store.tokens.tolist()[:3] == [0, 1, 2], (
         "the old file stays readable"
     )
 
@@ -123,32 +133,32 @@ def test_the_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     path = tmp_path / "new" / "x.safetensors"
     for old in (False, True):
         with pytest.raises(KeyboardInterrupt):
-            build(path, broken())  # type: ignore[arg-type]
+            build_datastore(path, broken())  # type: ignore[arg-type]
         assert [p.name for p in path.parent.iterdir()] == ([path.name] if old else [])
-        build(path, TEXTS)
-    assert load(path).documents == 3
+        build_datastore(path, TEXTS)
+    assert load_datastore(path).documents == 3
 
 
 def test_others_may_read_it_as_they_may_any_file(tmp_path: Path) -> None:
     (tmp_path / "any").touch()
-    build(tmp_path / "x.safetensors", TEXTS)
+    build_datastore(tmp_path / "x.safetensors", TEXTS)
     assert (tmp_path / "x.safetensors").stat().st_mode == (tmp_path / "any").stat().st_mode
 
 
 def test_nothing_to_index_and_no_place_for_it_are_told(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="no tokens"):
-        build(tmp_path / "x.safetensors", [[], []])
+        build_datastore(tmp_path / "x.safetensors", [[], []])
     with pytest.raises(BadConfig, match="is a folder"):
-        build(tmp_path, TEXTS)
+        build_datastore(tmp_path, TEXTS)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "file").touch()
     with pytest.raises(BadFile, match="cannot be written"):
-        build(tmp_path / "file" / "x.safetensors", TEXTS)
+        build_datastore(tmp_path / "file" / "x.safetensors", TEXTS)
 
 
 def test_any_damaged_byte_is_noticed(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    right = build(path, TEXTS, spell)
+    right = build_datastore(path, TEXTS, spell)
     arrays = (
         right.tokens.tolist(),
         right.suffixes.tolist(),
@@ -164,7 +174,7 @@ def test_any_damaged_byte_is_noticed(tmp_path: Path) -> None:
         path.unlink()
         path.write_bytes(damaged)
         try:
-            store = load(path)
+            store = load_datastore(path)
         except BadFile as error:
             assert str(path) in str(error) and "build it again with foretell datastore" in str(
                 error
@@ -183,15 +193,15 @@ def test_any_damaged_byte_is_noticed(tmp_path: Path) -> None:
 
 def test_a_file_cut_off_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    build(path, TEXTS)
+    build_datastore(path, TEXTS)
     content = path.read_bytes()
     for size in (*range(0, len(content), 7), len(content) - 1):
         path.write_bytes(content[:size])
         with pytest.raises(BadFile, match="damaged, cut off"):
-            load(path)
+            load_datastore(path)
     path.write_bytes(content + b"\0")
     with pytest.raises(BadFile, match="damaged, cut off"):
-        load(path)
+        load_datastore(path)
 
 
 def header(path: Path) -> dict[str, str]:
@@ -227,7 +237,7 @@ def test_a_foreign_or_wrong_file_is_refused_even_if_its_checksum_is_right(
     tmp_path: Path, change: dict[str, object], said: str
 ) -> None:
     path = tmp_path / "x.safetensors"
-    build(path, [[0, 1, 1]])
+    build_datastore(path, [[0, 1, 1]])
     arrays, about = load_file(path), header(path)
     for name, value in change.items():
         name = "foretell_datastore" if name == "version" else name
@@ -238,53 +248,53 @@ def test_a_foreign_or_wrong_file_is_refused_even_if_its_checksum_is_right(
         elif value is not None:
             place[name] = value
     if about and "sha256" not in change and len(arrays) == 2:
-        about["sha256"] = checksum(about, arrays["tokens"], arrays["suffixes"])
+        about["sha256"] = content_checksum(about, arrays["tokens"], arrays["suffixes"])
     save_file(arrays, path, about)
     with pytest.raises(BadFile, match=said) as raised:
-        load(path)
+        load_datastore(path)
     assert str(path) in str(raised.value) and datastore.BUILD in str(raised.value)
 
 
 def test_no_file_is_told_with_the_cure(tmp_path: Path) -> None:
     for path in (tmp_path / "none", tmp_path):
         with pytest.raises(BadFile, match="no such datastore; build one with foretell datastore"):
-            load(path)
+            load_datastore(path)
 
 
 def test_ids_of_another_model_are_refused(tmp_path: Path) -> None:
-    store = build(tmp_path / "x.safetensors", TEXTS, spell)
-    store.check(3, spell)
-    store.check(99, None)  # a model may have more ids than its tokenizer
+    store = build_datastore(tmp_path / "x.safetensors", TEXTS, spell)
+    store.check_model(3, spell)
+    store.check_model(99, None)  # a model may have more ids than its tokenizer
     with pytest.raises(BadFile, match="token ids up to 2 and the model's end at 1") as raised:
-        store.check(2, spell)
+        store.check_model(2, spell)
     assert datastore.BUILD in str(raised.value)
     with pytest.raises(BadFile, match="another tokenizer"):
-        store.check(3, lambda ids: spell([2 - t for t in ids]))
-    build(tmp_path / "y.safetensors", TEXTS).check(
+        store.check_model(3, lambda ids: spell([2 - t for t in ids]))
+    build_datastore(tmp_path / "y.safetensors", TEXTS).check_model(
         3, lambda ids: "anything"
     )  # built from ids, of nobody knows whom
 
 
 def test_a_fingerprint_depends_on_ids_over_the_whole_vocabulary() -> None:
-    base = fingerprint(str, 50_000)
-    assert base == fingerprint(lambda ids: str(list(ids)), 50_000) and base != fingerprint(
+    base = tokenizer_mark(str, 50_000)
+    assert base == tokenizer_mark(lambda ids: str(list(ids)), 50_000) and base != tokenizer_mark(
         str, 50_001
     )
     for low in range(0, 50_000, 5000):
-        assert base != fingerprint(
+        assert base != tokenizer_mark(
             lambda ids, low=low: "?" if low <= ids[0] < low + 200 else str(ids), 50_000
         )
-    assert fingerprint(lambda ids: "\udc80", 3) == fingerprint(lambda ids: "?", 3), (
+    assert tokenizer_mark(lambda ids: "\udc80", 3) == tokenizer_mark(lambda ids: "?", 3), (
         "half a character is no mishap"
     )
 
 
 def test_a_full_disk_is_one_error_and_leaves_what_was_there(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    build(path, TEXTS)
+    build_datastore(path, TEXTS)
     before = path.read_bytes()
     with full_disk(len(before)), pytest.raises(BadFile, match=r"cannot be written \(File too"):
-        build(path, [[0, 1, 2] * 1000])
+        build_datastore(path, [[0, 1, 2] * 1000])
     assert path.read_bytes() == before
     assert list(tmp_path.iterdir()) == [path]
-    assert load(path).documents == 3
+    assert load_datastore(path).documents == 3

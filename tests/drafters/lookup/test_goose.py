@@ -48,7 +48,7 @@ def learnt(store: Store, seed: int, keys: int = 40) -> None:
     for key in draw.choice((V + 1) * V, keys, replace=False).tolist():
         logits = torch.from_numpy(draw.normal(size=V) * 3)
         top = logits.topk(min(store.k, V))
-        store.put([key], top.indices.numpy()[None], top.values.softmax(-1).numpy()[None])
+        store.put_rows([key], top.indices.numpy()[None], top.values.softmax(-1).numpy()[None])
     store.chance = draw.uniform(0.02, 0.98, len(store.chance)).tolist()
 
 
@@ -84,7 +84,9 @@ def options(
     if len(path) - held >= drafter.depth:
         return {}
     text = [*tokens, *path]
-    row = list(zip(*store.after(text[-2] if len(text) > 1 else -1, text[-1]), strict=True))
+    row = list(
+        zip(*store.candidates_after(text[-2] if len(text) > 1 else -1, text[-1]), strict=True)
+    )
     chances = {token: store.chance[kind] for token, kind in row}
     if held < len(path) or held == len(copied):
         return chances
@@ -121,7 +123,7 @@ def test_the_tree_is_the_most_probable_one(
     set_limit(ctx, len(tokens) + 1 + room)
     tree = drafter.propose(ctx, state, budget)
     tree.check()
-    assert len(tree) <= budget and max(tree.depths) <= room and not tree.drawn
+    assert len(tree) <= budget and max(tree.depths) <= room and not tree.has_draws
     size = min(6, budget - 1, room)
     values, queue = [], [([], 1.0)]
     while queue:
@@ -158,9 +160,9 @@ def test_places_that_agree_leave_no_room_for_branches_unless_asked_or_doubted() 
         drafter = Goose(copy=4, bypass=bypass)
         ctx = context(drafter, [1, 2, 3, 4, 5, 1, 2, 3, 4, 6, 1, 2, 3])
         state = drafter.start(ctx)
-        state.store.put([3], np.array([[0, 4]]), np.array([[0.6, 0.4]]))
+        state.store.put_rows([3], np.array([[0, 4]]), np.array([[0.6, 0.4]]))
         tree = drafter.propose(ctx, state, 20)
-        assert state.agreed and tree.tokens_to(tree.child(0, 4)) == [4]
+        assert state.agreed and tree.tokens_to(tree.find_child(0, 4)) == [4]
         assert (len(tree.tries[0]) == 1) == chain
         state.store.chance = [0.1] * len(state.store.chance)
         assert len(drafter.propose(ctx, state, 20).tries[0]) > 1
@@ -190,12 +192,12 @@ def test_the_pair_is_asked_before_the_token() -> None:
     ctx = context(drafter, [5, 6, 7])
     state = drafter.start(ctx)
     store, row = state.store, np.array([[0.75, 0.25]])
-    store.put([7], np.array([[1, 2]]), row)
+    store.put_rows([7], np.array([[1, 2]]), row)
     assert drafter.propose(ctx, state, 2).tokens == [7, 1]
-    store.put([(6 + 1) * V + 7], np.array([[3, 4]]), row)
+    store.put_rows([(6 + 1) * V + 7], np.array([[3, 4]]), row)
     assert drafter.propose(ctx, state, 2).tokens == [7, 3]
-    assert store.after(0, 7)[0][0] == 1
-    assert list(map(list, store.after(6, 7))) == [[3, 4], [KINDS + 7, KINDS + 5]]
+    assert store.candidates_after(0, 7)[0][0] == 1
+    assert list(map(list, store.candidates_after(6, 7))) == [[3, 4], [KINDS + 7, KINDS + 5]]
 
 
 def test_widths_fall_along_the_spine_where_asked() -> None:
@@ -204,7 +206,7 @@ def test_widths_fall_along_the_spine_where_asked() -> None:
     ctx = context(drafter, tokens)
     state = drafter.start(ctx)
     for token in range(V):
-        state.store.put([token], np.arange(6)[None], np.full((1, 6), 1 / 6))
+        state.store.put_rows([token], np.arange(6)[None], np.full((1, 6), 1 / 6))
     state.store.chance = [0.01] * 2 * KINDS + [0.5] * 30
     tree = drafter.propose(ctx, state, 1 + 4 + 16)
     widths, node = [], 0
@@ -285,7 +287,7 @@ def test_chances_are_learnt_on_the_accepted_path_alone_also_of_what_was_cut() ->
     ctx = context(drafter, [1, 2, 3, 4, 0, 1, 2, 3])
     state = drafter.start(ctx)
     for token in range(V):
-        state.store.put([token], np.array([[7, 4]]), np.array([[0.7, 0.3]]))
+        state.store.put_rows([token], np.array([[7, 4]]), np.array([[0.7, 0.3]]))
     drafter.propose(ctx, state, 9)
     assert state.spine == [4, 0, 1]
     store, before = state.store, copy.deepcopy(state.store)
@@ -314,7 +316,7 @@ def test_of_a_path_that_ends_the_text_nothing_is_learnt_behind_the_end() -> None
     drafter = Goose(k=2)
     ctx = context(drafter, [1, 2])
     state = drafter.start(ctx)
-    state.store.put([2, 3], np.array([[3, 4], [5, 6]]), np.array([[0.7, 0.3], [0.7, 0.3]]))
+    state.store.put_rows([2, 3], np.array([[3, 4], [5, 6]]), np.array([[0.7, 0.3], [0.7, 0.3]]))
     before = list(state.store.seen)
     set_text(ctx, [1, 2, 3])
     tree = TokenTree(2).chain([3])
@@ -351,7 +353,9 @@ def test_a_store_is_what_its_tensors_say(seed: int, keys: int, k: int) -> None:
     learnt(again, seed + 1, 20)
     again.restore(store.tensors())
     assert same(store, again) and again.nbytes == store.nbytes == len(store.rows) * (ENTRY + 9 * k)
-    assert all(store.after(b, t) == again.after(b, t) for b in range(-1, V) for t in range(V))
+    assert all(
+        store.candidates_after(b, t) == again.candidates_after(b, t) for b in range(-1, V) for t in range(V)
+    )
 
 
 def test_a_store_stays_within_its_megabytes_and_forgets_what_it_saw_longest_ago() -> None:
@@ -359,8 +363,8 @@ def test_a_store_stays_within_its_megabytes_and_forgets_what_it_saw_longest_ago(
     row = np.arange(8)[None], np.full((1, 8), 0.125)
     most = (1 << 20) // (ENTRY + 9 * 8)
     for key in range(most + 10):
-        store.put([key], *row)
-        store.put([0], *row)
+        store.put_rows([key], *row)
+        store.put_rows([0], *row)
     assert len(store.rows) == most == store.capacity and store.nbytes <= 1 << 20
     assert [key for key in range(13) if key in store.rows] == [0, 11, 12]
     small = Store(100_000, 8, 1)
@@ -393,7 +397,7 @@ def test_a_store_stays_within_its_megabytes_and_forgets_what_it_saw_longest_ago(
 def test_a_store_that_does_not_fit_is_refused_and_changes_nothing(name: str, change: Any) -> None:
     store, fresh = Store(V, 3, 1), Store(V, 3, 1)
     learnt(store, 1)
-    store.put([V], np.array([[V - 1, 1, 2]]), np.array([[0.5, 0.3, 0.2]]))
+    store.put_rows([V], np.array([[V - 1, 1, 2]]), np.array([[0.5, 0.3, 0.2]]))
     tensors = store.tensors()
     learnt(fresh, 2, 5)
     kept = copy.deepcopy(fresh)

@@ -173,7 +173,7 @@ def tokens_a_step(
     state, steps = drafter.start(ctx), 0
     while rest := answer[len(ctx.output) :]:
         tree, node, path = drafter.propose(ctx, state, budget), 0, list[int]()
-        while len(path) + 1 < len(rest) and (node := tree.child(node, rest[len(path)])) > 0:
+        while len(path) + 1 < len(rest) and (node := tree.find_child(node, rest[len(path)])) > 0:
             path.append(node)
         kept = rest[: len(path) + 1]
         set_text(ctx, [*ctx.tokens, *kept])
@@ -244,12 +244,12 @@ class Corrector(Toy):
     def check_source(self, source: object) -> None:
         """Any will do."""
 
-    def _values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
+    def _node_values(self, job: Job, positions: torch.Tensor) -> torch.Tensor:
         self.answer = corrected(job.cache.inputs["source"])
         return positions
 
-    def _row(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
-        logits = super()._row(tokens, values)
+    def _row_logits(self, tokens: np.ndarray, values: np.ndarray) -> np.ndarray:
+        logits = super()._row_logits(tokens, values)
         place = min(int(values[:, 0].max()), len(self.answer) - 1)
         logits[self.answer[place]] += 20
         return logits

@@ -32,7 +32,7 @@ def check(known: Lags, text: list[int]) -> None:
     }
     for lag, bits in same.items():
         assert known.agreement(lag) == sum(bit << back for back, bit in enumerate(bits))
-    for found, of in ((known.longest(), run), (known.closest(), score)):
+    for found, of in ((known.longest_lag(), run), (known.closest_lag(), score)):
         assert found == (max(of, key=lambda lag: (of[lag], -lag)) if any(of.values()) else 0)
 
 
@@ -53,9 +53,9 @@ def test_a_run_longer_than_what_is_compared() -> None:
     grown = Lags()
     grown.extend([7] * 100)
     check(grown, [7] * 100)
-    assert grown.longest() == grown.closest() == 1 and grown.agreement(36) == 2**64 - 1
+    assert grown.longest_lag() == grown.closest_lag() == 1 and grown.agreement(36) == 2**64 - 1
     grown.extend([7] * 100 + [8])
-    assert not grown.longest() and grown.closest() == 1 and grown.agreement(1) == 2**64 - 2
+    assert not grown.longest_lag() and grown.closest_lag() == 1 and grown.agreement(1) == 2**64 - 2
 
 
 def test_a_copy_goes_its_own_way() -> None:
@@ -71,4 +71,4 @@ def test_a_copy_goes_its_own_way() -> None:
 
 def test_an_empty_text_has_no_lags() -> None:
     empty = Lags()
-    assert empty.extend([]) == empty.longest() == empty.closest() == 0
+    assert empty.extend([]) == empty.longest_lag() == empty.closest_lag() == 0

@@ -113,7 +113,7 @@ def test_window_and_drafts_are_those_of_a_loop_over_levels(
         root = ctx.tokens[-1]
         tree = drafter.propose(ctx, state, ALL)
         tree.check()
-        assert not tree.drawn and paths(tree) == twin.tree(root)
+        assert not tree.has_draws and paths(tree) == twin.tree(root)
         nodes = {tuple(tree.tokens_to(node)): node for node in range(len(tree))}
         best = draw.integers(0, VOCAB, len(tree)).tolist()
         twin.move(root, [best[nodes[tuple(words)]] for words in twin.columns()])
@@ -135,9 +135,9 @@ def test_a_window_worked_out_by_hand() -> None:
     tree = drafter.propose(ctx, state, ALL)  # 3 > 4 and 3 > 2 > 5
     assert paths(tree) == {(4,), (2,), (2, 5)}
     best = [0] * len(tree)
-    best[tree.child(0, 4)], best[tree.child(tree.child(0, 2), 5)] = 1, 2
+    best[tree.find_child(0, 4)], best[tree.find_child(tree.find_child(0, 2), 5)] = 1, 2
     commit(drafter, ctx, state, tree, best, [2])  # 3 4 1 and 2 5 2 are n-grams now
-    assert state.pool.recent(3) == [(4, 1)] and state.pool.recent(2) == [(5, 2)]
+    assert state.pool.recent_grams(3) == [(4, 1)] and state.pool.recent_grams(2) == [(5, 2)]
     tree = drafter.propose(ctx, state, ALL)  # 2 > 1, 2 > 5 > 2: the window; 2 > 5 > 2: the draft
     assert paths(tree) == {(1,), (5,), (5, 2)}
     assert tree.matches == [0, 1, 1, 0], "the draft stands first and is known as a copy"
@@ -158,14 +158,14 @@ def settled(drafter: Lookahead) -> tuple[Context, State]:
             [int(draw.integers(VOCAB))],
         )
     assert [len(column) for column in state.columns] == [drafter.n - 1] * drafter.window
-    assert all(len(state.pool.recent(token)) == drafter.guesses for token in range(VOCAB))
+    assert all(len(state.pool.recent_grams(token)) == drafter.guesses for token in range(VOCAB))
     return ctx, state
 
 
 def test_a_small_budget_leaves_out_drafts_and_then_columns() -> None:
     drafter = Lookahead()
     ctx, state = settled(drafter)
-    grams = state.pool.recent(ctx.tokens[-1])
+    grams = state.pool.recent_grams(ctx.tokens[-1])
     window = drafter.window * (drafter.n - 1) - 1
     for budget in range(1, 60):
         tree = drafter.propose(ctx, state, budget)
@@ -204,7 +204,7 @@ def test_a_step_that_asks_for_no_drafts_learns_nothing() -> None:
     state = drafter.start(ctx)
     tree = drafter.propose(ctx, state, ALL)
     commit(drafter, ctx, state, tree, [5], [4])
-    assert state.pool.recent(3) == [(5,)], "a window of one column is the root alone"
+    assert state.pool.recent_grams(3) == [(5,)], "a window of one column is the root alone"
     commit(drafter, ctx, state, TokenTree(4), [0], [1])
     assert [*state.pool.grams] == [3], "the column was another token's"
 
@@ -233,26 +233,28 @@ def test_the_prompts_own_n_grams_are_drafted_and_the_outputs_after_them() -> Non
     drafter = Lookahead(window=2, n=3, pool_from_prompt=True)
     ctx = context(drafter, [1, 2, 3, 1, 4, 5, 1])
     state = drafter.start(ctx)
-    assert state.pool.recent(1) == [(4, 5), (2, 3)]
+    assert state.pool.recent_grams(1) == [(4, 5), (2, 3)]
     commit(drafter, ctx, state, TokenTree(1), [0], [0, 2])
-    assert state.pool.recent(1) == [(0, 2), (4, 5), (2, 3)] and state.pool.recent(5) == [(1, 0)]
+    assert state.pool.recent_grams(1) == [(0, 2), (4, 5), (2, 3)] and state.pool.recent_grams(
+        5
+    ) == [(1, 0)]
     assert not Lookahead(window=2, n=3).start(ctx).pool.grams
 
 
 def test_a_pool_keeps_the_most_recent_of_a_token_and_of_all() -> None:
-    pool = Pool(each=2, size=4)
+    pool = Pool(max_grams=2, max_total=4)
     for gram in ((1,), (2,), (1,), (3,)):
-        pool.add(0, gram)
-    assert pool.recent(0) == [(3,), (1,)]
-    pool.add(5, (0,))
-    pool.add(6, (0,))
-    assert pool.recent(0) and pool.count == 4  # looked up, so 5 is now the oldest
-    pool.add(7, (0,))
-    assert pool.recent(5) == [] and pool.count == 4 == sum(map(len, pool.grams.values()))
+        pool.add_gram(0, gram)
+    assert pool.recent_grams(0) == [(3,), (1,)]
+    pool.add_gram(5, (0,))
+    pool.add_gram(6, (0,))
+    assert pool.recent_grams(0) and pool.count == 4  # looked up, so 5 is now the oldest
+    pool.add_gram(7, (0,))
+    assert pool.recent_grams(5) == [] and pool.count == 4 == sum(map(len, pool.grams.values()))
     for token in range(100):
-        pool.add(token % 9, (token,))
+        pool.add_gram(token % 9, (token,))
         assert pool.count == sum(map(len, pool.grams.values())) <= 4 and all(pool.grams.values())
-    assert Pool(3, 1).recent(0) == []
+    assert Pool(3, 1).recent_grams(0) == []
 
 
 class Successor(Toy):

@@ -22,7 +22,7 @@ def memory(n: int = 4, k: int = 3, vocab: int = VOCAB, limit: int = 1 << 20) -> 
 
 
 def learn(store: NgramMeans, gram: Gram, ids: Sequence[int], probs: Sequence[float]) -> None:
-    store.learn(store.table.snapshot(), gram, ids, probs)
+    store.learn_row(store.table.snapshot(), gram, ids, probs)
 
 
 def known(store: NgramMeans) -> list[Gram]:
@@ -33,7 +33,7 @@ def known(store: NgramMeans) -> list[Gram]:
 def entry(store: NgramMeans, *gram: int) -> dict[int, float]:
     row = store.table.get(gram)
     assert row is not None
-    ids, probs = store.unpack(row)
+    ids, probs = store.unpack_row(row)
     return dict(zip(ids.tolist(), probs.tolist(), strict=True))
 
 
@@ -51,7 +51,7 @@ def test_a_token_absent_from_a_row_decays() -> None:
     assert entry(store, 1, 2) == pytest.approx({0: 0.5, 1: 0.4, 2: 0.025, 4: 0.025})
     learn(store, (1, 2), [7, 8, 0, 1], [0.6, 0.3, 0.0, 0.0])
     assert entry(store, 1, 2) == pytest.approx({0: 1 / 3, 1: 0.8 / 3, 7: 0.2, 8: 0.1})
-    probs = store.unpack(store.table.get((1, 2)))[1].tolist()
+    probs = store.unpack_row(store.table.get((1, 2)))[1].tolist()
     assert probs == sorted(probs, reverse=True)
 
 
@@ -171,12 +171,12 @@ def test_two_requests_average_each_what_it_saw_and_the_memory_takes_in_both() ->
     store = memory(k=2, vocab=4)
     learn(store, (1, 2), [0, 1], [0.5, 0.25])
     one, two = store.table.snapshot(), store.table.snapshot()
-    store.learn(one, (1, 2), [0, 1], [1.0, 0.0])
-    store.learn(two, (1, 2), [1, 0], [0.75, 0.25])
+    store.learn_row(one, (1, 2), [0, 1], [1.0, 0.0])
+    store.learn_row(two, (1, 2), [1, 0], [0.75, 0.25])
     for seen, want in ((one, {0: 0.75, 1: 0.125}), (two, {1: 0.5, 0: 0.375})):
-        row = store.find(seen, [3, 1, 2])
+        row = store.find_row(seen, [3, 1, 2])
         assert row is not None
-        ids, probs = store.unpack(row)
+        ids, probs = store.unpack_row(row)
         assert dict(zip(ids.tolist(), probs.tolist(), strict=True)) == pytest.approx(want)
     assert entry(store, 1, 2) == pytest.approx({0: 1.75 / 3, 1: 1.0 / 3})
     assert count(store, (1, 2)) == 3

@@ -39,7 +39,7 @@ def test_a_text_that_begins_like_others_has_the_trie_of_all_its_tokens(alphabet:
     beginnings = Beginnings(16)
     for number in range(1, 6):
         tokens = rules + written(number, 40, alphabet)
-        own = beginnings.begin(tokens)
+        own = beginnings.begin_text(tokens)
         assert told(*own) == told(*fresh(tokens))
         own[0].extend(own[1], [1, 2, 1, 2, 1, 2])  # grows by itself: the copy kept does not
     assert 1 <= len(beginnings.kept) <= KEPT
@@ -60,7 +60,7 @@ def test_what_they_have_in_common_is_taken_in_twice_and_not_again(
     taken = []
     for number in range(4):
         counted.clear()
-        beginnings.begin([*rules, 100 + number, *written(number, 9)])
+        beginnings.begin_text([*rules, 100 + number, *written(number, 9)])
         taken.append(sum(counted))
     assert taken == [2 * LEAST + 10, 2 * LEAST + 10, 10, 10]
 
@@ -70,7 +70,7 @@ def test_a_chat_goes_on_from_its_last_turn() -> None:
     beginnings = Beginnings(16)
     tokens = written(0, LEAST)
     for turn in range(1, 7):
-        assert told(*beginnings.begin(tokens)) == told(*fresh(tokens))
+        assert told(*beginnings.begin_text(tokens)) == told(*fresh(tokens))
         tokens = tokens + written(turn, LEAST)
     assert 1 < len(beginnings.kept) <= KEPT
 
@@ -78,7 +78,7 @@ def test_a_chat_goes_on_from_its_last_turn() -> None:
 def test_short_beginnings_are_not_kept_and_memory_is_told() -> None:
     beginnings = Beginnings(16)
     for number in range(9):
-        beginnings.begin([*written(0, LEAST - 1), 100 + number])
+        beginnings.begin_text([*written(0, LEAST - 1), 100 + number])
     assert not beginnings.kept and len(beginnings.recent) == KEPT
     assert beginnings.nbytes == 4 * KEPT * LEAST
 

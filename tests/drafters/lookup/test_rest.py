@@ -17,7 +17,7 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.drafters.lookup import datastore
 from foretell.drafters.lookup.datastore import Datastore
-from foretell.drafters.lookup.rest import Match, Rest, prefixes
+from foretell.drafters.lookup.rest import Match, Rest, frequent_prefixes
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadFile
 from foretell.speculation.strategy import Speculative
@@ -46,7 +46,7 @@ def fixture(path: Path) -> Datastore:
         if (a + b + c) % 2
     ]
     more = [draw.integers(0, 3, size).tolist() for size in (90, 7, 60)]
-    return datastore.build(path, known + more, laws.spell)
+    return datastore.build_datastore(path, known + more, laws.spell)
 
 
 def context(
@@ -77,7 +77,7 @@ def retrieved(
 
 
 def test_the_datastore_beside_this_file_is_what_the_function_builds(tmp_path: Path) -> None:
-    ours, built = datastore.load(FILE), fixture(tmp_path / "x.safetensors")
+    ours, built = datastore.load_datastore(FILE), fixture(tmp_path / "x.safetensors")
     assert (
         ours.tokens.tolist() == built.tokens.tolist()
         and ours.suffixes.tolist() == built.suffixes.tolist()
@@ -109,14 +109,14 @@ def test_the_tree_holds_the_most_frequent_continuations(
     budget: int,
 ) -> None:
     path = tmp_path_factory.mktemp("d") / "x.safetensors"
-    datastore.build(path, documents)
+    datastore.build_datastore(path, documents)
     drafter = Rest(str(path), choices, span, min(least, span), 5000, follow)
     ctx = context(drafter, tokens)
     tree = drafter.propose(ctx, drafter.start(ctx), budget)
     tree.check()
     counts, places, n = retrieved(documents, tokens, drafter)
     paths = [tuple(tree.tokens_to(node)) for node in range(1, len(tree))]
-    assert len(set(paths)) == len(paths) == min(choices, budget - 1, len(counts)) and not tree.drawn
+    assert len(set(paths)) == len(paths) == min(choices, budget - 1, len(counts)) and not tree.has_draws
     assert [counts[p] for p in paths] == sorted(counts.values(), reverse=True)[: len(paths)]
     assert tree.values[1:] == [counts[p] / places for p in paths] and set(tree.matches[1:]) <= {n}
     # Of equal counts shorter ones come first, then those of smaller tokens: the choice is not left
@@ -137,11 +137,11 @@ def test_the_longest_match_is_found_as_the_text_grows(
     steps: list[int],
     least: int,
 ) -> None:
-    store = datastore.build(tmp_path_factory.mktemp("d") / "x.safetensors", documents)
+    store = datastore.build_datastore(tmp_path_factory.mktemp("d") / "x.safetensors", documents)
     match, end = Match(store, 0, 6), 1
     for step in (0, *steps):
         end = min(len(tokens), end + step)
-        low, high, n = match.longest(tokens[:end], 6, least)
+        low, high, n = match.find_longest(tokens[:end], 6, least)
         *_, places, want = retrieved(documents, tokens[:end], Rest("x", span=6, least=least))
         assert (n, high - low) == (want, places)
 
@@ -149,33 +149,33 @@ def test_the_longest_match_is_found_as_the_text_grows(
 def test_where_nothing_matches_nothing_is_searched_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    store = datastore.build(tmp_path / "x.safetensors", [[0, 1, 2, 3, 4, 5, 6, 7]])
-    match, asked, find = Match(store, 0, 16), list[int](), store.find
+    store = datastore.build_datastore(tmp_path / "x.safetensors", [[0, 1, 2, 3, 4, 5, 6, 7]])
+    match, asked, find = Match(store, 0, 16), list[int](), store.find_ranks
 
     def counted(pattern: list[int]) -> tuple[int, int]:
         asked.append(len(pattern))
         return find(pattern)
 
-    monkeypatch.setattr(store, "find", counted)
+    monkeypatch.setattr(store, "find_ranks", counted)
     tokens = [7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7]
-    assert match.longest(tokens, 16, 2)[2] == 0 and len(asked) <= 5, "lengths are bisected"
+    assert match.find_longest(tokens, 16, 2)[2] == 0 and len(asked) <= 5, "lengths are bisected"
     asked.clear()
-    assert match.longest([*tokens, 3], 16, 2)[2] == 0 and asked == [2]
+    assert match.find_longest([*tokens, 3], 16, 2)[2] == 0 and asked == [2]
     asked.clear()
-    assert match.longest([*tokens, 3, 4], 16, 2)[2] == 2 and asked == [2]
+    assert match.find_longest([*tokens, 3, 4], 16, 2)[2] == 2 and asked == [2]
     asked.clear()
-    assert match.longest([*tokens, 3, 4, 5], 16, 2)[2] == 3 and asked == [3]
+    assert match.find_longest([*tokens, 3, 4, 5], 16, 2)[2] == 3 and asked == [3]
 
 
 def test_counts_over_many_places_are_those_of_loops(tmp_path: Path) -> None:
     draw = np.random.default_rng(0)
     text = (draw.zipf(1.3, 6000) % 40).tolist()
-    store = datastore.build(tmp_path / "x.safetensors", [text[:3000], text[3000:]])
-    low, high = store.find([1])
+    store = datastore.build_datastore(tmp_path / "x.safetensors", [text[:3000], text[3000:]])
+    low, high = store.find_ranks([1])
     counts = retrieved([text[:3000], text[3000:]], [1], Rest("x", span=1, least=1))[0]
     assert high - low > 1000
     for size in (1, 16, 64, 5000):
-        found = prefixes(store, store.places(low, high, 9999) + 1, 10, size)
+        found = frequent_prefixes(store, store.places(low, high, 9999) + 1, 10, size)
         paths = [()]
         for parent, token, _ in found:
             paths.append((*paths[parent], token))
@@ -185,7 +185,7 @@ def test_counts_over_many_places_are_those_of_loops(tmp_path: Path) -> None:
 
 def test_of_many_places_a_share_is_counted_evenly(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    datastore.build(path, [[0, 1, 2 if i % 4 else 3] for i in range(400)])
+    datastore.build_datastore(path, [[0, 1, 2 if i % 4 else 3] for i in range(400)])
     drafter = Rest(str(path), hits=40)
     ctx = context(drafter, [3, 0, 1])
     tree = drafter.propose(ctx, drafter.start(ctx), 9)
@@ -194,7 +194,7 @@ def test_of_many_places_a_share_is_counted_evenly(tmp_path: Path) -> None:
 
 def test_continuations_end_with_their_document(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    datastore.build(path, [[1, 2, 3], [0, 0, 0], [1, 2]])
+    datastore.build_datastore(path, [[1, 2, 3], [0, 0, 0], [1, 2]])
     drafter = Rest(str(path))
     ctx = context(drafter, [1, 2])
     tree = drafter.propose(ctx, drafter.start(ctx), 50)
@@ -222,8 +222,8 @@ def test_the_file_is_opened_once_for_all_requests_of_an_engine(
 ) -> None:
     engine, drafter, opened = Engine({"target": Toy(4)}), Rest(str(FILE)), list[str]()
     monkeypatch.setattr(
-        "foretell.drafters.lookup.rest.load",
-        lambda path: opened.append(path) or datastore.load(path),
+        "foretell.drafters.lookup.rest.load_datastore",
+        lambda path: opened.append(path) or datastore.load_datastore(path),
     )
     a, b = (drafter.start(context(drafter, [i], engine)) for i in (0, 1))
     assert a.store is b.store and a is not b and opened == [str(FILE)]
@@ -248,7 +248,7 @@ def test_a_text_that_is_in_the_datastore_is_drafted(tmp_path: Path) -> None:
     toy, setting = Toy(16), laws.Setting(Sampling(max_new_tokens=60))
     plain = laws.generate(laws.build("plain"), [1, 2, 3], setting, {"target": toy}).ctx.tokens
     path = tmp_path / "x.safetensors"
-    datastore.build(path, [[5, 6, 7], plain, [1, 2, 3, 3]])
+    datastore.build_datastore(path, [[5, 6, 7], plain, [1, 2, 3, 3]])
     live = laws.generate(
         laws.build(f"rest:path={path}", nodes=10), [1, 2, 3], setting, {"target": toy}
     )

@@ -19,7 +19,7 @@ from foretell.core.drafter import Feedback
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
-from foretell.drafters.lookup.stand import CHANCE, Stand, State, shape
+from foretell.drafters.lookup.stand import CHANCE, Stand, State, plan_tree
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
@@ -40,19 +40,19 @@ def context(
 ) -> Context:
     engine = engine or Engine({"target": Toy(VOCAB)})
     sampling = sampling or Sampling(max_new_tokens=40, temperature=1.0)
-    return Context(engine, Request(prompt, Speculative(drafter), sampling, **more)).scoped(drafter)
+    return Context(engine, Request(prompt, Speculative(drafter), sampling, **more)).scope_to(drafter)
 
 
 def entry(state: State, *gram: int) -> dict[int, float]:
     """What the request sees behind an n-gram."""
     row = state.seen.get(gram)
     assert row is not None
-    ids, probs = state.memory.unpack(row)
+    ids, probs = state.memory.unpack_row(row)
     return dict(zip(ids.tolist(), probs.tolist(), strict=True))
 
 
 def learn(state: State, gram: tuple[int, ...], ids: Sequence[int], probs: Sequence[float]) -> None:
-    state.memory.learn(state.seen, gram, ids, probs)
+    state.memory.learn_row(state.seen, gram, ids, probs)
 
 
 # --- what is learnt
@@ -75,7 +75,7 @@ def test_the_rows_of_committed_tokens_are_learnt_behind_their_n_grams() -> None:
         2: [2, 3, 4, 5],
     }  # node: the end of the text before its row
     want = {tuple(text[-n:]): node for node, text in texts.items() for n in range(2, len(text) + 1)}
-    assert set(state.seen.written) == set(state.memory.table.entries) == set(want)
+    assert set(state.seen.owner_values) == set(state.memory.table.entries) == set(want)
     for gram, node in want.items():
         p = logits[node].softmax(-1).tolist()
         assert entry(state, *gram) == pytest.approx(
@@ -95,7 +95,7 @@ def test_rows_beyond_an_end_are_not_learnt() -> None:
         [3],
     )
     drafter.observe(ctx, state, step)
-    assert list(state.seen.written) == [(1, 2)]
+    assert list(state.seen.owner_values) == [(1, 2)]
 
 
 def test_the_memory_is_shared_in_a_tenant_and_not_beyond() -> None:
@@ -161,7 +161,7 @@ def test_children_are_drawn_without_replacement_from_the_laws_they_declare(
     sampling = Sampling(max_new_tokens=depth + 1, temperature=temperature, top_k=top_k, seed=seed)
     ctx = context(drafter, [1, 2, 3], sampling)
     state = filled(drafter, ctx, seed)
-    tree, plan = drafter.propose(ctx, state, budget), shape(budget)
+    tree, plan = drafter.propose(ctx, state, budget), plan_tree(budget)
     tree.check()
     assert len(tree) <= budget and max(tree.depths) <= depth and (len(tree) > 1) == (budget > 1)
     for node, tries in enumerate(tree.tries):
@@ -173,7 +173,7 @@ def test_children_are_drawn_without_replacement_from_the_laws_they_declare(
             )
             assert (
                 float(law.probs.sum()) == pytest.approx(1, abs=1e-12)
-                and law.prob(tree.tokens[child]) > 0
+                and law.token_prob(tree.tokens[child]) > 0
             )
             assert tree.values[child] <= tree.values[node]
             p[tree.tokens[child]] = 0.0
@@ -196,12 +196,12 @@ def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
         state = filled(drafter, ctx)
         return drafter.propose(ctx, state, 5)
 
-    for weight, tree in Enumerator.walk(once):
+    for weight, tree in Enumerator.walk_outcomes(once):
         product = 1.0
         for node in range(1, len(tree)):
             law = tree.laws[node]
             assert law is not None
-            product *= law.prob(tree.tokens[node])
+            product *= law.token_prob(tree.tokens[node])
         assert weight == pytest.approx(product, abs=1e-12)
         total += weight
     assert total == pytest.approx(1)
@@ -224,9 +224,9 @@ def test_at_temperature_zero_the_best_tokens_are_proposed() -> None:
     state = filled(drafter, ctx)
     tree = drafter.propose(ctx, state, 30)
     tree.check()
-    assert not tree.drawn and len(tree) == 30
+    assert not tree.has_draws and len(tree) == 30
     for node, tries in enumerate(tree.tries):
-        row = state.memory.find(state.seen, [*ctx.tokens, *tree.tokens_to(node)])
+        row = state.memory.find_row(state.seen, [*ctx.tokens, *tree.tokens_to(node)])
         assert row is not None
         ids, _ = state.memory.unpack(row)
         assert [tree.tokens[t] for t in tries] == ids.tolist()[: len(tries)]
@@ -259,7 +259,7 @@ def test_what_only_the_text_knows_is_proposed_as_it_stood_there() -> None:
     tree = drafter.propose(ctx, state, 4)
     assert tree.tokens == [2, 3, 1, 2] and tree.is_chain
     assert all(
-        law is not None and law.prob(t) == 1.0
+        law is not None and law.token_prob(t) == 1.0
         for law, t in zip(tree.laws[1:], tree.tokens[1:], strict=True)
     )
     learn(state, (2, 3), [5, 4, 0, 1, 2, 3], [1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
@@ -328,9 +328,9 @@ def test_many_samples_of_one_problem_need_ever_fewer_steps() -> None:
 
 
 def test_the_shape_has_every_node_after_its_parent_and_elder_siblings() -> None:
-    sizes = [len(shape(n)) for n in (1, 2, 17, 81)]
+    sizes = [len(plan_tree(n)) for n in (1, 2, 17, 81)]
     assert sizes == [1, 2, 17, 81]
-    large, small = shape(81), shape(17)
+    large, small = plan_tree(81), plan_tree(17)
     assert (large.parents[:17], large.tokens[:17]) == (small.parents, small.tokens)
     for tries in large.tries:
         assert [large.tokens[t] for t in tries] == list(range(len(tries)))

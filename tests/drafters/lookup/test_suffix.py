@@ -40,7 +40,7 @@ def context(
 ) -> Context:
     engine = engine or Engine({"target": Toy(8)})
     request = Request(prompt, Speculative(drafter), Sampling(max_new_tokens=new), tenant=tenant)
-    return Context(engine, request).scoped(drafter)
+    return Context(engine, request).scope_to(drafter)
 
 
 def drafted(drafter: Suffix, prompt: list[int], budget: int = 17, new: int = 40) -> TokenTree:
@@ -132,7 +132,7 @@ def test_a_draft_is_what_a_search_by_hand_finds(
     assert [tuple(tree.tokens_to(n)) for n in range(1, len(tree))] == [path for path, _ in nodes]
     assert tree.values[1:] == pytest.approx([value for _, value in nodes])
     assert (
-        set(tree.matches[1:]) <= {match} and set(tree.sources[1:]) <= {"suffix"} and not tree.drawn
+        set(tree.matches[1:]) <= {match} and set(tree.sources[1:]) <= {"suffix"} and not tree.has_draws
     )
     for node, tries in enumerate(tree.tries):  # the values are a sub-probability tree
         assert sum(tree.values[t] for t in tries) <= tree.values[node] + 1e-9

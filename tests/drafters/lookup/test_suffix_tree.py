@@ -50,10 +50,10 @@ def check(trie: Suffixes, longest: int) -> None:
             if (count := brute(parts, part[-m:]) - 1) > others:
                 others = count
                 want.append((m, count))
-        found = list(trie.matches(text, longest))
+        found = list(trie.find_matches(text, longest))
         assert [(m, count) for m, count, _ in found] == want
         for m, _, place in found:
-            total, steps = trie.after(place)
+            total, steps = trie.successors_of(place)
             follows = {t: brute(parts, [*part[-m:], t]) for t in {t for p in parts for t in p}}
             assert {token: count for count, _, token, _ in steps} == {
                 t: c for t, c in follows.items() if c
@@ -62,7 +62,7 @@ def check(trie: Suffixes, longest: int) -> None:
             assert [step[:2] for step in steps] == sorted(
                 (step[:2] for step in steps), reverse=True
             )
-            alike = list(trie.alike(place, 3))
+            alike = list(trie.common_run(place, 3))
             if isinstance(place[0], list):
                 after = [
                     trie.texts[p >> suffix.BITS].tokens[(p & suffix.MASK) + place[1] :][:3]
@@ -72,7 +72,7 @@ def check(trie: Suffixes, longest: int) -> None:
                 assert alike == list(after[0][: [*differs, True].index(True)])
             else:
                 assert not alike
-            few = trie.after(place, 0.5)
+            few = trie.successors_of(place, 0.5)
             assert few == (total, [step for step in steps if step[0] >= 0.5 * total])
 
 
@@ -95,7 +95,7 @@ def test_counts_are_those_of_the_texts_as_they_grow_together_and_are_forgotten(
                 parts.setdefault(texts[which].key, []).extend(tokens)
             else:
                 for _ in range(min(len(tokens), len(parts))):
-                    trie.forget()
+                    trie.forget_oldest()
                     oldest = min(parts)
                     parts[oldest] = parts[oldest][1:]
                     if not parts[oldest]:
@@ -103,7 +103,7 @@ def test_counts_are_those_of_the_texts_as_they_grow_together_and_are_forgotten(
             assert kept(trie) == [parts[key] for key in sorted(parts)]
         check(trie, depth - 1)
         while trie.texts:
-            trie.forget()
+            trie.forget_oldest()
         assert not trie.nbytes and not trie.root.inner and not trie.root.leaves
 
 
@@ -114,7 +114,7 @@ def test_counts_of_periodic_texts(period: int) -> None:
     trie.extend(Text(), [i % period for i in range(period // 2, 40)])
     check(trie, 5)
     for _ in range(60):
-        trie.forget()
+        trie.forget_oldest()
     trie.extend(text, [0, 1])
     check(trie, 5)
 
@@ -122,9 +122,9 @@ def test_counts_of_periodic_texts(period: int) -> None:
 def test_a_tie_goes_to_what_stood_last() -> None:
     trie, text = Suffixes(8), Text()
     trie.extend(text, [1, 2, 1, 3, 1])
-    ((m, count, place),) = trie.matches(text, 4)
+    ((m, count, place),) = trie.find_matches(text, 4)
     assert (m, count) == (1, 2) and [
-        (many, token) for many, _, token, _ in trie.after(place)[1]
+        (many, token) for many, _, token, _ in trie.successors_of(place)[1]
     ] == [(1, 3), (1, 2)]
 
 
@@ -132,7 +132,7 @@ def test_only_matches_up_to_the_length_asked_for_are_given() -> None:
     trie, text = Suffixes(20), Text()
     trie.extend(text, [*range(12), *range(12)])
     for longest in (1, 5, 12, 19):
-        assert [(m, count) for m, count, _ in trie.matches(text, longest)] == [
+        assert [(m, count) for m, count, _ in trie.find_matches(text, longest)] == [
             (min(longest, 12), 1)
         ]
 
@@ -177,7 +177,7 @@ def test_a_store_is_restored_with_all_its_counts() -> None:
     trie, text = Suffixes(6), Text()
     trie.extend(text, [1, 2, 3, 1, 2, 4, 1, 2])
     trie.extend(Text(), [2, 3, 1])
-    trie.forget()
+    trie.forget_oldest()
     tensors = trie.tensors()
     other = Suffixes(6, vocab=5)
     other.extend(busy := Text(), [4, 4, 4])

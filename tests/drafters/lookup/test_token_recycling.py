@@ -40,7 +40,7 @@ def test_the_prompts_own_bigrams_are_the_first_candidates() -> None:
     assert [tree.tokens[c] for c in tree.tries[0]] == [3, 2], (
         "the most recent continuation comes first"
     )
-    assert not tree.drawn
+    assert not tree.has_draws
 
 
 def test_it_learns_the_best_tokens_of_every_row_accepted_ones_last() -> None:

@@ -22,7 +22,7 @@ texts = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 @given(texts)
 def test_a_prompt_gives_every_pair_the_shares_of_its_successors(text: list[int]) -> None:
     store = Trigrams(VOCAB, 1 << 20)
-    store.read(text)
+    store.read_text(text)
     counts: dict[Any, Counter[int]] = {}
     for i in range(len(text) - 2):
         counts.setdefault((text[i], text[i + 1]), Counter())[text[i + 2]] += 1
@@ -30,17 +30,17 @@ def test_a_prompt_gives_every_pair_the_shares_of_its_successors(text: list[int])
     for pair, row in counts.items():
         assert store.rows[pair] == pytest.approx({t: n / row.total() for t, n in row.items()})
     before = {pair: dict(row) for pair, row in store.rows.items()}
-    store.read(text)
+    store.read_text(text)
     assert store.rows == before, "a prompt read again adds nothing"
 
 
 def test_of_too_many_successors_the_lightest_is_forgotten() -> None:
     store = Trigrams(99, 1 << 20)
     for token in range(KEEP):
-        store.learn((1, 2), token, 1.0 + (token != 5))
-    store.learn((1, 2), 50, GAIN)
+        store.learn_gram((1, 2), token, 1.0 + (token != 5))
+    store.learn_gram((1, 2), 50, GAIN)
     assert set(store.rows[1, 2]) == {*range(KEEP), 50} - {5} and store.cells == KEEP
-    store.learn((1, 2), 51, GAIN)
+    store.learn_gram((1, 2), 51, GAIN)
     assert 50 not in store.rows[1, 2], "now this was the lightest"
 
 
@@ -53,8 +53,8 @@ def test_it_stays_within_its_bytes_and_forgets_what_was_met_longest_ago(
 ) -> None:
     store, wide = Trigrams(VOCAB, limit), Trigrams(VOCAB, 1 << 30)
     for a, b, c in grams:
-        store.learn((a, b), c, GAIN)
-        wide.learn((a, b), c, GAIN)
+        store.learn_gram((a, b), c, GAIN)
+        wide.learn_gram((a, b), c, GAIN)
         assert store.nbytes <= limit or len(store.rows) == 1
         assert store.cells == sum(map(len, store.rows.values())) and (a, b) in store.rows
         assert list(store.rows) == list(wide.rows)[-len(store.rows) :]
@@ -64,7 +64,9 @@ def test_its_bytes_are_told_about_right() -> None:
     store, draw = Trigrams(1 << 20, 1 << 30), random.Random(0)
     for i in range(5000):
         for _ in range(1 + i % 4):
-            store.learn((1000 + 2 * i, 1001 + 2 * i), draw.randrange(1000, 1 << 20), draw.random())
+            store.learn_gram(
+                (1000 + 2 * i, 1001 + 2 * i), draw.randrange(1000, 1 << 20), draw.random()
+            )
     true = sys.getsizeof(store.rows)
     for pair, row in store.rows.items():
         true += sum(map(sys.getsizeof, [pair, *pair, row, *row, *row.values()]))
@@ -74,8 +76,8 @@ def test_its_bytes_are_told_about_right() -> None:
 @given(texts, st.integers(0, 9000))
 def test_saved_and_restored_it_goes_on_as_before(text: list[int], limit: int) -> None:
     store, other = Trigrams(VOCAB, 1 << 20), Trigrams(VOCAB, limit)
-    store.read(text)
-    store.meet(text[-16:])
+    store.read_text(text)
+    store.note_text(text[-16:])
     other.restore(store.tensors())
     assert (
         list(other.rows.items()) == list(store.rows.items())[-len(other.rows) :] or not store.rows
@@ -84,7 +86,7 @@ def test_saved_and_restored_it_goes_on_as_before(text: list[int], limit: int) ->
     other.limit = 1 << 20
     if len(other.rows) == len(store.rows):
         for a in (store, other):
-            a.meet([0, 1, 2, 0, 1])
+            a.note_text([0, 1, 2, 0, 1])
         assert list(other.rows.items()) == list(store.rows.items()) and other.nbytes == store.nbytes
 
 
@@ -109,12 +111,12 @@ def test_tensors_that_do_not_fit_are_refused_and_change_nothing(
     name: str, change: Any, complaint: str
 ) -> None:
     store, other = Trigrams(VOCAB, 1 << 20), Trigrams(VOCAB, 1 << 20)
-    store.read([1, 2, 3, 1, 2, 4])
+    store.read_text([1, 2, 3, 1, 2, 4])
     tensors = {k: v[:3] for k, v in store.tensors().items()}
     good = tensors.pop(name)
     if change is not None:
         tensors[name] = change(good)
-    other.learn((1, 2), 3, 1.0)
+    other.learn_gram((1, 2), 3, 1.0)
     with pytest.raises(ValueError, match=complaint):
         other.restore(tensors)
     assert other.rows == {(1, 2): {3: 1.0}} and other.cells == 1

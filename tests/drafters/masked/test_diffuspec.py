@@ -51,13 +51,13 @@ def test_lengths_follow_both_averages() -> None:
         agreed[20:40] = [30] * 20
         lengths = []
         for pair in zip(proposed, agreed, strict=True):
-            drafter.follow(state, *pair)
+            drafter.follow_averages(state, *pair)
             lengths.append(state.k)
         assert lengths == loop(proposed, agreed, rho, delta)
         assert len({*lengths}) > 3 and min(lengths) >= 20 and max(lengths) <= 30
     fixed = Diffuspec(adaptive=False)
     state = State(None, [], fixed.k_max)  # type: ignore[arg-type]
-    fixed.follow(state, 1, 0)
+    fixed.follow_averages(state, 1, 0)
     assert state.k == 30
 
 
@@ -99,7 +99,7 @@ def test_masks_are_filled_by_a_model_that_knows_the_text(shift: int) -> None:
     """
     target = Toy(8, copy=2.0)
     text = output({"target": target}, "plain").ctx.output
-    knows = Oracle({tuple(text): 1.0}, vocab=9, first=len(PROMPT), shift=shift)
+    knows = Oracle({tuple(text): 1.0}, vocab=9, prompt_length=len(PROMPT), shift=shift)
     live = output({"target": target, "draft": knows}, "diffuspec:k_max=23,search=no")
     assert live.ctx.output == text and live.ctx.stats.calls["target"] == 1
     assert live.ctx.stats.accepted == 23

@@ -20,7 +20,7 @@ from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
 from foretell.models.encoder_decoder.source import BlockCache, SourceCache
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from foretell.verification.relaxed import Relaxed
@@ -56,7 +56,7 @@ def test_the_best_of_every_masked_place_is_drafted() -> None:
     tree, asks = drive(Gad(k=4), Sampling())
     assert len(asks) == 1 and asks[0].tree.tokens == [3, 5, 5, 5, 5] and asks[0].model == "draft"
     rows = Toy(6, seed=2, sharpness=6.0).score([1, 2, 3], asks[0].tree)[1:]
-    assert tree.tokens == [3, *rows.argmax(-1).tolist()] and tree.is_chain and not tree.drawn
+    assert tree.tokens == [3, *rows.argmax(-1).tolist()] and tree.is_chain and not tree.has_draws
     chances = rows.softmax(-1).amax(-1).cumprod(0)
     assert tree.values[1:] == pytest.approx(chances.tolist())
     assert drive(Gad(k=4), Sampling(temperature=1.0, seed=4))[0].tokens == tree.tokens
@@ -154,7 +154,7 @@ def test_a_filler_drafts_and_the_text_stays() -> None:
     outputs = []
     for method in ("plain", "gad:k=6,nodes=6", "gad:k=6,nodes=6,rule=relaxed,beta=1,tau=0"):
         engine = Engine(models)
-        lives = [engine.add(request(resolve(method)[1], source)) for source in sources]
+        lives = [engine.add(request(resolve_method(method)[1], source)) for source in sources]
         laws.finish(engine, *lives)
         outputs.append([live.ctx.output for live in lives])
         drafted = sum(live.ctx.stats.drafted for live in lives)

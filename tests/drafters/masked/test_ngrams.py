@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from foretell.drafters.masked.ngrams import Ngrams, chance
+from foretell.drafters.masked.ngrams import Ngrams, token_probability
 
 V = 5
 
@@ -43,7 +43,7 @@ def test_a_chance_is_that_of_a_loop(order: int) -> None:
     made = [Ngrams(order, text) for text in texts]
     for _ in range(30):
         context = draw.integers(0, V, int(draw.integers(0, 4))).tolist()
-        chances = [chance(made, context, token, V) for token in range(V)]
+        chances = [token_probability(made, context, token, V) for token in range(V)]
         assert sum(chances) == pytest.approx(1) and min(chances) > 0
         want = [by_hand(texts, context, token, order) for token in range(V)]
         assert chances == pytest.approx(want)
@@ -53,13 +53,15 @@ def test_a_text_that_grows_is_the_text() -> None:
     text = [0, 1, 2, 0, 1, 3, 0, 1, 2, 2]
     grown = Ngrams(3)
     for place in range(0, len(text), 3):
-        grown.learn(text[place : place + 3])
+        grown.learn_tokens(text[place : place + 3])
     whole = Ngrams(3, text)
     assert grown.rows == whole.rows and grown.totals == whole.totals
     assert (
-        chance([grown], [0, 1], 2, V) > chance([grown], [0, 1], 3, V) > chance([grown], [0], 3, V)
+        token_probability([grown], [0, 1], 2, V)
+        > token_probability([grown], [0, 1], 3, V)
+        > token_probability([grown], [0], 3, V)
     )
 
 
 def test_an_empty_text_knows_nothing() -> None:
-    assert chance([Ngrams(3)], [1, 2], 0, V) == 1 / V
+    assert token_probability([Ngrams(3)], [1, 2], 0, V) == 1 / V

@@ -8,7 +8,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.drafters.model.acceptance_head import AcceptanceHead, load, save
+from foretell.drafters.model.acceptance_head import (
+    AcceptanceHead,
+    load_acceptance_head,
+    save_acceptance_head,
+)
 from foretell.errors import BadFile
 
 
@@ -23,7 +27,7 @@ def test_every_block_has_weights_of_its_own() -> None:
     parameters = list(made.parameters())
     assert len({p.data_ptr() for p in parameters}) == len(parameters) == 2 * 3 + 2
     states = torch.randn(5, 4)
-    before = made.chance(states)
+    before = made.accept_chance(states)
     for block in made.blocks:
         weight = block.linear.weight  # type: ignore[union-attr]
         kept = weight.detach().clone()
@@ -31,7 +35,7 @@ def test_every_block_has_weights_of_its_own() -> None:
             weight.add_(torch.randn(4, 4))
         others = [b.linear.weight for b in made.blocks if b is not block]  # type: ignore[union-attr]
         assert not any(torch.equal(other, weight) for other in others)
-        assert float((made.chance(states) - before).abs().max()) > 1e-3
+        assert float((made.accept_chance(states) - before).abs().max()) > 1e-3
         with torch.no_grad():
             weight.copy_(kept)
     optimiser = torch.optim.SGD(made.parameters(), lr=1.0)
@@ -49,26 +53,26 @@ def test_its_blocks_are_residual_and_its_chances_those_of_two_classes() -> None:
     inner = h @ block.linear.weight.T + block.linear.bias  # type: ignore[union-attr, operator]
     h = h + inner / (1 + torch.exp(-inner))
     rejected, accepted = (h @ made.out.weight.T + made.out.bias).exp()[0].tolist()
-    assert float(made.chance(states)[0]) == pytest.approx(accepted / (rejected + accepted), 1e-5)
-    assert torch.allclose(made.chance(states * 100), made.chance(states), atol=1e-5)
-    assert bool(made.chance(torch.zeros(1, 4)).isfinite().all())
-    assert torch.equal(made.chance(states.double()), made.chance(states))
+    assert float(made.accept_chance(states)[0]) == pytest.approx(accepted / (rejected + accepted), 1e-5)
+    assert torch.allclose(made.accept_chance(states * 100), made.accept_chance(states), atol=1e-5)
+    assert bool(made.accept_chance(torch.zeros(1, 4)).isfinite().all())
+    assert torch.equal(made.accept_chance(states.double()), made.accept_chance(states))
 
 
 def test_a_file_gives_the_head_again(tmp_path: Path) -> None:
     made = head(blocks=2)
     path = tmp_path / "new" / "head.safetensors"
-    save(made, path)
-    again = load(path)
+    save_acceptance_head(made, path)
+    again = load_acceptance_head(path)
     states = torch.randn(6, 4)
     assert (again.width, len(again.blocks)) == (4, 2)
-    assert torch.equal(again.chance(states), made.chance(states))
+    assert torch.equal(again.accept_chance(states), made.accept_chance(states))
     assert not any(p.requires_grad for p in again.parameters())
 
 
 def test_a_file_that_is_no_head_is_one_line(tmp_path: Path) -> None:
     good, bad = tmp_path / "good", tmp_path / "bad"
-    save(head(), good)
+    save_acceptance_head(head(), good)
     tensors = load_file(good)
     about = {"schema": "foretell.acceptance-head/1", "width": "4", "blocks": "3"}
     cases = [
@@ -94,9 +98,9 @@ def test_a_file_that_is_no_head_is_one_line(tmp_path: Path) -> None:
         else:
             save_file(content, bad, header)
         with pytest.raises(BadFile) as caught:
-            load(bad)
+            load_acceptance_head(bad)
         text = str(caught.value)
         assert said in text and str(bad) in text and "foretell train acceptance-head" in text
         assert "\n" not in text
     with pytest.raises(BadFile, match=r"cannot be read.*foretell train"):
-        load(tmp_path / "nowhere")
+        load_acceptance_head(tmp_path / "nowhere")

@@ -22,7 +22,7 @@ from foretell.drafters.model.cascade import Cascade
 from foretell.drafters.model.draft import Draft
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, UnknownMethod, Unsupported
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from foretell.testing.outcomes import Enumerator
 from foretell.testing.toy import Toy, ToyRecurrent
@@ -34,7 +34,7 @@ PROMPT = [1, 2, 0, 1, 2]
 
 
 def inner(spec: str) -> Drafter:
-    strategy = resolve(f"cascade:inner={spec},model=middle")[1]
+    strategy = resolve_method(f"cascade:inner={spec},model=middle")[1]
     assert isinstance(strategy, Speculative) and isinstance(strategy.drafter, Cascade)
     return strategy.drafter.drafter
 
@@ -56,7 +56,7 @@ def chains(drafter: Cascade, models: Mapping[str, Model], options: Sampling) -> 
 
     def once(door: Enumerator) -> TokenTree:
         ctx = Context(Engine(models), Request(PROMPT, Speculative(drafter), options, rng=door))
-        ctx = ctx.scoped(drafter)
+        ctx = ctx.scope_to(drafter)
         tree = by_hand(drafter.steps(ctx, drafter.start(ctx), 9), models, ctx.tokens)
         tree.check()
         for node in range(1, len(tree)):
@@ -67,7 +67,7 @@ def chains(drafter: Cascade, models: Mapping[str, Model], options: Sampling) -> 
             assert law.probs.tolist() == pytest.approx(want, abs=1e-12)
         return tree
 
-    for weight, tree in Enumerator.walk(once):
+    for weight, tree in Enumerator.walk_outcomes(once):
         found[tuple(tree.tokens[1:])] += weight  # type: ignore[assignment]
     return found
 
@@ -198,7 +198,9 @@ def test_specs_within_specs() -> None:
     assert inner("ngram:n=2") == inner("(ngram:n=2)") == Ngram(n=2)
     assert inner("(ngram:n=2,k=8)") == Ngram(n=2, k=8)
     assert len(inner("(ngram:n=2+suffix:depth=9)").parts) == 2  # type: ignore[attr-defined]
-    strategy = resolve("cascade:inner=(cascade:inner=(ngram:n=2,k=8),model=b),length=6,nodes=3")[1]
+    strategy = resolve_method(
+        "cascade:inner=(cascade:inner=(ngram:n=2,k=8),model=b),length=6,nodes=3"
+    )[1]
     assert strategy == Speculative(Cascade(Cascade(Ngram(2, 8), model="b"), 6), nodes=3)
 
 
@@ -216,10 +218,10 @@ def test_specs_within_specs() -> None:
 )
 def test_bad_specs_are_told_in_a_line(spec: str, told: str) -> None:
     with pytest.raises(BadConfig, match=r"^[^\n]*$") as caught:
-        resolve(spec)
+        resolve_method(spec)
     assert told in str(caught.value)
 
 
 def test_an_unknown_inner_method_is_told_by_name() -> None:
     with pytest.raises(UnknownMethod, match="ngramm"):
-        resolve("cascade:inner=ngramm")
+        resolve_method("cascade:inner=ngramm")

@@ -11,7 +11,7 @@ from foretell.core.context import Context
 from foretell.core.request import Request
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Reply, Sampling
-from foretell.drafters.model.chains import chain_below, cut, draw_chains
+from foretell.drafters.model.chains import chain_below, cut_chain, draw_chains
 from foretell.drafters.model.reader import DraftReader
 from foretell.engine.engine import Engine
 from foretell.strategies.plain import Plain
@@ -42,7 +42,7 @@ def test_every_outcome_is_as_likely_as_the_product_of_its_draws() -> None:
     """Each try is one draw from its node's law: a token drawn twice counts twice."""
     total = 0.0
     shared = 0
-    walk = Enumerator.walk(lambda door: drawn(door, chains=2, length=2, budget=9))
+    walk = Enumerator.walk_outcomes(lambda door: drawn(door, chains=2, length=2, budget=9))
     for weight, (tree, ctx) in walk:
         tree.check()
         rows = TOY.score(PROMPT, tree)
@@ -62,7 +62,7 @@ def test_every_outcome_is_as_likely_as_the_product_of_its_draws() -> None:
 
 def test_a_level_that_could_exceed_the_budget_is_not_begun() -> None:
     for budget, depth in ((3, 1), (4, 1), (5, 2), (9, 3)):
-        walk = Enumerator.walk(lambda door: drawn(door, 2, 3, budget)[0])  # noqa: B023
+        walk = Enumerator.walk_outcomes(lambda door: drawn(door, 2, 3, budget)[0])  # noqa: B023
         deepest = set()
         for count, (_, tree) in enumerate(walk):
             assert len(tree) <= budget
@@ -87,7 +87,7 @@ def test_a_chain_below_a_node_keeps_laws_values_and_sources() -> None:
 
 def test_a_cut_chain_is_another_one() -> None:
     chain = TokenTree(9).chain([1, 2, 3])
-    assert cut(chain, 3) is chain and cut(chain, 9) is chain
-    assert cut(chain, 1).tokens == [9, 1] and cut(chain, 0).tokens == [9]
+    assert cut_chain(chain, 3) is chain and cut_chain(chain, 9) is chain
+    assert cut_chain(chain, 1).tokens == [9, 1] and cut_chain(chain, 0).tokens == [9]
     assert len(chain) == 4
     assert chain_below(chain, 0).tokens == chain.tokens and chain_below(chain, 0) is not chain

@@ -104,7 +104,7 @@ def test_acceptance_is_the_overlap_of_the_laws() -> None:
         engine.end(live)
         return float(accepted)
 
-    for chance, accepted in laws.Enumerator.walk(once):
+    for chance, accepted in laws.Enumerator.walk_outcomes(once):
         weight += chance * accepted
     assert weight == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-9)
 

@@ -38,7 +38,7 @@ def test_a_greedy_chain_is_the_draft_models_own_text() -> None:
         laws.Setting(Sampling(max_new_tokens=4)),
         {"target": Toy(5, seed=2, sharpness=6.0)},
     )
-    assert tree.tokens[1:] == plain.ctx.output and not tree.drawn and len(asks) == 4
+    assert tree.tokens[1:] == plain.ctx.output and not tree.has_draws and len(asks) == 4
     assert drive(Draft(length=4, drafts=5), Sampling())[0].tokens == tree.tokens
 
 
@@ -47,7 +47,7 @@ def test_the_best_chain_is_the_greedy_one_at_any_temperature_and_draws_nothing(s
     greedy = drive(Draft(length=4), Sampling())[0]
     sampling = Sampling(temperature=1.0, seed=seed)
     tree = drive(Draft(length=4, best=True), sampling)[0]
-    assert (tree.tokens, tree.drawn) == (greedy.tokens, False)
+    assert (tree.tokens, tree.has_draws) == (greedy.tokens, False)
     models = {"target": Toy(5, seed=3), "draft": Toy(5, seed=2, sharpness=6.0, name="draft")}
     setting = laws.Setting(Sampling(max_new_tokens=12, temperature=1.0, seed=seed))
     texts = []

@@ -149,7 +149,7 @@ def test_the_best_slots_are_drawn_for_and_no_law_holds_an_earlier_sibling(levels
             for rank, child in enumerate(tries):
                 law = tree.laws[child]
                 assert law is not None and float(law.probs.sum()) == pytest.approx(1, abs=1e-12)
-                assert not any(law.prob(tree.tokens[elder]) for elder in tries[:rank])
+                assert not any(law.token_prob(tree.tokens[elder]) for elder in tries[:rank])
 
 
 def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
@@ -160,12 +160,12 @@ def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
         def draft(door: Any, drafter: Dyspec = drafter) -> TokenTree:
             return drive(drafter, DRAWN, rng=door)[0]
 
-        for weight, tree in Enumerator.walk(draft):
+        for weight, tree in Enumerator.walk_outcomes(draft):
             product = 1.0
             for node in range(1, len(tree)):
                 law = tree.laws[node]
                 assert law is not None
-                product *= law.prob(tree.tokens[node])
+                product *= law.token_prob(tree.tokens[node])
             assert weight == pytest.approx(product, abs=1e-12)
             total += weight
             shapes.add(tuple(tree.parents))
@@ -193,7 +193,7 @@ def test_at_temperature_zero_it_holds_the_likeliest_continuations() -> None:
     greedy = Sampling(max_new_tokens=5)  # four drafts deep
     want = likeliest(4)
     tree, _, _ = drive(Dyspec(size=20, levels=False), greedy)
-    assert not tree.drawn
+    assert not tree.has_draws
     paths = {tuple(tree.tokens_to(node)): tree.values[node] for node in range(1, len(tree))}
     assert paths == pytest.approx({path: chance for chance, path in want[:20]})
     tree, asks, _ = drive(Dyspec(size=999, threshold=0.03), greedy)

@@ -16,13 +16,13 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.model.easyspec import Easyspec
-from foretell.drafters.model.trimming import NEVER, Trimmed, trim
+from foretell.drafters.model.trimming import NEVER, Trimmed, trim_head
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder import parallel
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests import laws, tiny
 
@@ -32,12 +32,12 @@ TEXT = [5, 9, 13, 5, 9, 40, 2]
 
 @cache
 def draft(layers: int = 6) -> Decoder:
-    return Decoder(tiny.relative(tiny.llama(num_hidden_layers=layers)), "draft", blocks)
+    return Decoder(tiny.relative(tiny.llama(num_hidden_layers=layers)), "draft", fused_blocks)
 
 
 @cache
 def target() -> Decoder:
-    return Decoder(tiny.llama(num_hidden_layers=6), "tiny", blocks)
+    return Decoder(tiny.llama(num_hidden_layers=6), "tiny", fused_blocks)
 
 
 def run(spec: str, count: int = 24, **options: Any) -> Live:
@@ -136,10 +136,14 @@ def test_the_first_layer_and_the_last_one_stand_alone() -> None:
     loop = draft().loop
     assert loop is not None
     for size, kinds in ((2, "FGTGTF"), (3, "FGTTGF"), (4, "FGTTTF"), (9, "FGTTTF")):
-        assert "".join(type(b).__name__[0] for b in parallel.grouped(loop, size).blocks) == kinds
+        assert (
+            "".join(type(b).__name__[0] for b in parallel.group_layers(loop, size).blocks) == kinds
+        )
     short = draft(2).loop
     assert short is not None
-    assert [type(b) for b in parallel.grouped(short, 4).blocks] == [type(b) for b in short.blocks]
+    assert [type(b) for b in parallel.group_layers(short, 4).blocks] == [
+        type(b) for b in short.blocks
+    ]
 
 
 # --- what is kept
@@ -195,8 +199,8 @@ def test_a_law_that_is_not_the_rough_models_is_caught(monkeypatch: pytest.Monkey
 
     from foretell.drafters.model import chains
 
-    drawn = chains.children
-    monkeypatch.setattr(chains, "children", exact)
+    drawn = chains.continue_chains
+    monkeypatch.setattr(chains, "continue_chains", exact)
     with pytest.raises(AssertionError, match="off by"):
         laws.check_law(strategy, "plain", tokens=3)
 
@@ -209,7 +213,7 @@ KEPT = [token for token in range(330) if token % 13]
 @cache
 def trimmed() -> Trimmed:
     hf = copy.deepcopy(draft().hf)
-    return trim(Decoder(hf, "draft", blocks), KEPT)
+    return trim_head(Decoder(hf, "draft", fused_blocks), KEPT)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -252,7 +256,7 @@ def test_greedy_tokens_do_not_hang_on_a_trimmed_head() -> None:
 
 
 def test_a_trimmed_model_whose_layers_cannot_be_taken_apart_is_refused_by_name() -> None:
-    stock = trim(Decoder(copy.deepcopy(draft().hf), "stock"), KEPT)
+    stock = trim_head(Decoder(copy.deepcopy(draft().hf), "stock"), KEPT)
     other = ToyRecurrent(330)
     alone = Trimmed(other, range(330), 330)
     for model in (stock, alone):

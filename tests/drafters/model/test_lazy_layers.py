@@ -16,7 +16,7 @@ from foretell.core.types import Ask
 from foretell.drafters.model.lazy_layers import LazyCache, LazyLayers
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.testing.toy import Toy
 from foretell.testing.toy_layers import ToyLayers
 from tests import tiny
@@ -26,7 +26,7 @@ EXITS = (1, 3, 4)
 
 @cache
 def llama(kind: torch.dtype = torch.float64) -> Decoder:
-    return Decoder(tiny.llama(num_hidden_layers=4).to(kind), "tiny", blocks)
+    return Decoder(tiny.llama(num_hidden_layers=4).to(kind), "tiny", fused_blocks)
 
 
 @torch.inference_mode()
@@ -194,7 +194,7 @@ def test_slips_are_caught(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LazyCache, "prepare", prepare)
     if slip == "rows that were rejected":
         monkeypatch.setattr(
-            "foretell.drafters.model.lazy_layers._common",
+            "foretell.drafters.model.lazy_layers._shared_prefix_length",
             lambda ours, theirs: min(len(ours), len(theirs)),
         )
     test = Rounds(llama(), seed=1)

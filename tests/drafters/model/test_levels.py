@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from foretell.drafters.model.levels import shares
+from foretell.drafters.model.levels import share_children
 
 
 def test_children_are_shared_out_evenly() -> None:
-    assert shares(2, 3, 9) == [2, 2, 2]
-    assert shares(2, 3, 4) == [2, 1, 1]
-    assert shares(2, 3, 1) == [1]
-    assert shares(2, 3, 0) == []
-    assert shares(2, 0, 1) == []
+    assert share_children(2, 3, 9) == [2, 2, 2]
+    assert share_children(2, 3, 4) == [2, 1, 1]
+    assert share_children(2, 3, 1) == [1]
+    assert share_children(2, 3, 0) == []
+    assert share_children(2, 0, 1) == []

@@ -26,7 +26,7 @@ from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
-from foretell.verification.acceptance import sequential, walk
+from foretell.verification.acceptance import verify_in_order, walk_tree
 from tests import laws
 
 TWO = "cascade:inner=(draft:length=2,drafts=2),model=middle,length=2,size=2"
@@ -36,12 +36,12 @@ PROMPT = [1, 2, 0, 1, 2]
 def test_every_draw_of_a_step_has_a_key_of_its_own() -> None:
     p = torch.full((50,), 0.02, dtype=torch.float64)
     door, plain = nested.NumberedDoor(Rng(3)), Rng(3)
-    door.begin(7)
+    door.begin_step(7)
     first = [door.sample(p, "target", 9), door.sample(p, "target", 9), door.sample(p, "draft", 7)]
     assert first == [plain.sample(p, "draft", 7, index) for index in (1, 2, 3)]
     assert door.accept(0.5, "accept", 9) == plain.accept(0.5, "draft", 7, 4)
     assert torch.equal(door.gumbel(3, 9), plain.gumbel(3, 7, 5))
-    door.begin(8)
+    door.begin_step(8)
     assert door.sample(p, "target", 9) == plain.sample(p, "draft", 8, 1)
     assert door.at(2).sample(p, "target", 9) == plain.at(2).sample(p, "draft", 0, 1)
 
@@ -51,7 +51,7 @@ def test_every_draw_of_a_step_has_a_key_of_its_own() -> None:
 
 def plain_sample(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
     """TriForce's released code: after a refusal the token comes from the draft model's own law."""
-    outcome = sequential(tree, target, rng, position)
+    outcome = verify_in_order(tree, target, rng, position)
     node = outcome.path[-1] if outcome.path else 0
     if outcome.token is not None and any(not accepted for _, accepted in outcome.tested):
         outcome.token = rng.sample(target.p(node), "target", position + len(outcome.path))
@@ -78,8 +78,8 @@ def test_published_and_other_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
     check()
     for module, name, slip in (
-        (nested, "default", plain_sample),
-        (nested.Recorded, "law", first_law),
+        (nested, "verify_by_default", plain_sample),
+        (nested.Recorded, "law_of_token", first_law),
         (nested, "NumberedDoor", OneKey),
     ):
         with monkeypatch.context() as patch, pytest.raises(AssertionError):
@@ -89,7 +89,7 @@ def test_published_and_other_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_walk_in_place_of_the_residual_rule_is_no_slip(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any exact rule may stand in the middle, or the test above might catch too much."""
-    monkeypatch.setattr(nested, "default", walk)
+    monkeypatch.setattr(nested, "verify_by_default", walk_tree)
     laws.check_law(laws.build(TWO), "plain", 2)
 
 
@@ -172,7 +172,7 @@ def test_every_drafter_may_be_the_inner_one_or_says_why_not() -> None:
     models = {"target": Toy(8, copy=3.0), "middle": Toy(8, noise=0.4, copy=3.0)}
     models["draft"] = Toy(8, noise=0.8, copy=3.0)
     want = laws.generate(laws.build("plain"), PROMPT * 2, setting, models).ctx.output
-    for name in registry.names("drafter"):
+    for name in registry.method_names("drafter"):
         spec = laws.variants(name)[0]
         try:
             strategy = laws.build(f"cascade:inner=({spec}),model=middle,size=4", nodes=4)

@@ -25,11 +25,11 @@ def test_the_declared_law_is_equation_two() -> None:
     ours, theirs = vocabularies.PAIRS["sequences"]
     shared = omni.Shared(ours, theirs, 5, 2)
     law = torch.tensor([0.7, 0.3], dtype=torch.float64)
-    plain = omni.Omni._law(shared, law, 0, [0.7], 0)
+    plain = omni.Omni._law_below(shared, law, 0, [0.7], 0)
     assert plain.tolist() == pytest.approx([0.7, 0, 0.3, 0, 0])
-    merged = omni.Omni._law(shared, law, 0, [0.7, 0.5], 1)
+    merged = omni.Omni._law_below(shared, law, 0, [0.7, 0.5], 1)
     assert merged.tolist() == pytest.approx([0.35, 0.35, 0.3, 0, 0])
-    longer = omni.Omni._law(shared, law, 0, [0.7, 0.5, 0.4], 3)
+    longer = omni.Omni._law_below(shared, law, 0, [0.7, 0.5, 0.4], 3)
     assert longer.tolist() == pytest.approx([0.56, 0, 0.3, 0.14, 0])
 
 
@@ -69,8 +69,8 @@ def test_the_longest_known_sequence_is_merged() -> None:
     strategy: Any = laws.build("omni:length=3")
     engine = laws.Engine(models)
     ctx = Context(engine, laws.Request(PROMPT, strategy, Sampling()))
-    state = strategy.drafter.start(ctx.scoped(strategy.drafter))
-    word = strategy.drafter._word
+    state = strategy.drafter.start(ctx.scope_to(strategy.drafter))
+    word = strategy.drafter._find_word
     assert word(state, (0, 1, 1)) == (1, 0)
     state.observe([1, 3])
     assert word(state, (0, 1, 1)) == (3, 3) and word(state, (0, 1, 0)) == (2, 1)

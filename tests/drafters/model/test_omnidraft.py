@@ -62,7 +62,7 @@ def test_a_declared_law_without_the_correction_is_noticed(
     """Power: what is drawn is the corrected law, what is declared is another."""
     models = vocabularies.pair("merged")
     declared: list[torch.Tensor] = []
-    right = Reading.law
+    right = Reading.token_masses
 
     def note(self: Reading, ours: Any, theirs: Any, vocab: int) -> torch.Tensor:
         law = right(self, ours, theirs, vocab)
@@ -75,7 +75,7 @@ def test_a_declared_law_without_the_correction_is_noticed(
         declared.append(wrong)
         return law
 
-    monkeypatch.setattr(Reading, "law", note)
+    monkeypatch.setattr(Reading, "token_masses", note)
     monkeypatch.setattr(omnidraft, "Law", lambda q: Law(declared[-1]))
     strategy = laws.build("omnidraft:length=1")
     law = laws.enumerate_law(strategy, PROMPT, setting("plain"), models)

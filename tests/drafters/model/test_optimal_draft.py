@@ -23,7 +23,7 @@ from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.outcomes import Enumerator
 from foretell.testing.toy import Toy
-from foretell.verification.acceptance import sequential
+from foretell.verification.acceptance import verify_in_order
 from tests import laws
 from tests.drafters.driving import drive_step
 from tests.verification.tables import enumerate_rule, over_drafts, plain
@@ -83,7 +83,7 @@ def test_the_drawn_child_comes_first_and_then_the_best_tokens(seed: int) -> None
 
 def test_at_temperature_zero_children_are_the_best_tokens() -> None:
     tree, _, _ = drive(OptimalDraft(3, (3, 2)), Sampling())
-    assert not tree.drawn and widths(tree) == [3, 6, 12]
+    assert not tree.has_draws and widths(tree) == [3, 6, 12]
     rows = TOY.score(PROMPT, tree)
     for node, tries in enumerate(tree.tries):
         order = rows[node].argsort(descending=True).tolist()
@@ -109,7 +109,7 @@ def test_where_nothing_is_left_to_draw_there_are_chosen_children_alone() -> None
         sampling = Sampling(temperature=1.0, top_k=top_k)
         tree, _, _ = drive(OptimalDraft(1, (3,)), sampling)
         assert widths(tree) == [children]
-        assert tree.drawn == (top_k >= 3)
+        assert tree.has_draws == (top_k >= 3)
 
 
 # --- its optimum
@@ -122,7 +122,7 @@ def test_sequential_verification_reaches_the_optimum_of_all_rules(seed: int, k: 
     toy = Toy(5, seed=9, sharpness=4.0)
     p, q = law_of(Toy(5, seed=seed)), law_of(toy)
     outputs, accepted = over_drafts(
-        sequential,
+        verify_in_order,
         lambda door: drive(OptimalDraft(1, (k,)), DRAWN, 9, door, toy)[0],
         lambda path: p,
         1,
@@ -151,14 +151,14 @@ def test_the_best_token_first_would_accept_less() -> None:
         return tree
 
     in_order = over_drafts(
-        sequential,
+        verify_in_order,
         lambda door: drive(OptimalDraft(1, (3,)), DRAWN, 9, door, toy)[0],
         lambda path: p,
         1,
     )
     accepted = 0.0
-    for weight, tree in Enumerator.walk(late):
-        accepted += weight * enumerate_rule(sequential, tree, lambda path: p)[1]
+    for weight, tree in Enumerator.walk_outcomes(late):
+        accepted += weight * enumerate_rule(verify_in_order, tree, lambda path: p)[1]
     assert accepted < in_order[1] - 1e-3
 
 
@@ -181,7 +181,7 @@ def test_two_levels_accept_what_the_closed_form_says() -> None:
         below = share(law_of(target, token), law_of(toy, token))
         want += chance * (1 + float(below.sum()))
     _, accepted = over_drafts(
-        sequential,
+        verify_in_order,
         lambda door: drive(OptimalDraft(2, (2,)), DRAWN, 9, door, toy, prompt)[0],
         lambda path: law_of(target, *path),
         1,
@@ -253,7 +253,7 @@ def test_a_best_token_that_is_drawn_again_is_caught(monkeypatch: pytest.MonkeyPa
     """An urn that draws from all of q, with a law that says otherwise."""
 
     class Full(optimal_draft.Urn):
-        def add(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
+        def add_draw(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
             token = ctx.rng.sample(self.q, "draft", len(ctx.output), key)
             return tree.add(node, token, law=Law(self.rest / self.left), source=source)
 

@@ -16,7 +16,7 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Sampling
-from foretell.drafters.model.rapid import Rapid, State, bm25, retrieved
+from foretell.drafters.model.rapid import Rapid, State, bm25_scores, retrieve_context
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
@@ -33,14 +33,16 @@ READ = [5, 1, 3, 3, 1, 3]  # of these, with SHORT: the chunk 3 3 has more in com
 
 
 def test_the_first_chunk_the_question_and_what_answers_it_are_kept_in_order() -> None:
-    assert retrieved(PROMPT, 6, 2, 2) == READ
-    assert retrieved(PROMPT, 8, 2, 2) == [5, 1, 3, 3, 1, 7, 1, 3]
-    assert retrieved(PROMPT, 15, 2, 2) == [5, 1, 3, 3, 1, 7, 1, 6, 1, 3], "nothing without a hit"
-    assert retrieved(PROMPT, 16, 2, 2) == PROMPT == retrieved(PROMPT, 99, 2, 2)
-    assert retrieved(PROMPT, 3, 2, 2) == PROMPT[-3:], "there is no room for the first chunk"
-    assert retrieved(PROMPT, 3, 9, 20) == PROMPT[-3:]
+    assert retrieve_context(PROMPT, 6, 2, 2) == READ
+    assert retrieve_context(PROMPT, 8, 2, 2) == [5, 1, 3, 3, 1, 7, 1, 3]
+    assert retrieve_context(PROMPT, 15, 2, 2) == [5, 1, 3, 3, 1, 7, 1, 6, 1, 3], (
+        "nothing without a hit"
+    )
+    assert retrieve_context(PROMPT, 16, 2, 2) == PROMPT == retrieve_context(PROMPT, 99, 2, 2)
+    assert retrieve_context(PROMPT, 3, 2, 2) == PROMPT[-3:], "there is no room for the first chunk"
+    assert retrieve_context(PROMPT, 3, 9, 20) == PROMPT[-3:]
     for room in range(1, 20):
-        assert len(retrieved(PROMPT, room, 3, 2)) <= room
+        assert len(retrieve_context(PROMPT, room, 3, 2)) <= room
 
 
 def test_scores_are_those_of_the_formula() -> None:
@@ -54,8 +56,8 @@ def test_scores_are_those_of_the_formula() -> None:
             weight = math.log(1 + (4 - found + 0.5) / (found + 0.5))
             norm = 1.5 * (1 - 0.75 + 0.75 * len(chunk) / (11 / 4))
             want += weight * n * 2.5 / (n + norm)
-        assert bm25(chunks, query)[place] == pytest.approx(want, abs=1e-12)
-    assert bm25(chunks, query)[2] == 0
+        assert bm25_scores(chunks, query)[place] == pytest.approx(want, abs=1e-12)
+    assert bm25_scores(chunks, query)[2] == 0
 
 
 # --- what is drafted

@@ -32,7 +32,7 @@ def test_a_text_is_read_as_long_as_every_token_is_known() -> None:
 def test_rows_have_the_width_of_the_target(size: int) -> None:
     reader = DraftReader(context(Toy(size)))
     logits = torch.arange(2.0 * size).reshape(2, size)
-    rows = reader.rows(Reply(logits, {}, [0, 1]))
+    rows = reader.resized_rows(Reply(logits, {}, [0, 1]))
     for row, given in zip(rows, logits, strict=True):
         assert row.tolist() == (given.tolist() + [-torch.inf] * 5)[:5]
 
@@ -40,6 +40,6 @@ def test_rows_have_the_width_of_the_target(size: int) -> None:
 def test_a_tree_ends_where_the_draft_model_has_no_more_room() -> None:
     draft = Toy(5)
     ctx = context(draft)
-    assert DraftReader(ctx).depth(ctx) == ctx.depth == 5
+    assert DraftReader(ctx).max_depth(ctx) == ctx.depth == 5
     draft.context = 4
-    assert DraftReader(ctx).depth(ctx) == 2
+    assert DraftReader(ctx).max_depth(ctx) == 2

@@ -125,7 +125,7 @@ def test_the_fused_tree_is_the_drafted_one_and_the_best_copies(
             tuple(tree.tokens_to(n)) for n in range(1, len(tree)) if tree.laws[n] is not None
         }
     else:
-        assert not tree.drawn
+        assert not tree.has_draws
         level: dict[tuple[int, ...], float] = {(): 1.0}
         for _ in asks:
             options = {
@@ -222,7 +222,7 @@ def test_a_text_beyond_the_draft_model_is_copied_without_it(draft: Toy) -> None:
     tree, asks, _ = drive(
         RetrievalFused(threshold=0.9), TOKENS, Sampling(temperature=1.0), draft=draft
     )
-    assert not asks and not tree.drawn and [tree.tokens[t] for t in tree.tries[0]] == [3, 4]
+    assert not asks and not tree.has_draws and [tree.tokens[t] for t in tree.tries[0]] == [3, 4]
     assert [tree.values[t] for t in tree.tries[0]] == pytest.approx([HELD * 2 / 3, HELD / 3])
 
 

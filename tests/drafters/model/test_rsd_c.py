@@ -66,10 +66,10 @@ def test_children_are_drawn_from_what_their_elder_siblings_left() -> None:
                 rest[tree.tokens[child]] = 0.0
         return tree
 
-    for weight, tree in Enumerator.walk(once):
+    for weight, tree in Enumerator.walk_outcomes(once):
         product = 1.0
         for node in range(1, len(tree)):
-            product *= tree.laws[node].prob(tree.tokens[node])  # type: ignore[union-attr]
+            product *= tree.laws[node].token_prob(tree.tokens[node])  # type: ignore[union-attr]
         assert weight == pytest.approx(product, abs=1e-12)
         total += weight
     assert total == pytest.approx(1)
@@ -77,7 +77,7 @@ def test_children_are_drawn_from_what_their_elder_siblings_left() -> None:
 
 def test_at_temperature_zero_children_are_the_best_tokens() -> None:
     tree, _, _ = drive(RsdC(3, (3, 2)), Sampling())
-    assert not tree.drawn
+    assert not tree.has_draws
     rows = TOY.score(PROMPT, tree)
     for node, tries in enumerate(tree.tries):
         order = rows[node].argsort(descending=True).tolist()
@@ -179,7 +179,7 @@ def test_a_token_drawn_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """An urn that keeps what was drawn, with laws that say otherwise."""
 
     class Full(rsd_c.Urn):
-        def add(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
+        def add_draw(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
             token = ctx.rng.sample(self.q, "draft", len(ctx.output), key)
             law = Law(self.rest / self.left)
             self.rest[token] = 0

@@ -89,7 +89,9 @@ def drawn_texts(
 def enumerated(drafter: RsdS, sampling: Sampling, toy: Toy) -> dict[Levels, float]:
     """Every tree of the drafter with its chance."""
     found: dict[Levels, float] = {}
-    for weight, tree in Enumerator.walk(lambda door: drive(drafter, sampling, toy, rng=door)[0]):
+    for weight, tree in Enumerator.walk_outcomes(
+        lambda door: drive(drafter, sampling, toy, rng=door)[0]
+    ):
         found[levels(tree)] = found.get(levels(tree), 0.0) + weight
     return found
 
@@ -174,7 +176,7 @@ def test_at_temperature_zero_it_is_a_beam_search() -> None:
         options = [(*text, token) for text in beam for token in range(5)]
         beam = sorted(options, key=lambda text: -chances[text])[:3]
         want.append(tuple(beam))
-    assert levels(tree) == tuple(want) and not tree.drawn
+    assert levels(tree) == tuple(want) and not tree.has_draws
     for node in range(1, len(tree)):
         assert tree.values[node] == pytest.approx(chances[tuple(tree.tokens_to(node))])
 
@@ -263,14 +265,14 @@ def test_wrong_laws_and_orders_are_caught(slip: type[Relaid]) -> None:
 
 def test_beginnings_that_wait_too_long_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the race between levels the output is still exact, but the trees are others."""
-    real = Race._turn
+    real = Race._next_turn
 
     def turn(self: Race, rates: list[float], waiting: bool) -> int:
         return real(self, [0.0, *rates[1:]], waiting)
 
     toy = Toy(3, 4, sharpness=3.0)
     right = enumerated(RsdS(2, 2), Sampling(temperature=1.0), toy)
-    monkeypatch.setattr(Race, "_turn", turn)
+    monkeypatch.setattr(Race, "_next_turn", turn)
     assert enumerated(RsdS(2, 2), Sampling(temperature=1.0), toy).keys() != right.keys()
 
 

@@ -22,12 +22,12 @@ from foretell.core.types import Ask, Sampling
 from foretell.drafters.model.exit_table import FIELD
 from foretell.drafters.model.reader import DraftReader
 from foretell.drafters.model.s2d import S2D, Sorted
-from foretell.drafters.model.trimming import trim
+from foretell.drafters.model.trimming import trim_head
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.ops.fingerprint import norm_mark
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
@@ -42,7 +42,7 @@ TREES: list[TokenTree] = []  # that `Noting` drafted
 
 @cache
 def target() -> Decoder:
-    return Decoder(tiny.llama(num_hidden_layers=6), "tiny", blocks)
+    return Decoder(tiny.llama(num_hidden_layers=6), "tiny", fused_blocks)
 
 
 def draft(exits: Any = EXITS, **more: Any) -> Decoder:
@@ -55,7 +55,7 @@ def draft(exits: Any = EXITS, **more: Any) -> Decoder:
             layer.mlp.down_proj.weight.mul_(0.3)
     if exits:
         setattr(hf.config, FIELD, {"layers": list(exits), **more})
-    return Decoder(hf, "draft", blocks)
+    return Decoder(hf, "draft", fused_blocks)
 
 
 @cache
@@ -205,14 +205,14 @@ def test_rows_that_were_lost_are_computed_again(temperature: float) -> None:
         live = engine.add(Request(TEXT, laws.build(spec, nodes=8), sampling))
         for _ in range(steps):
             engine.step()
-        assert engine.preempt(live)
+        assert engine.preempt_request(live)
         laws.finish(engine, live)
         assert live.ctx.output == want
 
 
 def test_greedy_tokens_are_plain_decodings_with_a_trimmed_head() -> None:
     kept = [token for token in range(usual().vocab) if token % 13]
-    model = trim(draft(), kept)
+    model = trim_head(draft(), kept)
     live = run("s2d:length=3,thresholds=0.12 0.15", model)
     assert live.ctx.output == run("plain").ctx.output and live.ctx.stats.accepted
 

@@ -17,7 +17,11 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
-from foretell.drafters.model.acceptance_head import AcceptanceHead, load, save
+from foretell.drafters.model.acceptance_head import (
+    AcceptanceHead,
+    load_acceptance_head,
+    save_acceptance_head,
+)
 from foretell.drafters.model.specdec_pp import SpecdecPp, State
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadFile, Unsupported
@@ -75,7 +79,7 @@ def judged(tokens: Sequence[int]) -> float:
     """What the head says of the last of these tokens, from a forward over all of them."""
     chain = TokenTree(tokens[0]).chain(tokens[1:])
     reply = answered(world()["draft"], tokens[:1], Ask(chain, taps=(2,)))
-    return float(load(HEAD).chance(reply.hidden[2][-1:]))
+    return float(load_acceptance_head(HEAD).accept_chance(reply.hidden[2][-1:]))
 
 
 def test_a_chain_ends_a_token_after_the_product_has_fallen() -> None:
@@ -131,7 +135,7 @@ def test_thresholds_of_one_and_zero_are_the_bounds(sampling: Sampling) -> None:
 def test_a_greedy_chain_is_the_draft_models_own_text() -> None:
     tree, _, _ = drive(SpecdecPp(HEAD, threshold=1.0, longest=5), Sampling(max_new_tokens=40))
     plain = laws.generate(Plain(), PROMPT, laws.Setting(Sampling(max_new_tokens=5)), world())
-    assert tree.tokens[1:] == plain.ctx.output and not tree.drawn
+    assert tree.tokens[1:] == plain.ctx.output and not tree.has_draws
 
 
 # --- the law, and slips that it catches
@@ -160,7 +164,7 @@ def error_of_a_step(drafter: SpecdecPp) -> float:
         return tuple(live.ctx.output)
 
     law: dict[tuple[int, ...], float] = {}
-    stack = [(output, weight) for weight, output in Enumerator.walk(once)]
+    stack = [(output, weight) for weight, output in Enumerator.walk_outcomes(once)]
     while stack:
         output, weight = stack.pop()
         if len(output) == 4:
@@ -200,7 +204,7 @@ class Dropping(SpecdecPp):
         text = [*ctx.tokens, *tree.tokens[1:]]
         reply = yield Ask(tree, "draft", ctx.branch, rows=(), taps=state.taps)
         assert state.head is not None and len(text) >= len(reply.new)
-        if float(state.head.chance(reply.hidden[state.taps[0]][-1:])) > 0.45:
+        if float(state.head.accept_chance(reply.hidden[state.taps[0]][-1:])) > 0.45:
             return tree
         shorter = TokenTree(tree.tokens[0])
         for node in range(1, len(tree) - 1):
@@ -233,7 +237,7 @@ def test_slips_are_caught(slip: type[SpecdecPp]) -> None:
 def test_greedy_tokens_are_plain_decodings_with_a_random_head(tmp_path: Path) -> None:
     torch.manual_seed(1)
     path = tmp_path / "head.safetensors"
-    save(AcceptanceHead(32), path)
+    save_acceptance_head(AcceptanceHead(32), path)
     lm = tiny.lm()
     plain = lm.generate("def add(a, b):", "plain", max_new_tokens=24)
     drafted = lm.generate("def add(a, b):", f"specdec-pp:head={path},nodes=9", max_new_tokens=24)

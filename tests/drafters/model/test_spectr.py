@@ -19,11 +19,11 @@ from foretell.core.types import Ask, Sampling
 from foretell.drafters.model.draft import Draft
 from foretell.drafters.model.spectr import Spectr
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from foretell.verification import kseq
-from foretell.verification.kseq import Kseq, overlap, threshold
+from foretell.verification.kseq import Kseq, acceptance_mass, find_threshold
 from foretell.verification.sequential import Sequential
 from tests import laws
 from tests.drafters.driving import drive_step
@@ -50,18 +50,20 @@ def drive(
 
 def test_k_sequential_selection_verifies_it_unless_the_user_names_another_rule() -> None:
     for spec in ("spectr", "spectr:rule=default", Spectr(), Speculative(Spectr())):
-        assert resolve(spec) == ("spectr", Speculative(Spectr(), Kseq()))
-    assert resolve("spectr:rule=sequential,nodes=9")[1] == Speculative(Spectr(), Sequential(), 9)
+        assert resolve_method(spec) == ("spectr", Speculative(Spectr(), Kseq()))
+    assert resolve_method("spectr:rule=sequential,nodes=9")[1] == Speculative(
+        Spectr(), Sequential(), 9
+    )
     chosen = Speculative(Spectr(), Sequential())
-    assert resolve(chosen)[1] == chosen
-    assert resolve("draft")[1].rule is None  # type: ignore[attr-defined]
-    joined = resolve("spectr+ngram")[1]
+    assert resolve_method(chosen)[1] == chosen
+    assert resolve_method("draft")[1].rule is None  # type: ignore[attr-defined]
+    joined = resolve_method("spectr+ngram")[1]
     assert joined.rule is None  # type: ignore[attr-defined]
 
 
 def test_made_bare_it_has_its_rule_and_one_that_is_named_stays() -> None:
     assert Speculative(Spectr()).rule == Kseq()
-    assert Speculative(Spectr(), nodes=9) == resolve("spectr:nodes=9")[1]
+    assert Speculative(Spectr(), nodes=9) == resolve_method("spectr:nodes=9")[1]
     assert Speculative(Spectr(), Sequential()).rule == Sequential()
     assert Speculative(Draft()).rule is None
 
@@ -81,7 +83,7 @@ def test_a_rule_there_is_not_is_told_when_the_method_is_made(
 def test_every_chain_is_there_with_one_forward_a_level(seed: int) -> None:
     tree, asks, _ = drive(Spectr(3, 8), Sampling(temperature=1.0, seed=seed))
     assert len(asks) == 3 and len(tree.tries[0]) == 8 and len(set(tree.tries[0])) <= 5
-    assert Kseq().accepts(tree)
+    assert Kseq().can_verify(tree)
     for node in range(1, len(tree)):
         times = tree.tries[tree.parents[node]].count(node)
         assert times == len(tree.tries[node]) or tree.depths[node] == 3
@@ -98,7 +100,7 @@ def test_a_budget_makes_fewer_chains_and_then_a_shorter_one() -> None:
 
 def test_at_temperature_zero_it_is_one_chain_of_best_tokens() -> None:
     tree, asks, _ = drive(Spectr(4, 8), Sampling())
-    assert tree.is_chain and not tree.drawn and len(asks) == 4
+    assert tree.is_chain and not tree.has_draws and len(asks) == 4
     rows = TOY.score(PROMPT, tree)
     assert tree.tokens[1:] == rows.argmax(-1).tolist()[:4]
 
@@ -119,7 +121,7 @@ def test_it_is_accepted_as_often_as_the_paper_says(seed: int, k: int) -> None:
         return drive(Spectr(1, k), sampling, 9, door, toy, prompt)[0]
 
     outputs, accepted = over_drafts(Kseq(), draw, lambda path: p, 1)
-    b = overlap(p, q, threshold(p, q, k))
+    b = acceptance_mass(p, q, find_threshold(p, q, k))
     assert accepted == pytest.approx(1 - (1 - b) ** k, abs=1e-9)
     assert outputs == pytest.approx(plain(lambda path: p, 1), abs=1e-9)
     subsets = torch.cartesian_prod(*[torch.tensor([0.0, 1.0])] * 3).double()
@@ -184,7 +186,7 @@ def test_lost_copies_and_another_order_are_caught(slip: type[Spectr]) -> None:
 
 
 def test_a_threshold_that_is_too_low_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kseq, "threshold", lambda p, q, k: 1.0)
+    monkeypatch.setattr(kseq, "find_threshold", lambda p, q, k: 1.0)
     with pytest.raises(AssertionError, match="the law of the first 2 tokens is off"):
         laws.check_law(Speculative(Spectr(1, 2), Kseq(), nodes=2), "plain", 2)
 

@@ -20,12 +20,12 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.model import vocabulary as trimming
-from foretell.drafters.model.trimming import NEVER, Trimmed, cut, head_share, trim
-from foretell.engine.cost_profile import identity
+from foretell.drafters.model.trimming import NEVER, Trimmed, cut_head, head_share, trim_head
+from foretell.engine.cost_profile import model_identity
 from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.packed import PackedLinear, pack
-from foretell.native.packing import FORMATS, quantize, unpack
+from foretell.models.decoder.packed import PackedLinear, pack_layers
+from foretell.native.packing import FORMATS, quantize_matrix, unpack_matrix
 from foretell.testing.toy import Toy, ToyParallel
 from tests import laws, tiny
 from tests.models.decoder.families import VOCAB
@@ -203,7 +203,7 @@ def test_kept_rows_are_the_whole_heads(name: str) -> None:
     want = rows_of(whole)
     second = foretell.wrap(copy.deepcopy(family(name)), name=name).models["target"]
     assert isinstance(second, Decoder)
-    view = trim(second, kept)
+    view = trim_head(second, kept)
     assert view.vocab == VOCAB and second.head.weight.shape[0] == len(kept)
     rows = rows_of(view)
     assert float((rows[:, kept] - want[:, kept]).abs().max()) <= 1e-5
@@ -220,7 +220,7 @@ def test_tied_embeddings_stay_whole_on_the_side_of_the_input() -> None:
     hf: Any = second.hf
     weights = sum(p.numel() for p in hf.parameters())
     assert share == pytest.approx(32 / weights)
-    view = trim(second, [0, 9, 200])
+    view = trim_head(second, [0, 9, 200])
     assert hf.get_input_embeddings().weight.shape[0] == second.known_ids == view.vocab
     assert float((rows_of(view)[:, [0, 9, 200]] - want[:, [0, 9, 200]]).abs().max()) <= 1e-5
     untied = foretell.wrap(tiny.llama()).models["target"]
@@ -231,10 +231,10 @@ def test_tied_embeddings_stay_whole_on_the_side_of_the_input() -> None:
 @pytest.mark.parametrize("count", [1, 16, 37])
 def test_a_packed_matrix_gives_up_rows(format: str, count: int) -> None:
     torch.manual_seed(4)
-    whole = quantize(torch.randn(53, 64), format)
+    whole = quantize_matrix(torch.randn(53, 64), format)
     rows = torch.randperm(53)[:count]
     few = whole.take(rows)
-    assert few.outputs == count and torch.equal(unpack(few), unpack(whole)[rows])
+    assert few.outputs == count and torch.equal(unpack_matrix(few), unpack_matrix(whole)[rows])
     assert len(few.weights) * whole.blocks == len(whole.weights) * few.blocks
     layer = PackedLinear(whole, torch.randn(53), 64)
     x = torch.randn(3, 64)
@@ -263,21 +263,21 @@ def test_a_packed_head_on_the_c_library(format: str) -> None:
     more: dict[str, Any] = {"num_key_value_heads": 1, "initializer_range": 0.1}
     more["tie_word_embeddings"] = format == "int8"
     hf = tiny.llama(**sizes, **more).to(torch.bfloat16)
-    pack(hf, format)
+    pack_layers(hf, format)
     model = foretell.wrap(hf).models["target"]
     assert isinstance(model, Decoder)
-    model.use(native.make)
+    model.use(native.make_executor)
     want = rows_of(model)
-    before = identity(model)
+    before = model_identity(model)
     kept = [*range(3, 40), 300]
-    view = trim(model, kept)
+    view = trim_head(model, kept)
     rows = rows_of(view)
     assert torch.equal(rows[:, kept], want[:, kept])
     assert view.usual_executor == "native" and view.computed_by == "native" and view.exact_bits
     goes_on_by_kept_tokens(view, kept, tied=format == "int8")
     computed: Any = model.executor
     assert computed.vocab == len(kept) and computed.loop.head.packed.outputs == len(kept)
-    assert identity(view) != before
+    assert model_identity(view) != before
 
 
 def test_a_head_that_is_no_matrix_is_refused() -> None:
@@ -285,7 +285,7 @@ def test_a_head_that_is_no_matrix_is_refused() -> None:
     assert isinstance(model, Decoder)
     model.head = torch.nn.Sequential(model.head)
     with pytest.raises(Unsupported, match="a head that is one matrix"):
-        cut(model, torch.tensor([1, 2]))
+        cut_head(model, torch.tensor([1, 2]))
 
 
 # --- loading
@@ -300,7 +300,7 @@ def test_a_draft_model_is_loaded_with_its_tokens(tmp_path: Path) -> None:
     def decode(ids: Sequence[int]) -> str:
         return str(words.decode(list(ids), skip_special_tokens=True))
 
-    trimming.save(tmp_path / "kept.json", kept, len(words), decode, [])
+    trimming.save_kept_tokens(tmp_path / "kept.json", kept, len(words), decode, [])
     options: dict[str, Any] = {"draft": draft, "executor": "torch"}
     lm = foretell.load(target, draft_vocab=tmp_path / "kept.json", **options)
     small = lm.models["draft"]
@@ -311,6 +311,6 @@ def test_a_draft_model_is_loaded_with_its_tokens(tmp_path: Path) -> None:
         assert out.tokens == plain.tokens and out.stats.accepted
     with pytest.raises(BadConfig, match="there is no draft model"):
         foretell.load(target, draft_vocab=tmp_path / "kept.json")
-    trimming.save(tmp_path / "other.json", kept, len(words), lambda ids: "?", [])
+    trimming.save_kept_tokens(tmp_path / "other.json", kept, len(words), lambda ids: "?", [])
     with pytest.raises(BadFile, match="another tokenizer"):
         foretell.load(target, draft_vocab=tmp_path / "other.json", **options)

@@ -75,24 +75,24 @@ def test_the_best_exit_and_length_are_those_of_a_search_by_hand() -> None:
             for length in range(18):
                 promise[place, length] = tokens / (length * (place + 1) + 8)
                 tokens = 1 + alpha[place] * tokens
-        assert records.best(17) == max(promise, key=lambda key: promise[key])
+        assert records.best_draft(17) == max(promise, key=lambda key: promise[key])
 
 
 def test_of_equal_exits_the_lowest_is_taken() -> None:
-    assert recorded(5, agreed=[0.8] * 5).best(17)[0] == 0
-    assert recorded(5, agreed=[1.0] * 5).best(17) == (0, 17)
-    assert recorded(5, agreed=[0.0] * 5).best(17) == (0, 0), "nothing agrees: a plain step"
+    assert recorded(5, agreed=[0.8] * 5).best_draft(17)[0] == 0
+    assert recorded(5, agreed=[1.0] * 5).best_draft(17) == (0, 17)
+    assert recorded(5, agreed=[0.0] * 5).best_draft(17) == (0, 0), "nothing agrees: a plain step"
 
 
 def test_the_threshold_is_the_midpoint_of_both_means() -> None:
     records = Records([1, 2], 3)
-    assert records.midpoint(0) is None
+    assert records.mean_exit(0) is None
     agreed = np.array([[1.0, 0.0], [1.0, 1.0]])
-    records.note(agreed, agreed > 0, np.array([[0.9, 0.3], [0.6, 0.8]]), 0.5)
-    assert records.midpoint(0) == pytest.approx((0.9 + 0.3) / 2)
-    assert records.midpoint(1) is None, "it was never wrong: 0 / 0 is no threshold"
-    records.note(agreed[:, :1], agreed[:, :1] > 0, np.array([[0.5], [0.4]]), 0.5)
-    assert records.midpoint(0) == pytest.approx(((0.45 + 0.5) / 1.5 + 0.3) / 2)
+    records.note_step(agreed, agreed > 0, np.array([[0.9, 0.3], [0.6, 0.8]]), 0.5)
+    assert records.mean_exit(0) == pytest.approx((0.9 + 0.3) / 2)
+    assert records.mean_exit(1) is None, "it was never wrong: 0 / 0 is no threshold"
+    records.note_step(agreed[:, :1], agreed[:, :1] > 0, np.array([[0.5], [0.4]]), 0.5)
+    assert records.mean_exit(0) == pytest.approx(((0.45 + 0.5) / 1.5 + 0.3) / 2)
     assert records.trials == 2.0 and records.agreed.tolist() == [1.5, 2.0]
 
 
@@ -109,7 +109,7 @@ def test_the_chosen_length_the_budget_and_the_threshold_end_a_draft(sampling: Sa
     for agreed, length in (([1.0, 0, 0], 17), ([0.7, 0, 0], 2), ([0.0, 0, 0], 0)):
         ctx, _, records = context(sampling)
         records.seeded, records.trials, records.agreed = True, 1.0, np.array(agreed)
-        assert records.best(17) == (0, length)
+        assert records.best_draft(17) == (0, length)
         assert len(drafted(strategy, ctx, records, 64)) == 1 + length
         assert len(drafted(strategy, ctx, records, 3)) == min(3, 1 + length)
     ctx, _, records = context(sampling)
@@ -165,12 +165,12 @@ def test_shadow_tokens_of_the_exit_used_are_the_drafts_and_of_the_last_layer_the
     drafts = 0
     for step in watched.steps_seen:
         hidden, new = step.reply.hidden, step.reply.new
-        rows = model.read(hidden[4])[[new.index(node) for node in step.reply.nodes]]
+        rows = model.head_rows(hidden[4])[[new.index(node) for node in step.reply.nodes]]
         assert torch.equal(rows, step.reply.logits)
         # Some exit drafted the whole chain: what its states say is the chain.
         chain = step.tree.tokens[1:]
         places = [new.index(node) for node in range(len(chain))]
-        said = [model.read(hidden[tap])[places].argmax(-1).tolist() for tap in (1, 2, 3)]
+        said = [model.head_rows(hidden[tap])[places].argmax(-1).tolist() for tap in (1, 2, 3)]
         assert not chain or chain in said
         drafts += len(chain)
     assert 0 < live.ctx.stats.accepted < drafts
@@ -184,7 +184,7 @@ def test_when_sampling_alpha_is_the_chance_that_a_draft_is_accepted() -> None:
     step = watched.steps_seen[0]
     p = (step.reply.logits[0] / 0.8).softmax(-1)
     for place, tap in enumerate((1, 2, 3)):
-        q = (model.read(step.reply.hidden[tap])[0] / 0.8).softmax(-1)
+        q = (model.head_rows(step.reply.hidden[tap])[0] / 0.8).softmax(-1)
         assert watched.records[0].agreed[place] == pytest.approx(float(torch.minimum(p, q).sum()))
 
 

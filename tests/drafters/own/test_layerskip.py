@@ -137,7 +137,7 @@ class Slip:
 
     def __init__(self, kind: str):
         self.kind = kind
-        self.right = plan.resumed
+        self.right = plan.resume_ask
 
     def __call__(self, ask: Ask, before: Sequence[int], scratch: Any) -> Ask:
         ask = self.right(ask, before, scratch)

@@ -16,10 +16,10 @@ from foretell.core.drafter import Drafting
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
-from foretell.drafters.model.without_replacement import Urn, widen
+from foretell.drafters.model.without_replacement import Urn, widen_node
 from foretell.drafters.own import swift
 from foretell.drafters.own.gaussian import Surrogate
-from foretell.drafters.own.swift import State, Swift, width
+from foretell.drafters.own.swift import State, Swift, sibling_count
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, Unsupported
@@ -84,13 +84,13 @@ def test_first_and_last_layer_stay_and_sets_have_one_size() -> None:
 
 def test_what_runs_is_what_is_not_left_out() -> None:
     state = State([], 4, frozenset())
-    assert state.parts(frozenset()) == (0, 1, 2, 3)
+    assert state.parts_without(frozenset()) == (0, 1, 2, 3)
     skip = frozenset({(1, "attention"), (2, "attention"), (2, "mlp")})
-    assert state.parts(skip) == (0, (1, "mlp"), 3)
+    assert state.parts_without(skip) == (0, (1, "mlp"), 3)
 
 
 def test_with_nothing_left_out_every_draft_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(State, "parts", lambda self, skip: tuple(range(self.layers)))
+    monkeypatch.setattr(State, "parts_without", lambda self, skip: tuple(range(self.layers)))
     drafter, live = watched(sure=0.0)
     assert live.ctx.stats.accepted > live.ctx.stats.steps
     assert live.ctx.stats.by_depth[0][1] == live.ctx.stats.drafts
@@ -101,7 +101,7 @@ def test_with_nothing_left_out_every_draft_is_right(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_surer_the_fewer_siblings() -> None:
-    assert [width(chance) for chance in (0.96, 0.95, 0.81, 0.8, 0.51, 0.5, 0.1)] == [
+    assert [sibling_count(chance) for chance in (0.96, 0.95, 0.81, 0.8, 0.51, 0.5, 0.1)] == [
         3, 5, 5, 8, 8, 10, 10,
     ]  # fmt: skip
 
@@ -123,20 +123,20 @@ def swayed(
 ) -> tuple[list[int], float]:
     """`widen`, where the token drawn first decides how many are drawn, as in the reference."""
     urn = Urn(ctx.sampler.law(row, [*ctx.output, *tree.tokens_to(node)]))
-    first = urn.add(ctx, tree, node, len(tree), source)
+    first = urn.add_draw(ctx, tree, node, len(tree), source)
     chance = float(urn.q[tree.tokens[first]])
     nodes = [first]
     if chance < 0.4 and room > 1:
-        nodes.append(urn.add(ctx, tree, node, len(tree), source))
+        nodes.append(urn.add_draw(ctx, tree, node, len(tree), source))
         tree.tries[node].reverse()
     return nodes, chance
 
 
 def test_widths_that_a_draw_decides_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(swift, "widen", swayed)
+    monkeypatch.setattr(swift, "widen_node", swayed)
     with pytest.raises(AssertionError, match="the law of the first"):
         laws.check_law(laws.build("swift:length=1", nodes=4), "plain", tokens=2)
-    monkeypatch.setattr(swift, "widen", widen)
+    monkeypatch.setattr(swift, "widen_node", widen_node)
     laws.check_law(laws.build("swift:length=1", nodes=4), "plain", tokens=2)
 
 
@@ -187,7 +187,7 @@ def test_the_search_leaves_the_rows_of_verification_alone(monkeypatch: pytest.Mo
         raise AssertionError("a cache was copied")
 
     monkeypatch.setattr(Cache, "fork", forbidden)
-    monkeypatch.setattr(Cache, "share", forbidden)
+    monkeypatch.setattr(Cache, "share_rows", forbidden)
     model = Deep(8, seed=3)
     for interval in (1, 4096):
         engine = Engine({"target": model})

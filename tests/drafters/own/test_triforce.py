@@ -51,7 +51,7 @@ def test_a_draft_has_the_law_of_the_target_over_the_retrieved_rows(
 
     def once(door: Enumerator) -> TokenTree:
         request = Request(PROMPT, Speculative(drafter, nodes=2), options, rng=door)
-        ctx = Context(Engine(models), request).scoped(drafter)
+        ctx = Context(Engine(models), request).scope_to(drafter)
         tree = drafted(request.strategy, ctx, drafter.start(ctx), 9)  # type: ignore[arg-type]
         for node in range(1, len(tree)):
             law = tree.laws[node]
@@ -60,7 +60,7 @@ def test_a_draft_has_the_law_of_the_target_over_the_retrieved_rows(
             assert named.setdefault(above, law.probs.tolist()) == law.probs.tolist()
         return tree
 
-    for weight, tree in Enumerator.walk(once):
+    for weight, tree in Enumerator.walk_outcomes(once):
         found[tuple(tree.tokens[1:])] += weight  # type: ignore[assignment]
     assert len(found) == 9
     for (first, second), chance in found.items():

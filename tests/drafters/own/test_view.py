@@ -16,7 +16,7 @@ from foretell.drafters.own.view import View
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.select.quest import Quest
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests import laws, tiny
@@ -63,16 +63,16 @@ def test_fields_have_ranges(options: dict[str, Any], message: str) -> None:
 
 
 def test_a_spec_names_the_policy() -> None:
-    _, strategy = resolve("view:kv=(quest:budget=64,page=8),length=3")
+    _, strategy = resolve_method("view:kv=(quest:budget=64,page=8),length=3")
     assert isinstance(strategy, Speculative)
     assert strategy.drafter == View(Quest(budget=64, page=8), 3)
-    assert resolve("view:kv=quest:budget=64,length=3")[1] == Speculative(View(Quest(64), 3))
+    assert resolve_method("view:kv=quest:budget=64,length=3")[1] == Speculative(View(Quest(64), 3))
 
 
 def refusal(spec: str, target: Any, **options: Any) -> str:
     engine = Engine({"target": target})
     with pytest.raises((Unsupported, BadConfig)) as caught:
-        live = engine.add(Request([1, 2, 0], resolve(spec)[1], Sampling(), **options))
+        live = engine.add(Request([1, 2, 0], resolve_method(spec)[1], Sampling(), **options))
         laws.finish(engine, live)
     return str(caught.value)
 
@@ -90,4 +90,4 @@ def test_a_budget_of_bytes_is_refused_by_name() -> None:
     engine = Engine({"target": Toy(3)})
     engine.admission.budget = 1 << 30
     with pytest.raises(Unsupported, match=r"a budget cannot run on toy\[rows by quest\]"):
-        engine.add(Request([1, 2, 0], resolve("view:kv=quest")[1], Sampling()))
+        engine.add(Request([1, 2, 0], resolve_method("view:kv=quest")[1], Sampling()))

@@ -54,7 +54,7 @@ def test_rows_are_given_up_at_lengths_that_depend_on_tokens_alone() -> None:
     changes = []
     length = 0
     while length < 60:
-        length += policy.room(length)
+        length += policy.room_left(length)
         changes.append(length)
     assert changes == list(range(20, 64, 4))
 

@@ -15,7 +15,7 @@ from foretell.kv.encoded.encoders import (
     Compressor,
     CompressorShape,
     body_from,
-    save,
+    save_compressor,
 )
 
 
@@ -39,5 +39,5 @@ def made(target: Any, kind: str, **more: Any) -> Compressor:
 def folder(target: Any, kind: str, **more: Any) -> str:
     """A folder of such a one."""
     path = Path(tempfile.mkdtemp())
-    save(made(target, kind, **more), path, target, {})
+    save_compressor(made(target, kind, **more), path, target, {})
     return str(path)

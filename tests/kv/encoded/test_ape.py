@@ -116,7 +116,7 @@ def by_engine(
     """The greedy text, and the rows of the cache of all of it but the last token."""
     model = target(dtype=torch.float64) if model is None else model
     engine = Engine({"target": model})
-    policy = None if kv is None else kv.policy(model)
+    policy = None if kv is None else kv.build_policy(model)
     sampling = Sampling(temperature=0.0, max_new_tokens=tokens)
     live = engine.add(Request(list(prompt), Plain(), sampling, policy=policy))
     held: list[torch.Tensor] = []
@@ -154,7 +154,7 @@ def logits_behind(kv: Ape | None, prompt: Sequence[int]) -> torch.Tensor:
     model = target()
     cache = model.cache()
     if kv is not None:
-        cache.use(kv.policy(model), len(prompt))
+        cache.use(kv.build_policy(model), len(prompt))
     done = False
     while not done:
         job, done = cache.prepare(Ask(TokenTree(prompt[-1])), prompt, 1000)
@@ -212,7 +212,7 @@ def test_what_a_context_reads_does_not_depend_on_the_others() -> None:
     for contexts in (CONTEXTS, [CONTEXTS[1]]):
         cache = target().cache()
         kv = Ape(prefix=3, sizes=tuple(map(len, contexts)))
-        cache.use(kv.policy(target()), len(prompt_of(contexts)))
+        cache.use(kv.build_policy(target()), len(prompt_of(contexts)))
         prompt, done = prompt_of(contexts), False
         while not done:
             job, done = cache.prepare(Ask(TokenTree(prompt[-1])), prompt, 1000)
@@ -229,14 +229,14 @@ def test_what_a_context_reads_does_not_depend_on_the_others() -> None:
 
 def test_capped_scores_are_sharpened_behind_the_cap() -> None:
     """What the temperature divides are the scores as the family has them."""
-    policy = KV.policy(target())
+    policy = KV.build_policy(target())
     parts = [rows_of((i,), 0) for i in range(9)]
     keys, values = (torch.stack([part[side] for part in parts], 1) for side in (1, 2))
     far, near = slice(0, 6), slice(6, 9)
     asked_q = parts[-1][0][:, None]
     policy.rows = [keys[:, far]], [values[:, far]]
     asked = Attention(0, asked_q, keys[:, near], values[:, near], None, SCALE, softcap=1.5)
-    got = policy.attend(None, asked)[0]
+    got = policy.attend_job(None, asked)[0]
     for head in range(len(asked_q)):
         group = head * len(keys) // len(asked_q)
         scores = 1.5 * torch.tanh(keys[group] @ asked_q[head, 0] * SCALE / 1.5)
@@ -257,8 +257,8 @@ def test_bad_settings_are_refused(name: str, value: object) -> None:
 
 def test_it_needs_contexts_a_prefix_and_rotary_positions() -> None:
     with pytest.raises(BadConfig, match="kv=ape: it reads contexts"):
-        Ape().policy(target())
+        Ape().build_policy(target())
     with pytest.raises(BadConfig, match="ape:prefix=0"):
-        Ape(sizes=(3,)).policy(target())
+        Ape(sizes=(3,)).build_policy(target())
     with pytest.raises(Unsupported, match="kv=ape"):
-        KV.policy(Decoder(tiny("gpt2"), "gpt2"))
+        KV.build_policy(Decoder(tiny("gpt2"), "gpt2"))

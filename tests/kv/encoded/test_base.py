@@ -16,7 +16,7 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.kv.encoded.base import Given
-from foretell.kv.encoded.encoders import groups, runs
+from foretell.kv.encoded.encoders import even_groups, window_groups
 from foretell.strategies.plain import Plain
 from tests.cache.users import by_chunks
 from tests.kv.policies import drafted, target
@@ -39,20 +39,20 @@ class Means:
     def __post_init__(self) -> None:
         self.hidden = int(target().config.hidden_size)
 
-    def check(self, name: str, size: int) -> str:
+    def check_size(self, name: str, size: int) -> str:
         return ""
 
-    def count(self, n: int) -> int:
+    def row_count(self, n: int) -> int:
         return ceil(n / self.ratio) + self.more
 
-    def places(self, n: int) -> torch.Tensor:
-        return groups(n, self.ratio)
+    def row_places(self, n: int) -> torch.Tensor:
+        return even_groups(n, self.ratio)
 
-    def rows(self, tokens: Sequence[int]) -> torch.Tensor:
+    def encode_rows(self, tokens: Sequence[int]) -> torch.Tensor:
         self.calls.append([*tokens])
         table = target(dtype=torch.float64).embed(tokens)
-        places = self.places(len(tokens))
-        rows = [table[places == i].mean(0) for i in range(self.count(len(tokens)) - self.more)]
+        places = self.row_places(len(tokens))
+        rows = [table[places == i].mean(0) for i in range(self.row_count(len(tokens)) - self.more)]
         return torch.stack([*rows, *[rows[-1]] * self.more])
 
 
@@ -83,7 +83,7 @@ def by_engine(encoder: Means, chunk: int = 1000, strategy: Any = None, tokens: i
 def by_hand(encoder: Means, tokens: int = 8) -> list[int]:
     """The greedy text of transformers' own forward over the same rows."""
     model = target(dtype=torch.float64)
-    parts = [model.embed(PREFIX), *map(encoder.rows, CONTEXTS), model.embed(QUESTION)]
+    parts = [model.embed(PREFIX), *map(encoder.encode_rows, CONTEXTS), model.embed(QUESTION)]
     text: list[int] = []
     for _ in range(tokens):
         whole = torch.cat([*parts, model.embed(text)] if text else parts)
@@ -125,9 +125,9 @@ def test_a_slip_is_noticed() -> None:
     class Late(Given):
         """Rows stand where the last token of their context would."""
 
-        def change(self, cache: Any) -> None:
+        def change_rows(self, cache: Any) -> None:
             fresh = self.fresh
-            super().change(cache)
+            super().change_rows(cache)
             if fresh:
                 cache.offset -= 1
 
@@ -144,10 +144,10 @@ def test_a_slip_is_noticed() -> None:
 
 def test_a_text_that_is_too_short_for_its_contexts_is_read_as_ever() -> None:
     policy = policy_of(Means(2))
-    policy.begin(len(PROMPT) - len(QUESTION))
-    assert policy.room(0) == NEVER and not policy.inside(5)
-    policy.begin(len(PROMPT))
-    assert [policy.room(n) for n in (0, 3, 4, 8, 15)] == [3, 5, 4, 7, NEVER]
+    policy.begin_text(len(PROMPT) - len(QUESTION))
+    assert policy.room_left(0) == NEVER and not policy.in_context(5)
+    policy.begin_text(len(PROMPT))
+    assert [policy.room_left(n) for n in (0, 3, 4, 8, 15)] == [3, 5, 4, 7, NEVER]
 
 
 def test_positions_that_rows_leave_are_counted() -> None:
@@ -159,12 +159,12 @@ def test_positions_that_rows_leave_are_counted() -> None:
 def test_groups_are_as_even_as_can_be() -> None:
     for n in range(1, 20):
         for ratio in range(1, 7):
-            sizes = groups(n, ratio).bincount().tolist()
+            sizes = even_groups(n, ratio).bincount().tolist()
             count = ceil(n / ratio)
             assert sizes == [n // count + (i < n % count) for i in range(count)]
-    assert groups(3, 1).tolist() == [0, 1, 2]
+    assert even_groups(3, 1).tolist() == [0, 1, 2]
 
 
 def test_groups_end_with_their_window() -> None:
-    assert runs(10, 2, 4).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
-    assert runs(7, 3, 6).tolist() == [0, 0, 0, 1, 1, 1, 2]
+    assert window_groups(10, 2, 4).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert window_groups(7, 3, 6).tolist() == [0, 0, 0, 1, 1, 1, 2]

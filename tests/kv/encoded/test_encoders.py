@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from foretell.errors import BadModel, Unsupported
-from foretell.kv.encoded.encoders import compressor_of, means, save
+from foretell.kv.encoded.encoders import compressor_of, average_groups, save_compressor
 from foretell.models.decoder.decoder import Decoder
 from tests.kv.encoded.encoders import folder, made
 from tests.kv.policies import target
@@ -74,8 +74,8 @@ def by_loops(encoder: Any, ids: list[int], slip: str = "") -> torch.Tensor:
 @pytest.mark.parametrize("ratio", [1, 3, 4, 20])
 def test_arc_encoder_is_what_loops_say(ratio: int) -> None:
     encoder: Any = made(target(dtype=torch.float64), "arc-encoder", layers=2, ratio=ratio)
-    rows = encoder.rows(IDS)
-    assert len(rows) == ceil(len(IDS) / ratio) + 1 == encoder.count(len(IDS))
+    rows = encoder.encode_rows(IDS)
+    assert len(rows) == ceil(len(IDS) / ratio) + 1 == encoder.row_count(len(IDS))
     assert torch.allclose(rows, by_loops(encoder, IDS), atol=1e-4)
     for slip in ("causal", "keys") if ratio > 1 else ("causal",):
         assert not torch.allclose(rows, by_loops(encoder, IDS, slip), atol=1e-3)
@@ -86,15 +86,15 @@ def test_at_a_ratio_of_1_nothing_is_pooled() -> None:
     """Then rows are what the last layer leaves of every token; without layers, the embeddings."""
     model = target(dtype=torch.float64)
     encoder: Any = made(model, "arc-encoder", layers=2, ratio=1)
-    h = encoder.embedded(torch.tensor([IDS]))[0]
+    h = encoder.embed_ids(torch.tensor([IDS]))[0]
     for layer in encoder.body.layers:
         h = layer_by_loops(layer, h, h, causal=False)
-    assert torch.allclose(encoder.encoded(torch.tensor([IDS]))[0], h, atol=1e-4)
+    assert torch.allclose(encoder.encode_ids(torch.tensor([IDS]))[0], h, atol=1e-4)
     model = target()
     nothing: Any = made(model, "arc-encoder", layers=0, ratio=1, marks=False)
     for matrix in (nothing.narrow, nothing.wide):
         matrix.weight.copy_(torch.eye(nothing.hidden))
-    assert torch.allclose(nothing.rows(IDS), model.embed(IDS), atol=1e-6)
+    assert torch.allclose(nothing.encode_rows(IDS), model.embed(IDS), atol=1e-6)
 
 
 @torch.inference_mode()
@@ -109,25 +109,25 @@ def test_lclm_is_what_loops_say() -> None:
             mean = mean / (mean.square().mean() + 1e-6).sqrt() * encoder.norm.weight
             want.append(encoder.second(torch.nn.functional.gelu(encoder.first(mean))))
     want.append(encoder.end)
-    rows = encoder.rows(IDS)
-    assert len(rows) == 2 + 2 + 2 + 2 == encoder.count(len(IDS))
+    rows = encoder.encode_rows(IDS)
+    assert len(rows) == 2 + 2 + 2 + 2 == encoder.row_count(len(IDS))
     assert torch.allclose(rows, torch.stack(want), atol=1e-4)
 
 
 @torch.inference_mode()
 def test_editing_a_window_changes_its_rows_only() -> None:
     encoder = made(target(), "lclm", layers=2, ratio=2, window=4)
-    before = encoder.rows(IDS)
+    before = encoder.encode_rows(IDS)
     for place in range(len(IDS)):
         edited = list(IDS)
         edited[place] += 1
-        changed = (encoder.rows(edited) != before).any(1).nonzero().flatten().tolist()
+        changed = (encoder.encode_rows(edited) != before).any(1).nonzero().flatten().tolist()
         window = place // 4
         ends = 1 + 2 * window, min(1 + 2 * (window + 1), len(before) - 1)
         assert changed and {*changed} <= {*range(*ends)}
-        assert int(encoder.places(len(IDS))[place]) in changed
+        assert int(encoder.row_places(len(IDS))[place]) in changed
     whole = made(target(), "arc-encoder", layers=2)
-    other = whole.rows([IDS[0] + 1, *IDS[1:]]) != whole.rows(IDS)
+    other = whole.encode_rows([IDS[0] + 1, *IDS[1:]]) != whole.encode_rows(IDS)
     assert other[:-1].any(1).all(), "there every row has seen all of a context"
 
 
@@ -135,13 +135,13 @@ def test_contexts_side_by_side_are_those_apart() -> None:
     for kind in ("arc-encoder", "lclm"):
         encoder = made(target(), kind, layers=2)
         both = encoder(torch.tensor([IDS, IDS[::-1]]))
-        assert torch.allclose(both[0], encoder.rows(IDS), atol=1e-5)
-        assert torch.allclose(both[1], encoder.rows(IDS[::-1]), atol=1e-5)
+        assert torch.allclose(both[0], encoder.encode_rows(IDS), atol=1e-5)
+        assert torch.allclose(both[1], encoder.encode_rows(IDS[::-1]), atol=1e-5)
 
 
 def test_means_are_of_those_with_the_same_place() -> None:
     h = torch.arange(10.0).view(1, 5, 2)
-    got = means(h, torch.tensor([0, 0, 1, 1, 1]))
+    got = average_groups(h, torch.tensor([0, 0, 1, 1, 1]))
     assert got.tolist() == [[[1.0, 2.0], [6.0, 7.0]]]
 
 
@@ -149,13 +149,13 @@ def test_means_are_of_those_with_the_same_place() -> None:
 def test_a_folder_gives_what_was_saved_once(kind: str, tmp_path: Path) -> None:
     model = target()
     encoder = made(model, kind)
-    save(encoder, tmp_path, model, {})
+    save_compressor(encoder, tmp_path, model, {})
     found = compressor_of(model, "kv", kind, str(tmp_path))
     assert found.shape == encoder.shape
     for name, weight in found.state_dict().items():
         assert torch.equal(weight, encoder.state_dict()[name].bfloat16().float())
     assert compressor_of(model, "kv", kind, str(tmp_path)) is found
-    near = torch.cosine_similarity(found.rows(IDS), encoder.rows(IDS), dim=1)
+    near = torch.cosine_similarity(found.encode_rows(IDS), encoder.encode_rows(IDS), dim=1)
     assert float(near.min()) > 0.99
 
 

@@ -116,10 +116,10 @@ def test_at_the_end_of_the_context_as_many_vote_as_there_are_positions() -> None
     model = Decoder(tiny("gpt2"), "gpt2")  # its positions are a table
     prompt = [i % 90 for i in range(model.context - 3)]
     cache: Any = taken_in(model, prompt, len(prompt))
-    cache.use(Dapq(10, 6, 2, 3).policy(model), len(prompt))
-    cache.policy.begun, cache.policy.ended = (0, 1, 2), tuple(prompt[-3:])
+    cache.use(Dapq(10, 6, 2, 3).build_policy(model), len(prompt))
+    cache.policy.first_ids, cache.policy.last_ids = (0, 1, 2), tuple(prompt[-3:])
     cache.length = len(prompt)
-    cache.policy.change(cache)
+    cache.policy.change_rows(cache)
     assert cache.base == 10
 
 

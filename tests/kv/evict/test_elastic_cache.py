@@ -10,7 +10,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.base import NEVER
-from foretell.kv.evict.elastic_cache import Elastic, ElasticCache, means
+from foretell.kv.evict.elastic_cache import Elastic, ElasticCache, merged_means
 from tests.kv.policies import PROMPT, target
 from tests.kv.twin import Rows, Twin, by_engine, by_loops, same
 
@@ -90,7 +90,7 @@ def test_a_slip_is_noticed(slip: str) -> None:
 def test_anchors_are_the_nearest_kept_rows(seed: int, rows: int, many: int, start: int) -> None:
     torch.manual_seed(seed)
     scores = torch.rand(rows)
-    kept, thrown, anchors = Elastic(start=start).classes(scores, many)
+    kept, thrown, anchors = Elastic(start=start).classify_rows(scores, many)
     assert len(thrown) == many and sorted([*kept.tolist(), *thrown.tolist()]) == list(range(rows))
     free = [row for row in kept.tolist() if start <= row < rows - 1]
     assert len(kept) == len(free) + start + 1
@@ -102,8 +102,8 @@ def test_anchors_are_the_nearest_kept_rows(seed: int, rows: int, many: int, star
 def test_equal_rows_merge_to_themselves_and_others_stay_as_they_are() -> None:
     rows = torch.randn(2, 6, 4, dtype=torch.bfloat16)
     others = rows[:, [2, 2, 5]]
-    assert torch.equal(means(rows, others, torch.tensor([2, 2, 5])), rows)
-    moved = means(rows, others + 1, torch.tensor([2, 2, 5]))
+    assert torch.equal(merged_means(rows, others, torch.tensor([2, 2, 5])), rows)
+    moved = merged_means(rows, others + 1, torch.tensor([2, 2, 5]))
     stay = [0, 1, 3, 4]
     assert torch.equal(moved[:, stay], rows[:, stay]) and not torch.equal(moved, rows)
 
@@ -113,24 +113,24 @@ def test_means_are_taken_in_32_bits() -> None:
     rows = torch.full((1, 1, 1), 256.0, dtype=torch.bfloat16)
     others = torch.ones(1, 255, 1, dtype=torch.bfloat16)
     into = torch.zeros(255, dtype=torch.long)
-    assert float(means(rows, others, into)) == pytest.approx(511 / 256, rel=1 / 256)
+    assert float(merged_means(rows, others, into)) == pytest.approx(511 / 256, rel=1 / 256)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 0.2, 0.25, 0.7])
 @pytest.mark.parametrize("prompt", [1, 5, 30, 107])
 def test_rows_are_a_share_of_the_text_at_every_length(ratio: float, prompt: int) -> None:
-    policy = ElasticCache(ratio).policy(target())
-    policy.begin(prompt)
+    policy = ElasticCache(ratio).build_policy(target())
+    policy.begin_text(prompt)
     length = rows = 0
     changes = []
     while length < 400:
-        room = policy.room(length)
+        room = policy.room_left(length)
         assert room >= 1
         for left in reversed(range(room)):
             length, rows = length + 1, rows + 1
             if left and length > prompt:
                 assert rows == max(ceil(round(length * (1 - ratio), 9)), min(length, 3))
-        rows = length - policy.gone(length)
+        rows = length - policy.count_gone(length)
         changes.append(length)
     gaps = [after - before for before, after in pairwise(changes) if before > max(prompt, 20)]
     assert {int(1 / ratio), ceil(1 / ratio)} >= set(gaps)
@@ -139,18 +139,18 @@ def test_rows_are_a_share_of_the_text_at_every_length(ratio: float, prompt: int)
 @pytest.mark.parametrize("every", [4, 7, 32])
 def test_rows_that_are_deleted_together_are_those_of_one_by_one(every: int) -> None:
     """At the lengths where they are."""
-    policy = ElasticCache(every=every).policy(target())
-    policy.begin(30)
-    assert policy.room(11) == 19
+    policy = ElasticCache(every=every).build_policy(target())
+    policy.begin_text(30)
+    assert policy.room_left(11) == 19
     length = 30
     while length < 300:
-        gone = policy.gone(length)
-        room = policy.room(length)
+        gone = policy.count_gone(length)
+        room = policy.room_left(length)
         for piece in range(length, length + room):
-            assert policy.room(piece) == length + room - piece
+            assert policy.room_left(piece) == length + room - piece
         length += room
-        assert (length - 30) % every == 0 and policy.gone(length) > gone
-        assert policy.gone(length) == length - ceil(length * 4 / 5)
+        assert (length - 30) % every == 0 and policy.count_gone(length) > gone
+        assert policy.count_gone(length) == length - ceil(length * 4 / 5)
 
 
 def test_together_or_one_by_one_the_same_rows_are_left() -> None:
@@ -170,14 +170,14 @@ def test_together_or_one_by_one_the_same_rows_are_left() -> None:
 
     left = []
     for every in (1, 10):
-        policy = ElasticCache(distance=-9, every=every).policy(model)
-        policy.begin(30)
+        policy = ElasticCache(distance=-9, every=every).build_policy(model)
+        policy.begin_text(30)
         cache = Held()
         while cache.length < 60:
-            room = policy.room(cache.length)
+            room = policy.room_left(cache.length)
             cache.rows = [*cache.rows, *range(cache.length, cache.length + room)]
             cache.length, cache.base = cache.length + room, cache.base + room
-            policy.change(cache)
+            policy.change_rows(cache)
         left.append(cache.rows)
     assert left[0] == left[1] and len(left[0]) == 48
 
@@ -189,9 +189,9 @@ def test_a_prompt_of_few_tokens_keeps_the_protected_ones() -> None:
 
 
 def test_a_ratio_of_nothing_is_bit_equal() -> None:
-    policy = ElasticCache(ratio=0.0).policy(target())
-    policy.begin(9)
-    assert policy.room(9) == NEVER and not policy.counts(3)
+    policy = ElasticCache(ratio=0.0).build_policy(target())
+    policy.begin_text(9)
+    assert policy.room_left(9) == NEVER and not policy.counts_token(3)
     output, held = by_engine(ElasticCache(ratio=0.0), PROMPT, TOKENS)
     want, whole = by_engine(None, PROMPT, TOKENS)
     assert output == want and len(held.keys() & whole.keys()) > 8

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.kv.evict.ems import Ems, Merging, merge
+from foretell.kv.evict.ems import Ems, Merging, merge_rows
 from tests.kv.policies import PROMPT
 from tests.kv.twin import Rows, Twin, by_engine, by_loops, grouped, same
 
@@ -139,7 +139,7 @@ def drawn(seed: int, heads: int = 3, rows: int = 30, width: int = 4) -> list[tor
 
 
 def classes(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    return Merging(SMALL.budget, SMALL.every, settings=SMALL).classes(scores)
+    return Merging(SMALL.budget, SMALL.every, settings=SMALL).classify_rows(scores)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -147,7 +147,7 @@ def classes(scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 def test_scores_of_merged_rows_are_kept(seed: int, tau: float) -> None:
     keys, values, scores = drawn(seed)
     centres, others = classes(scores)
-    new_keys, new_values, total = merge(keys, values, scores, centres, others, tau)
+    new_keys, new_values, total = merge_rows(keys, values, scores, centres, others, tau)
     moved = 0
     for head in range(len(keys)):
         rows = [row for row in others[head].tolist() if row >= 0]
@@ -195,7 +195,7 @@ def test_rows_that_are_equal_merge_to_themselves() -> None:
     values[:, 8:] = values[:, 3:4]
     centres = torch.arange(8).expand(3, -1)
     others = torch.arange(8, 12).expand(3, -1)
-    new_keys, new_values, total = merge(keys, values, scores, centres, others, 0.99)
+    new_keys, new_values, total = merge_rows(keys, values, scores, centres, others, 0.99)
     assert torch.allclose(new_keys, keys[:, :8]) and torch.allclose(new_values, values[:, :8])
     assert torch.allclose(total[:, 3], scores[:, 3] + scores[:, 8:].sum(1))
 
@@ -204,7 +204,7 @@ def test_opposite_values_are_not_alike() -> None:
     keys, values, scores = drawn(3, rows=12)
     keys[:, 11], values[:, 11] = -keys[:, 3], -values[:, 3]
     centres = torch.arange(3, 4).expand(3, -1)
-    new, _, total = merge(keys, values, scores, centres, torch.full((3, 1), 11), 0.5)
+    new, _, total = merge_rows(keys, values, scores, centres, torch.full((3, 1), 11), 0.5)
     assert torch.equal(total, scores[:, 3:4]) and torch.equal(new, keys[:, 3:4])
 
 
@@ -213,7 +213,7 @@ def test_merged_rows_of_16_bits_are_means_in_32() -> None:
     keys[:, 1:], values[:, 1:] = keys[:, :1], values[:, :1]
     keys, values = keys.to(torch.bfloat16), values.to(torch.bfloat16)
     centres, others = torch.zeros(3, 1, dtype=torch.long), torch.arange(1, 40).expand(3, -1)
-    new_keys, new_values, total = merge(keys, values, scores.float(), centres, others, 0.5)
+    new_keys, new_values, total = merge_rows(keys, values, scores.float(), centres, others, 0.5)
     assert new_keys.dtype == torch.bfloat16 and total.dtype == torch.float32
     assert torch.allclose(new_keys, keys[:, :1], rtol=1 / 128)
     assert torch.equal(new_values, values[:, :1])

@@ -17,7 +17,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.kv.evict import layer_skipping as skipping
 from foretell.kv.evict.fastkv import Fastkv
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.speculation.strategy import Speculative
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
@@ -102,7 +102,7 @@ def test_a_slip_is_noticed(slip: str) -> None:
 def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """Nodes that pass each layer from now on."""
     passed: dict[int, int] = {}
-    whole = Decoder._compute
+    whole = Decoder._compute_jobs
 
     def counting(self: Any, jobs: Any, taps: Any) -> Computed:
         for job in jobs:
@@ -110,7 +110,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
                 passed[layer] = passed.get(layer, 0) + len(job.tokens)
         return whole(self, jobs, taps)
 
-    monkeypatch.setattr(Decoder, "_compute", counting)
+    monkeypatch.setattr(Decoder, "_compute_jobs", counting)
     return passed
 
 
@@ -122,8 +122,8 @@ def test_each_layer_computes_the_rows_that_are_declared(
     run(target(), [PROMPT], SMALL, tokens=1, plan=by_chunks(chunk))
     going = int(0.6 * len(PROMPT))
     assert passed == {0: len(PROMPT), 1: going, 2: going}
-    assert SMALL.going(8000) == 4800 and Fastkv().going(8000) == 1600
-    assert SMALL.rows(8000) == 3200 and Fastkv().rows(8000) == 800
+    assert SMALL.count_going(8000) == 4800 and Fastkv().count_going(8000) == 1600
+    assert SMALL.count_rows(8000) == 3200 and Fastkv().count_rows(8000) == 800
 
 
 def test_all_tokens_and_all_rows_are_the_full_cache_bit_by_bit() -> None:
@@ -136,8 +136,8 @@ def test_all_tokens_and_all_rows_are_the_full_cache_bit_by_bit() -> None:
 
 
 def test_a_short_prompt_is_read_as_a_whole() -> None:
-    assert Fastkv().rows(9) == Fastkv().going(9) == 9
-    assert Fastkv().rows(10) == 9 and Fastkv().going(10) == 9
+    assert Fastkv().count_rows(9) == Fastkv().count_going(9) == 9
+    assert Fastkv().count_rows(10) == 9 and Fastkv().count_going(10) == 9
     want, _ = by_engine(None, PROMPT[:9], TOKENS)
     text, _ = by_engine(Fastkv(), PROMPT[:9], TOKENS)
     assert text == want
@@ -156,7 +156,7 @@ def test_forks_in_the_middle_of_a_prompt_go_on_by_themselves() -> None:
     model = target()
     rows = []
     caches = [model.cache()]
-    caches[0].use(SMALL.policy(model), len(PROMPT))
+    caches[0].use(SMALL.build_policy(model), len(PROMPT))
     first, _ = caches[0].prepare(Ask(TokenTree(PROMPT[-1])), PROMPT, 6)
     model.forward([first])
     caches.append(caches[0].fork())
@@ -165,10 +165,10 @@ def test_forks_in_the_middle_of_a_prompt_go_on_by_themselves() -> None:
         (*_, reply) = forward(cache, text, 4, Ask(TokenTree(text[-1])))
         rows.append(reply.logits)
         cache.commit([*text, 1])
-        assert cache.base == SMALL.rows(len(PROMPT)) and cache.policy.waiting is None
+        assert cache.base == SMALL.count_rows(len(PROMPT)) and cache.policy.waiting is None
     for text, row in zip((other, PROMPT), rows, strict=True):
         cache = model.cache()
-        cache.use(SMALL.policy(model), len(text))
+        cache.use(SMALL.build_policy(model), len(text))
         assert torch.allclose(
             forward(cache, text, 1000, Ask(TokenTree(text[-1])))[-1].logits, row, atol=1e-5
         )
@@ -182,7 +182,7 @@ def test_the_last_token_may_be_asked_for_again_and_in_parts() -> None:
     rows = []
     for kv, before_it in ((LATE, ()), (LATE, (None,)), (LATE, (1,)), (LATE, (2,))):
         cache = model.cache()
-        cache.use(kv.policy(model), len(PROMPT))
+        cache.use(kv.build_policy(model), len(PROMPT))
         for exit_layer in before_it:
             layers = None if exit_layer is None else tuple(range(exit_layer))
             taps = () if exit_layer is None else (exit_layer,)
@@ -198,7 +198,7 @@ def test_the_last_token_may_be_asked_for_again_and_in_parts() -> None:
 def test_a_state_of_a_token_that_leaves_out_layers_is_the_one_it_left_with() -> None:
     model = target()
     cache = model.cache()
-    cache.use(SMALL.policy(model), len(PROMPT))
+    cache.use(SMALL.build_policy(model), len(PROMPT))
     with torch.inference_mode():
         ask = Ask(TokenTree(PROMPT[-1]), taps=(1, 3))
         job, _ = cache.prepare(ask, PROMPT, 1000)
@@ -223,21 +223,21 @@ def test_the_prompt_stays_on_an_executor_that_runs_parts_of_the_layers() -> None
     """But for its last tokens, which are watched, all jobs are as plain as any."""
     watched = []
     model = target()
-    whole = model._compute
+    whole = model._compute_jobs
     engine = Engine({"target": model})
     sampling = Sampling(temperature=0.0, max_new_tokens=4)
-    engine.add(Request(list(PROMPT), Plain(), sampling, policy=SMALL.policy(model)))
+    engine.add(Request(list(PROMPT), Plain(), sampling, policy=SMALL.build_policy(model)))
 
     def looking(jobs: Any, taps: Any) -> Computed:
         watched.extend((len(j.tokens), j.layers) for j in jobs if not j.suits(True, True))
         return whole(jobs, taps)
 
-    model._compute = looking  # type: ignore[method-assign]
+    model._compute_jobs = looking  # type: ignore[method-assign]
     try:
         while engine.live:
             engine.step()
     finally:
-        del model._compute
+        del model._compute_jobs
     assert watched == [(3, (0,)), (3, (1, 2))]
 
 
@@ -256,12 +256,12 @@ def test_the_prompt_stays_on_an_executor_that_runs_parts_of_the_layers() -> None
 )
 def test_bad_settings_are_refused(field: str, value: float) -> None:
     with pytest.raises(BadConfig, match=f"fastkv:{field}"):
-        kv_of(f"fastkv:{field}={value}")
+        build_cache_policy(f"fastkv:{field}={value}")
 
 
 def test_models_that_it_cannot_run_on_are_refused() -> None:
     with pytest.raises(Unsupported, match="layers or more that can be run one by one"):
-        Fastkv().policy(Toy(30))
+        Fastkv().build_policy(Toy(30))
     with pytest.raises(BadConfig, match="fastkv:layers"):
-        Fastkv(layers=3).policy(target())
+        Fastkv(layers=3).build_policy(target())
     assert skipping.check_layers("fastkv", target()) == 3

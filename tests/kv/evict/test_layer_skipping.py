@@ -12,7 +12,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.evict import layer_skipping as skipping
-from foretell.kv.evict.layer_skipping import LastRow, empty, pass_layers, piece_of, together
+from foretell.kv.evict.layer_skipping import LastRow, empty_view, pass_layers, piece_of, join_forwards
 from foretell.testing.toy import Toy
 from tests.kv.by_hand import ByHand
 from tests.kv.policies import PROMPT, target
@@ -45,8 +45,8 @@ def test_tokens_read_what_is_before_them_whether_it_has_rows_or_not(
     states = torch.randn(len(places), 32, generator=random, dtype=torch.float64)
     before = [[part[layer].clone() for part in (cache.k, cache.v)] for layer in range(3)]
     watcher = LastRow(LAYERS[-1])
-    view = empty(cache, len(PROMPT))
-    parts = pass_layers(job, view, LAYERS, held, places, states, model._compute, watcher, (3,))
+    view = empty_view(cache, len(PROMPT))
+    parts = pass_layers(job, view, LAYERS, held, places, states, model._compute_jobs, watcher, (3,))
     assert len(parts) == -(-4 // piece) + 1
 
     hand = ByHand()
@@ -85,7 +85,7 @@ def test_a_piece_leaves_the_cache_of_its_job_as_it_is() -> None:
     assert (piece.positions, piece.start, piece.cache.base) == ([4, 6], 3, 3)
     assert piece.cache.k is cache.k and piece.plain is False and piece.suits(True, True)
     assert (cache.length, cache.base, cache.policy) == (length, base, None)
-    view = empty(cache, 40)
+    view = empty_view(cache, 40)
     assert view.k[0].shape[1] == 40 and view.k[0].data_ptr() != cache.k[0].data_ptr()
 
 
@@ -93,7 +93,7 @@ def test_forwards_that_make_up_one() -> None:
     none = Computed(torch.empty(0, 1), {}, "nobody", 0)
     first = Computed(torch.zeros(0, 5), {}, "native", 7)
     last = Computed(torch.ones(1, 5), {}, "torch", 2)
-    whole = together([none, first, first, last], {})
+    whole = join_forwards([none, first, first, last], {})
     assert whole.computed_by == "native+torch (skipping)" and whole.width == 16
     assert torch.equal(whole.logits, last.logits)
 

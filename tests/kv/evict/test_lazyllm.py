@@ -16,7 +16,7 @@ from foretell.drafters.own.layerskip import Layerskip
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.evict.lazyllm import Dropping, Lazyllm
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from tests.cache.users import by_chunks
@@ -111,9 +111,9 @@ def agree(kv: Lazyllm, slip: str = "") -> bool:
     new = [*range(policy.length, length)]
     for number, stage in enumerate(policy.stages, 1):
         read, known, stored = loops.then[length][number]
-        if [*stage.chosen.tolist(), *new] != read or stage.places.tolist() != sorted(stored):
+        if [*stage.read_positions.tolist(), *new] != read or stage.places.tolist() != sorted(stored):
             return False
-        if [*stage.known.nonzero()[:, 0].tolist(), *new] != known:
+        if [*stage.has_rows.nonzero()[:, 0].tolist(), *new] != known:
             return False
         for place, state in zip(stage.places.tolist(), stage.states, strict=True):
             assert torch.allclose(state, stored[place][0], atol=1e-5)
@@ -146,7 +146,7 @@ def test_no_token_is_computed_twice_in_a_layer_and_some_are_revived(
     kv: Lazyllm, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     passed: Counter[tuple[int, int]] = Counter()
-    whole = Decoder._compute
+    whole = Decoder._compute_jobs
 
     def counting(self: Any, jobs: Any, taps: Any) -> Computed:
         for job in jobs:
@@ -154,7 +154,7 @@ def test_no_token_is_computed_twice_in_a_layer_and_some_are_revived(
             passed.update((layer, place) for layer in layers for place in job.positions)
         return whole(self, jobs, taps)
 
-    monkeypatch.setattr(Decoder, "_compute", counting)
+    monkeypatch.setattr(Decoder, "_compute_jobs", counting)
     run(target(), [PROMPT], kv, tokens=1, plan=by_chunks(chunk))
     count = len(PROMPT)
     at_first = Counter(layer for layer, _ in passed)
@@ -200,7 +200,7 @@ def test_forks_choose_by_themselves_and_asking_again_changes_nothing() -> None:
     rows = []
     for alone in (True, False):
         cache = target().cache()
-        cache.use(SMALL.policy(target()), 12)
+        cache.use(SMALL.build_policy(target()), 12)
         forward(cache, texts[0][:9], 4)
         for text in texts:
             fork = cache.fork()
@@ -230,13 +230,13 @@ def test_what_a_forward_chose_whose_rows_were_lost_is_forgotten() -> None:
     rows = []
     for lost in (False, True):
         cache = target().cache()
-        cache.use(SMALL.policy(target()), len(PROMPT))
+        cache.use(SMALL.build_policy(target()), len(PROMPT))
         forward(cache, PROMPT)
         if lost:
             forward(cache, PROMPT, layers=(0,))
         cache.commit([*PROMPT, 1])
         assert isinstance(cache.policy, Dropping)
-        assert bool(cache.policy.stages) == (not lost) and not cache.policy.found
+        assert bool(cache.policy.stages) == (not lost) and not cache.policy.pending_stages
         rows.append(forward(cache, [*PROMPT, 1]).logits)
     assert torch.allclose(*rows, atol=1e-5)
 
@@ -244,10 +244,10 @@ def test_what_a_forward_chose_whose_rows_were_lost_is_forgotten() -> None:
 @torch.inference_mode()
 def test_the_states_of_the_last_token_are_its_own_in_every_layer() -> None:
     cache = target().cache()
-    cache.use(SMALL.policy(target()), len(PROMPT))
+    cache.use(SMALL.build_policy(target()), len(PROMPT))
     reply = forward(cache, PROMPT, taps=(0, 1, 2, 3))
     states = torch.stack([reply.hidden[tap][-1] for tap in (0, 1, 2, 3)])
-    assert torch.allclose(target().read(states[3:]), reply.logits, atol=1e-5)
+    assert torch.allclose(target().head_rows(states[3:]), reply.logits, atol=1e-5)
     assert torch.pdist(states).min() > 1e-3
 
 
@@ -261,8 +261,8 @@ def test_bad_settings_are_refused(field: str, value: Any) -> None:
 
 
 def test_the_depths_are_settings_of_the_command_line_too() -> None:
-    kv = kv_of("lazyllm:at=0.34/0.67,rate=0.2")
-    policy = kv.policy(target())
+    kv = build_cache_policy("lazyllm:at=0.34/0.67,rate=0.2")
+    policy = kv.build_policy(target())
     assert isinstance(policy, Dropping) and policy.ends == (1, 2, 3) and policy.rate == 0.2
     with pytest.raises(Unsupported, match="layers or more that can be run one by one"):
-        kv.policy(Toy(30))
+        kv.build_policy(Toy(30))

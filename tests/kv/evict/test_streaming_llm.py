@@ -14,14 +14,14 @@ from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.evict.streaming_llm import Streaming, StreamingLlm
 from foretell.kv.slots import Slots
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.strategies.plain import Plain
 from tests.kv.loops import LoopLlama, check, greedy
 from tests.kv.policies import PROMPT, target
 
 
 def made(spec: str) -> StreamingLlm:
-    kv = kv_of(f"streaming-llm:{spec}")
+    kv = build_cache_policy(f"streaming-llm:{spec}")
     assert isinstance(kv, StreamingLlm)
     return kv
 
@@ -57,7 +57,7 @@ def test_keys_are_those_of_their_rows_however_long_the_text(spec: str) -> None:
     hf: Any = model.hf
     engine = Engine({"target": model})
     sampling = Sampling(temperature=0.0, max_new_tokens=90)
-    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.policy(model)))
+    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.build_policy(model)))
     worst, most = 0.0, 0
     while engine.live:
         engine.step()
@@ -88,7 +88,7 @@ def test_a_text_may_outgrow_the_context_of_its_model(spec: str) -> None:
     expected = greedy(LoopLlama(model.hf, slots=True), PROMPT, new, evicting(kv))
     engine = Engine({"target": model})
     sampling = Sampling(temperature=0.0, max_new_tokens=new)
-    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.policy(model)))
+    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.build_policy(model)))
     for _ in engine.run():
         pass
     assert live.error is None and live.ctx.output == expected
@@ -112,13 +112,13 @@ def turned_again(self: Slots, cache: Any, chosen: Any) -> Slots:
     return Slots(self.turn, self.still, keys, kept.places)
 
 
-KEEP = Slots.keep
+KEEP = Slots.keep_rows
 
 
 @pytest.mark.parametrize("slip", [unturned, at_the_text, turned_again])
 def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, slip: Any) -> None:
     kv = made(SPECS[1])
-    monkeypatch.setattr(Slots, "keep", slip)
+    monkeypatch.setattr(Slots, "keep_rows", slip)
     with pytest.raises(AssertionError):
         check(kv, True, evicting(kv), PROMPT, 24)
 
@@ -126,9 +126,9 @@ def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, slip: Any) -> N
 @torch.inference_mode()
 def test_copies_of_a_cache_evict_by_themselves() -> None:
     """What one of them gives up stays in the other, and its keys."""
-    policy = made(SPECS[1]).policy(target())
+    policy = made(SPECS[1]).build_policy(target())
     assert isinstance(policy, Streaming)
-    policy.begin(len(PROMPT))
+    policy.begin_text(len(PROMPT))
     model = target()
     cache = model.cache()
     cache.use(policy, len(PROMPT))
@@ -148,7 +148,7 @@ def test_copies_of_a_cache_evict_by_themselves() -> None:
 
 def test_a_model_without_rotations_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"kv=streaming-llm.*rotations"):
-        made("window=8").policy(target("gpt2"))
+        made("window=8").build_policy(target("gpt2"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.evict.tova import Newest, Tova
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from tests.kv.loops import LoopLlama, check
 from tests.kv.policies import PROMPT
 
@@ -28,7 +28,7 @@ def twin(kv: Tova) -> LoopLlama:
 
 @pytest.mark.parametrize("spec", ["budget=9", "budget=8,every=4", "budget=26", "budget=1"])
 def test_it_is_the_loop(spec: str) -> None:
-    kv = kv_of(f"tova:{spec}")
+    kv = build_cache_policy(f"tova:{spec}")
     assert isinstance(kv, Tova)
     loop = twin(kv)
     kept = [[[row.place for row in rows] for rows in heads] for heads in loop.rows]
@@ -61,4 +61,4 @@ def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, name: str, slip
 @pytest.mark.parametrize(("spec", "said"), [("budget=0", "a row"), ("every=0", "every")])
 def test_bad_settings_are_refused(spec: str, said: str) -> None:
     with pytest.raises(BadConfig, match=said):
-        kv_of(f"tova:{spec}")
+        build_cache_policy(f"tova:{spec}")

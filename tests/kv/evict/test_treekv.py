@@ -11,8 +11,8 @@ import torch
 
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.evict import treekv
-from foretell.kv.evict.treekv import Tree, Treekv, by_blocks, survivors
-from foretell.spec import kv_of
+from foretell.kv.evict.treekv import Tree, Treekv, block_survivors, find_survivors
+from foretell.spec import build_cache_policy
 from tests.kv.loops import LoopLlama, Row, check
 from tests.kv.policies import PROMPT, target
 
@@ -84,7 +84,7 @@ class Twin:
     ],
 )
 def test_it_is_algorithm_1(spec: str) -> None:
-    kv = kv_of(f"treekv:{spec}")
+    kv = build_cache_policy(f"treekv:{spec}")
     assert isinstance(kv, Treekv)
     twin = Twin(kv, len(PROMPT))
     loop = check(kv, kv.positions == "slots", twin, PROMPT, 20, len(PROMPT) - kv.block)
@@ -101,15 +101,15 @@ def by_sums(self: Tree, cache: Any, heads: int, device: torch.device) -> torch.T
 
 
 def still(means: torch.Tensor, size: int, pointer: int) -> torch.Tensor:
-    return survivors(means, size, 0)
+    return find_survivors(means, size, 0)
 
 
 def the_stronger(means: torch.Tensor, size: int, pointer: int) -> torch.Tensor:
-    return survivors(-means, size, pointer)
+    return find_survivors(-means, size, pointer)
 
 
 def row_by_row(means: torch.Tensor, size: int, block: int) -> torch.Tensor:
-    return survivors(means, size, 0)
+    return find_survivors(means, size, 0)
 
 
 SLIPS = {
@@ -132,19 +132,19 @@ def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, slip: str) -> N
 def test_blocks_of_one_row_are_the_rule_of_decoding() -> None:
     for rows in (8, 9, 30, 71):
         means = torch.rand(5, rows)
-        assert by_blocks(means, 7, 1).equal(survivors(means, 7, 0))
+        assert block_survivors(means, 7, 1).equal(find_survivors(means, 7, 0))
 
 
 def test_a_sweep_takes_one_of_each_pair() -> None:
-    left = survivors(torch.rand(20, 16), 8, 0)
+    left = find_survivors(torch.rand(20, 16), 8, 0)
     assert left.shape == (20, 8)
     for rows in left.tolist():
         assert all(sum(row in rows for row in (i, i + 1)) == 1 for i in range(0, 16, 2))
 
 
 def test_of_equal_neighbours_the_earlier_goes() -> None:
-    assert survivors(torch.zeros(1, 6), 4, 0).tolist() == [[1, 3, 4, 5]]
-    assert survivors(torch.zeros(1, 5), 4, 3).tolist() == [[0, 1, 2, 4]]
+    assert find_survivors(torch.zeros(1, 6), 4, 0).tolist() == [[1, 3, 4, 5]]
+    assert find_survivors(torch.zeros(1, 5), 4, 3).tolist() == [[0, 1, 2, 4]]
 
 
 @pytest.mark.parametrize("block", [2, 3, 8])
@@ -153,7 +153,7 @@ def test_a_prompt_loses_blocks_and_the_rest_of_the_oldest(block: int) -> None:
     for _ in range(20):
         size = rows.randint(2 * block, 5 * block)
         means = torch.rand(1, size + rows.randint(1, 60))
-        (left,) = by_blocks(means, size, block).tolist()
+        (left,) = block_survivors(means, size, block).tolist()
         assert len(left) == size and left == sorted(set(left))
         blocks: dict[int, int] = {}
         whole = (means.shape[1] - size % block) // block * block
@@ -174,7 +174,7 @@ def test_scored_by_coin_the_tree_spans_a_harmonic_number(size: int) -> None:
     for token in range(size, tokens):
         places = torch.cat([places, torch.full((heads, 1), token)], 1)
         scores = torch.rand(heads, size + 1, generator=tosses)
-        places = places.gather(1, survivors(scores, size, pointer))
+        places = places.gather(1, find_survivors(scores, size, pointer))
         pointer = (pointer + 1) % size
         if token > tokens // 2:
             spans.append((places[:, -1] - places[:, 0]).double().mean())
@@ -186,8 +186,8 @@ def test_scored_by_coin_the_tree_spans_a_harmonic_number(size: int) -> None:
 def test_what_a_model_without_rotations_can_do() -> None:
     model = target("gpt2")
     with pytest.raises(Unsupported, match="rotations"):
-        kv_of("treekv").policy(model)
-    kv_of("treekv:positions=text").policy(model)
+        build_cache_policy("treekv").build_policy(model)
+    build_cache_policy("treekv:positions=text").build_policy(model)
 
 
 @pytest.mark.parametrize(
@@ -204,4 +204,4 @@ def test_what_a_model_without_rotations_can_do() -> None:
 )
 def test_bad_settings_are_refused(spec: str, said: str) -> None:
     with pytest.raises(BadConfig, match=said):
-        kv_of(f"treekv:{spec}")
+        build_cache_policy(f"treekv:{spec}")

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from foretell.errors import BadConfig
 from foretell.kv.select import actqkv
-from foretell.kv.select.actqkv import Actqkv, ActqkvPolicy, activation, evenness, learnt, shared_out
-from foretell.spec import kv_of
+from foretell.kv.select.actqkv import Actqkv, ActqkvPolicy, weigh_rows, entropy_share, update_statistics, share_blocks
+from foretell.spec import build_cache_policy
 from tests.kv.blocks import Block, Layer, Twin, differs, made
 from tests.kv.driving import HEADS, LAYERS, TIMES, text_of
 
@@ -107,7 +107,7 @@ def test_it_is_the_loop(depth: int, wrong: bool, chunk: int) -> None:
     [
         ("activation", lambda rows, *_: torch.full((len(rows),), 1 / len(rows)).to(rows)),
         ("evenness", lambda scores: scores.softmax(-1).amax(-1)),
-        ("learnt", lambda known, rows, _: learnt(None, rows, 1)),
+        ("learnt", lambda known, rows, _: update_statistics(None, rows, 1)),
         ("shared_out", lambda means, total, *_: [total // len(means)] * len(means)),
     ],
 )
@@ -119,21 +119,21 @@ def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, name: str, slip
 def test_equal_queries_give_the_mean() -> None:
     policy = made(ActqkvPolicy, SMALL)
     q = torch.randn(HEADS, 1, 8, dtype=torch.float64)
-    assert torch.allclose(policy.probe(0, q.expand(-1, 6, -1)), q)
-    assert torch.allclose(policy.probe(0, q.expand(-1, 3, -1)), q)
+    assert torch.allclose(policy.probe_query(0, q.expand(-1, 6, -1)), q)
+    assert torch.allclose(policy.probe_query(0, q.expand(-1, 3, -1)), q)
 
 
 def test_queries_that_stand_out_count_more() -> None:
     rows = torch.randn(9, 6, dtype=torch.float64)
     rows[4] *= 10
-    _, mean, variance = learnt(None, rows, 1000)
-    weights = activation(rows, mean, variance)
+    _, mean, variance = update_statistics(None, rows, 1000)
+    weights = weigh_rows(rows, mean, variance)
     assert float(weights.sum()) == pytest.approx(1) and int(weights.argmax()) == 4
 
 
 def test_one_row_and_equal_rows_have_no_variance() -> None:
     row = torch.ones(1, 5)
-    assert activation(row, *learnt(None, row, 10)[1:]).tolist() == [1.0]
+    assert weigh_rows(row, *update_statistics(None, row, 10)[1:]).tolist() == [1.0]
 
 
 @given(
@@ -143,7 +143,7 @@ def test_one_row_and_equal_rows_have_no_variance() -> None:
 def test_shares_stay_within_the_total(means: list[float], least: int, more: int, most: int) -> None:
     total = (least + more) * len(means)
     most = max(most, least) if most else 0
-    shares = shared_out(means, total, least, most)
+    shares = share_blocks(means, total, least, most)
     assert sum(shares) <= total and min(shares) >= least
     assert not most or max(shares) <= most
     if not most and sum(means) > 0 and means[-1] > 0:
@@ -151,14 +151,14 @@ def test_shares_stay_within_the_total(means: list[float], least: int, more: int,
 
 
 def test_even_layers_share_alike_and_flat_ones_get_more() -> None:
-    assert shared_out([0.5] * 4, 40, 2, 0) == [10] * 4
-    low, high = shared_out([0.2, 0.6], 40, 2, 0)
+    assert share_blocks([0.5] * 4, 40, 2, 0) == [10] * 4
+    low, high = share_blocks([0.2, 0.6], 40, 2, 0)
     assert (low, high) == (10, 30)
 
 
 def test_evenness_is_a_share_of_the_largest_entropy() -> None:
     scores = torch.tensor([[0.0] * 7, [90.0] + [0.0] * 6], dtype=torch.float64)
-    flat, sharp = evenness(scores).tolist()
+    flat, sharp = entropy_share(scores).tolist()
     assert flat == pytest.approx(1) and sharp == pytest.approx(0, abs=1e-9)
 
 
@@ -173,7 +173,7 @@ def test_evenness_is_a_share_of_the_largest_entropy() -> None:
 )
 def test_what_cannot_be_is_refused(spec: str, message: str) -> None:
     with pytest.raises(BadConfig, match=message):
-        kv_of(f"actqkv:{spec}")
+        build_cache_policy(f"actqkv:{spec}")
 
 
 def test_the_paper_s_settings_read_2_048_tokens() -> None:

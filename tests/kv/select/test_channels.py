@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from foretell.errors import BadFile, Unsupported
-from foretell.kv.select.channels import CHANNELS, measured, save
+from foretell.kv.select.channels import CHANNELS, measure_channels, save_channels
 from foretell.models.decoder.decoder import Decoder
-from foretell.ops.assets import ASSETS
+from foretell.ops.assets import shipped_files
 from foretell.testing.toy import ToyRecurrent
 from tests.models.decoder.families import tiny
 
@@ -41,29 +41,29 @@ def by_layers(hf: Any) -> torch.Tensor:
 
 def test_what_is_measured_is_what_layers_make() -> None:
     hf = tiny("llama", dtype=torch.float64)
-    importance, tokens = measured(Decoder(hf, "llama"), TEXTS)
+    importance, tokens = measure_channels(Decoder(hf, "llama"), TEXTS)
     assert tokens == 12
     assert torch.allclose(importance, by_layers(hf), rtol=1e-9)
 
 
 def test_a_model_without_rows_is_refused() -> None:
     with pytest.raises(Unsupported, match="train channels cannot run on"):
-        measured(ToyRecurrent(11), TEXTS)
+        measure_channels(ToyRecurrent(11), TEXTS)
 
 
 def test_a_table_has_the_channels_in_order_of_importance(tmp_path: Path) -> None:
     model = Decoder(tiny("llama"), "llama")
     importance = torch.rand(3, 2, 8)
-    save(importance, tmp_path / "t", model, 12)
-    channels, _ = CHANNELS.read(tmp_path / "t")
+    save_channels(importance, tmp_path / "t", model, 12)
+    channels, _ = CHANNELS.read_table(tmp_path / "t")
     assert torch.equal(
         importance.gather(-1, channels.long()), importance.sort(-1, descending=True)[0]
     )
 
 
 def test_the_tables_that_ship_can_be_read() -> None:
-    for path in (ASSETS / "channels").glob("*.safetensors"):
-        channels, mark = CHANNELS.read(path)
+    for path in shipped_files("channels/*.safetensors"):
+        channels, mark = CHANNELS.read_table(path)
         assert channels.dim() == 3 and len(mark) == 16
 
 
@@ -72,4 +72,4 @@ def test_damaged_tables_are_refused(tmp_path: Path, channels: list[object]) -> N
     table = torch.tensor(channels)
     save_file({"channels": table}, tmp_path / "t", {"schema": CHANNELS.schema})
     with pytest.raises(BadFile, match=r"t: is damaged.*foretell train channels"):
-        CHANNELS.read(tmp_path / "t")
+        CHANNELS.read_table(tmp_path / "t")

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig, BadFile, Unsupported
-from foretell.kv.select.channels import save
-from foretell.kv.select.double_sparsity import DoubleSparsity, Labelled, rounded
+from foretell.kv.select.channels import save_channels
+from foretell.kv.select.double_sparsity import DoubleSparsity, Labelled, round_to_bits
 from foretell.models.decoder.decoder import Decoder
 from tests.kv import driving
 from tests.kv.driving import GROUPS, LAYERS, TIMES, WIDTH, differs, rows_of, text_of
@@ -82,7 +82,7 @@ def test_labels_that_were_kept_are_those_made_anew(monkeypatch: pytest.MonkeyPat
     keys = torch.stack(
         [rows_of(tuple(WHOLE[: end + 1]), 1)[1] for end in range(policy.labelled)], 1
     )
-    assert torch.equal(policy.labels[1], policy.label(1, keys).transpose(1, 2))
+    assert torch.equal(policy.labels[1], policy.label_numbers(1, keys).transpose(1, 2))
 
 
 def test_all_channels_unrounded_are_the_exact_best() -> None:
@@ -101,8 +101,8 @@ def test_channels_of_queries_and_keys_may_be_exchanged_together() -> None:
     q, k = torch.randn(2, 3, WIDTH), torch.randn(2, 9, WIDTH)
     every = Labelled(0, 4, 4, order.expand(LAYERS, GROUPS, -1))
     plain = Labelled(0, 4, 4, None)
-    ours = every.label(0, q) @ every.label(0, k).transpose(1, 2)
-    assert torch.allclose(ours, plain.label(0, q) @ plain.label(0, k).transpose(1, 2), atol=1e-5)
+    ours = every.label_numbers(0, q) @ every.label_numbers(0, k).transpose(1, 2)
+    assert torch.allclose(ours, plain.label_numbers(0, q) @ plain.label_numbers(0, k).transpose(1, 2), atol=1e-5)
 
 
 @pytest.mark.parametrize("slip", ["forgotten label", "another head", "no draft rows"])
@@ -110,19 +110,19 @@ def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SMALL
     if slip == "forgotten label":  # rows that are labelled late keep labels of others
         monkeypatch.setattr("foretell.kv.select.double_sparsity.AT_ONCE", 3)
-        own = Labelled._label
+        own = Labelled._label_rows
         monkeypatch.setattr(
-            Labelled, "_label", lambda self, k, end: own(self, [r.flip(1) for r in k], end)
+            Labelled, "_label_rows", lambda self, k, end: own(self, [r.flip(1) for r in k], end)
         )
     elif slip == "another head":
         made = replace(SMALL, channels=CHANNELS.flip(1))
     else:  # selects of committed rows only, and reads those of the draft always
-        real = Labelled.reads
+        real = Labelled.select_rows
 
         def reads(self: Any, job: Any, asked: Any) -> Any:
             return replace(real(self, job, asked), first=job.cache.base)
 
-        monkeypatch.setattr(Labelled, "reads", reads)
+        monkeypatch.setattr(Labelled, "select_rows", reads)
     assert differs(made, PROMPT, WHOLE, loops(SMALL), 5, True) > 1e-3
 
 
@@ -137,10 +137,10 @@ def test_with_room_for_everything_it_is_the_full_cache_bit_by_bit() -> None:
 def test_rounding_is_within_half_a_step(bits: int) -> None:
     numbers = torch.randn(50, 16, dtype=torch.float64)
     step = (numbers.amax(1) - numbers.amin(1)) / (2**bits - 1)
-    near = rounded(numbers, bits)
+    near = round_to_bits(numbers, bits)
     assert ((near - numbers).abs() <= 0.5001 * step[:, None]).all()
     assert max(len(row.unique()) for row in near) <= 2**bits
-    assert torch.equal(rounded(torch.full((2, 5), 0.3), bits), torch.full((2, 5), 0.3))
+    assert torch.equal(round_to_bits(torch.full((2, 5), 0.3), bits), torch.full((2, 5), 0.3))
 
 
 def test_calibrated_channels_find_more_than_random_ones() -> None:
@@ -152,7 +152,7 @@ def test_calibrated_channels_find_more_than_random_ones() -> None:
 
     def recall(order: torch.Tensor) -> float:
         made = Labelled(0, 20, 4, order[..., :8])
-        found = (made.label(0, q) @ made.label(0, k).transpose(1, 2)).topk(20, -1).indices
+        found = (made.label_numbers(0, q) @ made.label_numbers(0, k).transpose(1, 2)).topk(20, -1).indices
         return float((found[..., None] == true[..., None, :]).any(-1).float().mean())
 
     order = importance.argsort(-1, descending=True)
@@ -164,17 +164,17 @@ def test_a_table_is_read_from_a_file_or_its_folder(tmp_path: Path) -> None:
     model = target()
     path = tmp_path / "channels.safetensors"
     importance = torch.rand(3, 2, 8)
-    save(importance, path, model, 5)
+    save_channels(importance, path, model, 5)
     for where in (path, tmp_path):
-        policy = DoubleSparsity(channels=3, calibration=str(where)).policy(model)
+        policy = DoubleSparsity(channels=3, calibration=str(where)).build_policy(model)
         assert policy.channels is not None
         assert torch.equal(policy.channels, importance.topk(3, -1).indices)
 
 
 def test_without_a_table_it_refuses_and_says_how_to_make_one() -> None:
     with pytest.raises(Unsupported, match=r"foretell train channels.*calibration=FILE"):
-        DoubleSparsity(channels=3).policy(target())
-    assert DoubleSparsity(channels=8).policy(target()).channels is None
+        DoubleSparsity(channels=3).build_policy(target())
+    assert DoubleSparsity(channels=8).build_policy(target()).channels is None
 
 
 def test_a_table_of_other_weights_is_refused(tmp_path: Path) -> None:
@@ -183,9 +183,9 @@ def test_a_table_of_other_weights_is_refused(tmp_path: Path) -> None:
     with torch.no_grad():
         other.loop.norm.weight.mul_(2)
     for importance, model in ((torch.rand(3, 2, 8), other), (torch.rand(3, 2, 16), target())):
-        save(importance, path, model, 5)
+        save_channels(importance, path, model, 5)
         with pytest.raises(BadFile, match=r"other.safetensors: was made for another model"):
-            DoubleSparsity(channels=3, calibration=str(path)).policy(target())
+            DoubleSparsity(channels=3, calibration=str(path)).build_policy(target())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.kv.select.duo_attention import DuoAttention
-from foretell.kv.select.gates import save
+from foretell.kv.select.gates import save_gates
 from foretell.kv.select.ragged import Ragged
 from foretell.strategies.plain import Plain
 from tests.cache.users import by_chunks
@@ -41,7 +41,7 @@ def test_half_the_heads_save_their_middle_rows() -> None:
     kv = DuoAttention(0.5, sinks=2, recent=6, every=4, gates=gates())
     engine = Engine({"target": model}, plan=by_chunks(7))
     sampling = Sampling(temperature=0.0, max_new_tokens=30)
-    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.policy(model)))
+    live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=kv.build_policy(model)))
     of_a_row = row_bytes(model.layout, model.dtype)
     seen = 0
     while engine.live:
@@ -71,14 +71,14 @@ def test_the_promise_at_8192_tokens() -> None:
 def test_gates_decide_which_heads_stream(tmp_path: Path) -> None:
     model = target()
     table = torch.tensor([[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]])
-    save(table, tmp_path / "gates.safetensors", model, 3)
-    policy = DuoAttention(gates=str(tmp_path)).policy(model)
+    save_gates(table, tmp_path / "gates.safetensors", model, 3)
+    policy = DuoAttention(gates=str(tmp_path)).build_policy(model)
     assert policy.streaming.equal(table < 0.5)
     with pytest.raises(Unsupported, match=r"kv=duo-attention.*foretell train gates"):
-        DuoAttention().policy(model)
+        DuoAttention().build_policy(model)
     (tmp_path / "gates.safetensors").write_bytes(b"no table")
     with pytest.raises(BadFile, match="cannot be read"):
-        DuoAttention(gates=str(tmp_path)).policy(model)
+        DuoAttention(gates=str(tmp_path)).build_policy(model)
 
 
 @pytest.mark.parametrize(

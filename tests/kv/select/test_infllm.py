@@ -21,7 +21,7 @@ from foretell.errors import BadConfig, BadFile, RequestFailed, Unsupported
 from foretell.kv.select import blocks as remembering
 from foretell.kv.select.infllm import Infllm, InfllmPolicy
 from foretell.kv.store.spilling import DiskBlocks
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests.cache.users import by_chunks
@@ -127,12 +127,12 @@ def test_the_order_of_blocks_is_irrelevant() -> None:
         if shuffled:
             order = torch.randperm(len(policy.slots), generator=torch.Generator().manual_seed(1))
             policy.slots = policy.slots[order]
-            policy.found = {layer: found[order] for layer, found in policy.found.items()}
+            policy.block_keys = {layer: found[order] for layer, found in policy.block_keys.items()}
         random = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(n, 1, 8, generator=random).double() for n in (4, 2, 2))
-        policy.found = {0: torch.randn(len(policy.slots), 2, 8, generator=random).double()}
+        policy.block_keys = {0: torch.randn(len(policy.slots), 2, 8, generator=random).double()}
         if shuffled:
-            policy.found = {0: policy.found[0][order]}
+            policy.block_keys = {0: policy.block_keys[0][order]}
         job, _ = cache.prepare(Ask(TokenTree(1)), [1] * 41, 1)
         outputs.append(job.attend(0, q, k, v, SCALE))
     assert torch.allclose(*outputs, atol=1e-12)
@@ -143,9 +143,9 @@ def test_with_room_for_everything_it_is_the_full_cache_bit_by_bit() -> None:
     policy = made(InfllmPolicy, kv)
 
     class InPieces(Full):
-        def room(self, length: int) -> int:
+        def room_left(self, length: int) -> int:
             policy.prompt = self.prompt
-            return int(policy.room(length))
+            return int(policy.room_left(length))
 
     ours = drive(policy, 30, WHOLE, 3)
     for (_, _, got), (_, _, want) in zip(ours, drive(InPieces(), 30, WHOLE, 3), strict=True):
@@ -161,7 +161,7 @@ def test_positions_stay_within_the_context(dir_: bool, tmp_path: Path) -> None:
         most = 0
 
         class Positions(InfllmPolicy):
-            def attend(self, job: Any, asked: Any) -> torch.Tensor:
+            def attend_job(self, job: Any, asked: Any) -> torch.Tensor:
                 nonlocal most
                 most = max(most, *job.positions)
                 q = self.turn(asked.q, torch.tensor(job.positions))
@@ -169,7 +169,7 @@ def test_positions_stay_within_the_context(dir_: bool, tmp_path: Path) -> None:
                 new = keys[:, job.start :]
                 keys[:, job.start :] = self.turn(new, torch.tensor(job.positions))
                 job.cache.k[asked.layer][:, job.start : keys.shape[1]] = keys[:, job.start :]
-                return super().attend(job, remembering.replace(asked, q=q, keys=keys))
+                return super().attend_job(job, remembering.replace(asked, q=q, keys=keys))
 
         policy = made(Positions, kv, context)
         assert policy.endless
@@ -182,8 +182,8 @@ def test_positions_stay_within_the_context(dir_: bool, tmp_path: Path) -> None:
 
 def test_a_text_may_outgrow_the_context_of_its_model() -> None:
     model = target("llama", torch.float64)
-    kv = kv_of("infllm:initial=2,local=40,block=8,every=16,alone=4")
-    policy = kv.policy(model)
+    kv = build_cache_policy("infllm:initial=2,local=40,block=8,every=16,alone=4")
+    policy = kv.build_policy(model)
     assert policy.endless
     prompt = [(7 * i + i * i) % 90 for i in range(150)]
     texts = []
@@ -204,7 +204,7 @@ def test_a_text_may_outgrow_the_context_of_its_model() -> None:
 def requests(kv: Infllm, count: int = 2) -> tuple[Engine, list[Any]]:
     engine = Engine({"target": target()})
     sampling = Sampling(temperature=0.0, max_new_tokens=24)
-    policy = kv.policy(target())
+    policy = kv.build_policy(target())
     prompts = (PROMPT, PROMPT[4:])[:count]
     return engine, [engine.add(Request(list(p), Plain(), sampling, policy=policy)) for p in prompts]
 
@@ -281,9 +281,9 @@ def test_a_full_folder_ends_its_request_alone(
 )
 def test_what_cannot_be_is_refused(spec: str, message: str) -> None:
     with pytest.raises(BadConfig, match=message):
-        kv_of(f"infllm:{spec}")
+        build_cache_policy(f"infllm:{spec}")
 
 
 def test_models_without_rotation_are_refused() -> None:
     with pytest.raises(Unsupported, match="infllm"):
-        Infllm().policy(Toy(9))
+        Infllm().build_policy(Toy(9))

@@ -13,7 +13,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.kv.select.coded import bounds_of
 from foretell.kv.select.lserve import Lserve, Served
-from foretell.kv.select.paging import extremes, upper
+from foretell.kv.select.paging import page_extremes, upper_bounds
 from tests.kv import driving
 from tests.kv.driving import TIMES, WIDTH, attended, drive, rows_of, text_of
 from tests.kv.policies import PROMPT as TEXT
@@ -34,7 +34,7 @@ def loops(policy: Served) -> driving.Twin:
         places = range(len(text))
         if policy.streaming[layer, head // TIMES]:
             last = policy.in_prompt if at < PROMPT else policy.recent
-            return [p for p in places if p < policy.first or at - p < last]
+            return [p for p in places if p < policy.first_rows or at - p < last]
         newest = at // page
         if at < PROMPT or newest < policy.count:
             return places
@@ -100,19 +100,19 @@ def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif slip == "own":  # every token chooses for itself
         made = replace(SMALL, reuse=1)
     elif slip == "no newest":
-        best = Served.best
+        best = Served.best_pages
         monkeypatch.setattr(
-            Served, "best", lambda self, q, bounds: best(self, q, bounds).roll(1, -1)
+            Served, "best_pages", lambda self, q, bounds: best(self, q, bounds).roll(1, -1)
         )
     elif slip == "coarse":
         made = replace(SMALL, part=4)
     elif slip == "rejected":  # the choice of a rejected draft is kept
-        keep = Served.keep
+        keep = Served.keep_nodes
 
         def beside(self: Served, cache: Any, nodes: Sequence[int]) -> None:
             keep(self, cache, nodes and [min(1, len(cache.tokens) - 1)])
 
-        monkeypatch.setattr(Served, "keep", beside)
+        monkeypatch.setattr(Served, "keep_nodes", beside)
     else:
         made = replace(SMALL, in_prompt=8)
     assert differs(made, loops(SMALL), 2, True) > 1e-3
@@ -128,9 +128,9 @@ def test_a_rejected_draft_leaves_the_state_as_it_was() -> None:
         states.append(told[0])
     for other in states[1:]:
         for layer in (0, 1):
-            assert other.chosen[layer].equal(states[0].chosen[layer])
+            assert other.committed_pages[layer].equal(states[0].committed_pages[layer])
             assert other.bounds[layer].equal(states[0].bounds[layer])
-            assert other.held[layer].keys.equal(states[0].held[layer].keys)
+            assert other.held_rows[layer].keys.equal(states[0].held_rows[layer].keys)
 
 
 def test_parts_as_large_as_pages_choose_what_quest_does() -> None:
@@ -140,8 +140,8 @@ def test_parts_as_large_as_pages_choose_what_quest_does() -> None:
         torch.randn(4, 6, WIDTH, generator=random),
     )
     policy = replace(SMALL, part=4, count=5)
-    ours = policy.best(q, extremes(keys, 4))
-    best = upper(q, extremes(keys, 4)).topk(4, -1).indices
+    ours = policy.best_pages(q, page_extremes(keys, 4))
+    best = upper_bounds(q, page_extremes(keys, 4)).topk(4, -1).indices
     quest = torch.zeros(4, 6, 10, dtype=torch.bool).scatter_(-1, best, True)
     assert ours[..., :-1].equal(quest) and bool(ours[..., -1].all())
 
@@ -153,9 +153,9 @@ def test_bounds_hold_for_rounded_rows_too() -> None:
         torch.randn(4, 9, WIDTH, generator=random),
     )
     policy = replace(SMALL, bits=8, part=4)
-    above = upper(q, bounds_of(keys, 4))
-    held = policy.joined(None, keys, keys)
-    for rows in (keys, held.rows()[0]):
+    above = upper_bounds(q, bounds_of(keys, 4))
+    held = policy.join_rows(None, keys, keys)
+    for rows in (keys, held.read_rows()[0]):
         products = q @ rows.repeat_interleave(2, 0).transpose(1, 2)
         assert (above >= products.unflatten(-1, (-1, 4)).amax(-1) - 1e-5).all()
 
@@ -164,7 +164,7 @@ def test_with_room_for_everything_it_is_the_full_cache_bit_by_bit() -> None:
     class Ends(driving.Full):
         """Whose forwards end as those of pages do."""
 
-        def room(self, length: int) -> int:
+        def room_left(self, length: int) -> int:
             return self.prompt - length if length < self.prompt else 4 - length % 4
 
     dense = replace(SMALL, streaming=torch.zeros(2, 2, dtype=torch.bool), count=11)

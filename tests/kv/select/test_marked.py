@@ -9,9 +9,9 @@ import torch
 from safetensors.torch import save_file
 
 from foretell.errors import BadFile, Unsupported
-from foretell.kv.select import marked
 from foretell.kv.select.marked import Kind
 from foretell.models.decoder.decoder import Decoder
+from foretell.ops import assets
 from tests.models.decoder.families import tiny
 
 KIND = Kind(
@@ -38,25 +38,25 @@ def test_a_table_is_found_in_a_file_a_folder_and_by_its_mark(
     table = torch.rand(3, 2)
     folder = tmp_path / "weights"
     folder.mkdir()
-    KIND.save(torch.rand(3, 2), folder / "a.safetensors", other())
-    KIND.save(table, folder / "weights.safetensors", model, steps="3")
-    monkeypatch.setattr(marked, "ASSETS", tmp_path)
+    KIND.save_table(torch.rand(3, 2), folder / "a.safetensors", other())
+    KIND.save_table(table, folder / "weights.safetensors", model, steps="3")
+    monkeypatch.setattr(assets, "model_folders", lambda: [tmp_path])
     for given in (folder / "weights.safetensors", folder, ""):
-        assert torch.equal(KIND.find(model, str(given), "kv=x", (3, 2)), table)
+        assert torch.equal(KIND.find_table(model, str(given), "kv=x", (3, 2)), table)
 
 
 def test_none_ships(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(marked, "ASSETS", tmp_path)
+    monkeypatch.setattr(assets, "model_folders", lambda: [tmp_path])
     with pytest.raises(Unsupported, match=r"kv=x.*none ships.*`make` and give it as table=FILE"):
-        KIND.find(Decoder(tiny("llama"), "llama"), "", "kv=x", (3, 2))
+        KIND.find_table(Decoder(tiny("llama"), "llama"), "", "kv=x", (3, 2))
 
 
 def test_a_table_of_another_model_is_refused(tmp_path: Path) -> None:
     path, model = tmp_path / "t", Decoder(tiny("llama"), "llama")
     for table, of in ((torch.rand(3, 2), other()), (torch.rand(3, 4), model)):
-        KIND.save(table, path, of)
+        KIND.save_table(table, path, of)
         with pytest.raises(BadFile, match=r"t: was made for another model than llama; make one"):
-            KIND.find(model, str(path), "kv=x", (3, 2))
+            KIND.find_table(model, str(path), "kv=x", (3, 2))
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
@@ -73,4 +73,4 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
     }
     for name, words in said.items():
         with pytest.raises(BadFile, match=f"{name}: {words}.*make one with"):
-            KIND.read(tmp_path / name)
+            KIND.read_table(tmp_path / name)

@@ -23,11 +23,11 @@ def test_key_heads_read_the_chunks_that_their_queries_are_nearest_to(count: int,
     q = torch.randn(6, 2, 4, generator=random)
     policy = Chunks(0, count, 8)
     cache = SimpleNamespace(base=40, k=[keys])
-    policy.change(cache)  # some of them first
+    policy.change_rows(cache)  # some of them first
     cache.base = base
-    policy.change(cache)
-    assert policy.watches(job(base))
-    read = policy.reads(job(base), Attention(0, q, keys, keys, None, 1.0)).read(base + 2)
+    policy.change_rows(cache)
+    assert policy.watches_job(job(base))
+    read = policy.select_rows(job(base), Attention(0, q, keys, keys, None, 1.0)).read(base + 2)
     whole = base // 8
     for head in range(2):
         for node in range(2):
@@ -42,5 +42,5 @@ def test_key_heads_read_the_chunks_that_their_queries_are_nearest_to(count: int,
 
 
 def test_a_text_of_one_chunk_is_read_whole() -> None:
-    assert not Chunks(0, 5, 8).watches(job(15))
-    assert Chunks(0, 5, 8).watches(job(16))
+    assert not Chunks(0, 5, 8).watches_job(job(15))
+    assert Chunks(0, 5, 8).watches_job(job(16))

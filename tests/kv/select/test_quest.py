@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.kv.select.paging import extremes, upper
+from foretell.kv.select.paging import page_extremes, upper_bounds
 from foretell.kv.select.quest import Pages, Quest
-from foretell.ops.row_attention import products
+from foretell.ops.row_attention import query_products
 from tests.kv import driving
 from tests.kv.driving import TIMES, WIDTH, differs, rows_of, text_of
 
@@ -53,11 +53,11 @@ def test_every_node_reads_what_loops_say(depth: int, wrong: bool, chunk: int) ->
 def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SMALL
     if slip == "no change":  # pages are only noted late
-        monkeypatch.setattr(Pages, "whole", lambda self, cache: max(0, cache.base // 4 - 1))
+        monkeypatch.setattr(Pages, "count_pages", lambda self, cache: max(0, cache.base // 4 - 1))
     elif slip == "lowest":  # the sign of the query is not looked at
         monkeypatch.setattr(
             "foretell.kv.select.quest.upper",
-            lambda q, bounds: products(q, bounds[..., :WIDTH]),
+            lambda q, bounds: query_products(q, bounds[..., :WIDTH]),
         )
     else:
         made = replace(SMALL, count=2)
@@ -68,21 +68,21 @@ def test_the_bound_holds_for_every_key_and_is_reached() -> None:
     random = torch.Generator().manual_seed(0)
     keys = torch.randn(2, 24, WIDTH, generator=random, dtype=torch.float64)
     q = torch.randn(4, 7, WIDTH, generator=random, dtype=torch.float64)
-    above = upper(q, extremes(keys, 4))
+    above = upper_bounds(q, page_extremes(keys, 4))
     products = q @ keys.repeat_interleave(2, 0).transpose(1, 2)
     most = products.unflatten(-1, (-1, 4)).amax(-1)
     assert (above >= most - 1e-12).all() and (above > most + 0.1).any()
-    one = upper(q, extremes(keys, 1))
+    one = upper_bounds(q, page_extremes(keys, 1))
     assert torch.allclose(one, products)
 
 
 def test_pages_nest_in_the_budget() -> None:
     random = torch.Generator().manual_seed(1)
-    bounds = extremes(torch.randn(2, 40, WIDTH, generator=random), 4)
+    bounds = page_extremes(torch.randn(2, 40, WIDTH, generator=random), 4)
     q = torch.randn(4, 6, WIDTH, generator=random)
-    smaller = replace(SMALL, count=3).chosen(q, bounds)
+    smaller = replace(SMALL, count=3).choose_pages(q, bounds)
     for count in range(4, 11):
-        larger = replace(SMALL, count=count).chosen(q, bounds)
+        larger = replace(SMALL, count=count).choose_pages(q, bounds)
         assert larger.shape == (4, 6, count)
         assert (smaller[..., None] == larger[..., None, :]).any(-1).all()
         smaller = larger
@@ -92,7 +92,7 @@ def test_with_room_for_everything_it_is_the_full_cache_bit_by_bit() -> None:
     class Ends(driving.Full):
         """Whose forwards end as those of pages do."""
 
-        def room(self, length: int) -> int:
+        def room_left(self, length: int) -> int:
             return self.prompt - length if length < self.prompt else 4 - length % 4
 
     ours = driving.drive(replace(SMALL, count=11), PROMPT, WHOLE, 4, True)

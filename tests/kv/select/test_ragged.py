@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.cache.buffers import roomy
+from foretell.cache.buffers import roomy_length
 from foretell.cache.cache import Cache
 from foretell.cache.policy import NEVER
 from foretell.core.tree import TokenTree
@@ -29,7 +29,7 @@ def loops(policy: Ragged) -> driving.Twin:
         places = range(len(text))
         if not policy.streaming[layer, head // TIMES]:
             return places
-        return [p for p in places if p < policy.first or len(text) - 1 - p < policy.recent]
+        return [p for p in places if p < policy.first_rows or len(text) - 1 - p < policy.recent]
 
     return reads
 
@@ -55,7 +55,7 @@ def test_every_node_sees_what_loops_say(heads: torch.Tensor, block: int, how: An
 
 @pytest.mark.parametrize(("first", "recent"), [(0, 1), (0, 6), (7, 1)])
 def test_any_counts_of_rows(first: int, recent: int) -> None:
-    policy = replace(SMALL, first=first, recent=recent)
+    policy = replace(SMALL, first_rows=first, recent=recent)
     assert differs(policy, loops(policy), 5, True) < 1e-9
 
 
@@ -63,20 +63,20 @@ def test_any_counts_of_rows(first: int, recent: int) -> None:
 def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = SMALL
     if slip == "lost block":
-        monkeypatch.setattr(Ragged, "joined", lambda self, held, k, v: held or Held(k, v))
+        monkeypatch.setattr(Ragged, "join_rows", lambda self, held, k, v: held or Held(k, v))
     elif slip == "another head":
         made = replace(SMALL, streaming=HEADS.flip(1))
     elif slip == "own rows":  # those that still lie in the cache are seen by all
-        monkeypatch.setattr(Ragged, "seen", lambda self, job, asked: None)
+        monkeypatch.setattr(Ragged, "visible_rows", lambda self, job, asked: None)
     else:  # the first rows that streaming heads miss are seen
-        monkeypatch.setattr(Ragged, "watches", lambda self, job: job.cache.length > 20)
+        monkeypatch.setattr(Ragged, "watches_job", lambda self, job: job.cache.length > 20)
     assert differs(made, loops(SMALL), 5, True) > 1e-3
 
 
 def test_rows_in_the_middle_change_no_streaming_head(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every row that is neither a first one nor a last one of the last text."""
     real, end = driving.rows_of, len(WHOLE) - 2
-    far = range(SMALL.first, end - SMALL.recent + 1)
+    far = range(SMALL.first_rows, end - SMALL.recent + 1)
 
     def last_ones() -> dict[int, torch.Tensor]:
         found = {}
@@ -107,7 +107,7 @@ def test_rows_leave_and_are_held_once_by_the_other_heads() -> None:
         pass
     (policy,) = told
     gone = (len(WHOLE) - 1 - 8) // 4 * 4
-    assert {layer: held.keys.shape[:2] for layer, held in policy.held.items()} == {
+    assert {layer: held.keys.shape[:2] for layer, held in policy.held_rows.items()} == {
         0: (1, gone),
         1: (2, gone),
     }
@@ -124,8 +124,8 @@ def test_buffers_of_a_long_prompt_become_short_when_its_rows_leave() -> None:
     cache.finish()
     cache.commit([*tokens, 0])
     twin = cache.fork()
-    assert cache.capacity == roomy(2000)
-    keys, _ = cache.give(1900, 40)
+    assert cache.capacity == roomy_length(2000)
+    keys, _ = cache.give_rows(1900, 40)
     assert cache.capacity == 256 and keys[0].shape[1] == 1900
     kept = torch.cat([torch.arange(40), torch.arange(1940, 2000)]).double()
     for layer in range(LAYERS):
@@ -140,22 +140,22 @@ def test_forks_go_their_own_ways() -> None:
     for _ in drive(SMALL, PROMPT, WHOLE, told=told.append):
         pass
     (policy,) = told
-    before = dict(policy.held)
+    before = dict(policy.held_rows)
     twin = policy.fork()
     assert isinstance(twin, Ragged)
-    twin.hold([torch.ones(2, 4, 8).double()] * 2, [torch.ones(2, 4, 8).double()] * 2)
-    assert all(policy.held[layer] is before[layer] for layer in before)
-    assert twin.held[0].keys.shape[1] == policy.held[0].keys.shape[1] + 4
+    twin.hold_rows([torch.ones(2, 4, 8).double()] * 2, [torch.ones(2, 4, 8).double()] * 2)
+    assert all(policy.held_rows[layer] is before[layer] for layer in before)
+    assert twin.held_rows[0].keys.shape[1] == policy.held_rows[0].keys.shape[1] + 4
 
 
 def test_without_streaming_heads_it_does_nothing() -> None:
     none = replace(SMALL, streaming=torch.zeros(2, 2, dtype=torch.bool))
-    assert none.room(3) == none.room(300) == NEVER
+    assert none.room_left(3) == none.room_left(300) == NEVER
     ours, full = (drive(policy, PROMPT, WHOLE) for policy in (none, Quiet()))
     for (_, _, mine), (_, _, other) in zip(ours, full, strict=True):
         assert torch.equal(mine, other)
 
 
 class Quiet(driving.Full):
-    def room(self, length: int) -> int:
+    def room_left(self, length: int) -> int:
         return NEVER

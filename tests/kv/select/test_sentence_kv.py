@@ -29,7 +29,7 @@ SMALL = SentenceKv(budget=9, factor=1.5, sinks=2, recent=3, window=3, kernel=3)
 def policy(config: SentenceKv = SMALL) -> Sentences:
     model = Toy(driving.VOCAB)
     model.tokenizer = WORDS
-    return config.policy(model)
+    return config.build_policy(model)
 
 
 def voted(text: tuple[int, ...], layer: int, group: int, config: SentenceKv) -> list[int]:
@@ -120,22 +120,22 @@ def test_a_full_stop_that_is_rejected_leaves_no_trace() -> None:
         plain, drafted = held
         running += plain.count
         assert plain.closed == drafted.closed and plain.count == drafted.count
-        assert plain.asked.keys() == drafted.asked.keys()
+        assert plain.query_sums.keys() == drafted.query_sums.keys()
         for layer, index in plain.index.items():
-            assert torch.equal(index.of, drafted.index[layer].of)
+            assert torch.equal(index.sentence_of, drafted.index[layer].sentence_of)
             assert torch.allclose(index.means, drafted.index[layer].means)
-        for layer, asked in plain.asked.items():
-            assert torch.allclose(asked, drafted.asked[layer])
+        for layer, asked in plain.query_sums.items():
+            assert torch.allclose(asked, drafted.query_sums[layer])
     assert running > 3
 
 
 @pytest.mark.parametrize("slip", ["index", "queries", "ends"])
 def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if slip == "index":  # a draft's full stops end no sentence in the index
-        monkeypatch.setattr(Index, "above", lambda self, *_: self)
+        monkeypatch.setattr(Index, "extend_along", lambda self, *_: self)
     elif slip == "queries":  # the queries of committed tokens are forgotten
         nothing = property(lambda self: {}, lambda self, sums: None)
-        monkeypatch.setattr(Sentences, "asked", nothing, raising=False)
+        monkeypatch.setattr(Sentences, "query_sums", nothing, raising=False)
     else:  # what stands behind a full stop counts to the sentence before it
         monkeypatch.setattr(
             "foretell.kv.select.sentences.Path.running", property(lambda self: self.rows)
@@ -147,14 +147,14 @@ def test_each_row_that_stayed_is_in_one_sentence_and_empty_ones_are_never_read()
     keys = torch.randn(2, 5, 4, dtype=torch.float64)
     places = torch.tensor([[0, 1, 2, 7, 8], [0, 5, 6, 7, 8]])
     index = Index.of_places(keys, places, [1, 4, 8])
-    assert index.of.tolist() == [[1, 1, 2, 3, 3], [1, 3, 3, 3, 3]]
+    assert index.sentence_of.tolist() == [[1, 1, 2, 3, 3], [1, 3, 3, 3, 3]]
     assert torch.allclose(index.means[1, 2], keys[1, 1:].mean(0))
     assert torch.equal(index.means[1, 1], torch.zeros(4, dtype=torch.float64))
-    given = index.given(torch.randn(2, 4, dtype=torch.float64), 7)
+    given = index.score_rows(torch.randn(2, 4, dtype=torch.float64), 7)
     for group in range(2):
         ranked = given[group].argsort(descending=True, stable=True).tolist()
         assert ranked[-2:] == [5, 6]  # rows in no sentence
-        numbers = index.of[group][ranked[:-2]].tolist()
+        numbers = index.sentence_of[group][ranked[:-2]].tolist()
         assert numbers == sorted(numbers, key=numbers.index)  # sentences in one piece
 
 
@@ -194,7 +194,7 @@ def test_without_a_tokenizer_that_tells_it_refuses(words: Words | None) -> None:
     model = Toy(11)
     model.tokenizer = words
     with pytest.raises(Unsupported, match=r"kv=sentence-kv cannot run on .* a tokenizer"):
-        SentenceKv().policy(model)
+        SentenceKv().build_policy(model)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,8 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.select.base import Ends, Selecting
-from foretell.kv.select.view_model import Once, Viewed, ViewedCache, over, viewed
-from foretell.spec import kv_of
+from foretell.kv.select.view_model import Once, Viewed, ViewedCache, once_per_draft, build_viewed
+from foretell.spec import build_cache_policy
 from foretell.testing.toy import Toy
 from tests import laws, tiny
 from tests.models.decoder.test_retrieved import read
@@ -47,11 +47,11 @@ def beside(model: Any, tokens: list[int], policy: Selecting) -> tuple[Viewed, Vi
 @pytest.mark.parametrize("kv", KVS)
 def test_it_reads_what_the_policy_reads_of_a_cache_of_its_own(kv: str) -> None:
     model = decoder()
-    policy = kv_of(kv).view(model)
+    policy = build_cache_policy(kv).build_view(model)
     assert isinstance(policy, Selecting)
     view, cache = beside(model, TEXT, policy)
     own = model.cache()
-    own.use(kv_of(kv).policy(model), len(TEXT) - 1)
+    own.use(build_cache_policy(kv).build_policy(model), len(TEXT) - 1)
     assert own.policy is not None
     own.policy.waits = True  # or the tree would cross the end of a page
     got = read(view, cache, Ask(TREE), TEXT).logits
@@ -78,8 +78,8 @@ def test_first_and_last_rows_are_read_where_they_stand() -> None:
 def test_over_all_rows_it_is_the_model_itself() -> None:
     model = decoder()
     for kv in ("quest:budget=512", "streaming-llm:window=512", "double-sparsity:budget=400"):
-        kind = kv_of(f"{kv},channels=8" if "double" in kv else kv)
-        view = viewed(model, kind, "view:kv")
+        kind = build_cache_policy(f"{kv},channels=8" if "double" in kv else kv)
+        view = build_viewed(model, kind, "view:kv")
         target = model.cache()
         read(model, target, Ask(TokenTree(TEXT[-1]), rows=()), TEXT)
         cache = view.cache(beside=target)
@@ -89,7 +89,7 @@ def test_over_all_rows_it_is_the_model_itself() -> None:
 
 def test_nothing_of_a_draft_stays_and_no_row_is_copied() -> None:
     model = decoder()
-    view, cache = beside(model, TEXT[:150], kv_of(KVS[0]).view(model))  # type: ignore[arg-type]
+    view, cache = beside(model, TEXT[:150], build_cache_policy(KVS[0]).build_view(model))  # type: ignore[arg-type]
     target = cache.beside
     assert cache.bytes == 0
     for end in (150, 153, 156, 161, 168):
@@ -118,7 +118,7 @@ def check_rows(cache: Cache, model: Any, tokens: list[int]) -> None:
 
 def test_two_views_and_the_model_itself_share_the_rows_behind_the_text() -> None:
     model = decoder()
-    view, cache = beside(model, TEXT, kv_of(KVS[1]).view(model))  # type: ignore[arg-type]
+    view, cache = beside(model, TEXT, build_cache_policy(KVS[1]).build_view(model))  # type: ignore[arg-type]
     other = Viewed(model, Ends(0, 3, 20), "other")
     second = other.cache(beside=cache.beside)
     chain = TokenTree(TEXT[-1]).chain([5, 6, 9])
@@ -144,24 +144,24 @@ def test_behind_shared_rows_it_reads_them_too(own: int) -> None:
     model = decoder()
     first = model.cache()
     read(model, first, Ask(TokenTree(TEXT[99]), rows=()), TEXT[:100])
-    segment: Segment = first.share(TEXT[:100])
+    segment: Segment = first.share_rows(TEXT[:100])
     target = model.cache()
-    target.adopt(segment)
+    target.adopt_segment(segment)
     text = TEXT[: 100 + own]
     read(model, target, Ask(TokenTree(text[-1]), rows=()), text)
-    view = Viewed(model, kv_of(KVS[0]).view(model), "view")  # type: ignore[arg-type]
+    view = Viewed(model, build_cache_policy(KVS[0]).build_view(model), "view")  # type: ignore[arg-type]
     cache = view.cache(beside=target)
     tree = TokenTree(text[-1]).chain([5, 6]).chain([7], at=1)
     got = read(view, cache, Ask(tree), text).logits
     assert not target.segments and not segment.readers and target.base == len(text) - 1
-    alone, fresh = beside(model, text, kv_of(KVS[0]).view(model))  # type: ignore[arg-type]
+    alone, fresh = beside(model, text, build_cache_policy(KVS[0]).build_view(model))  # type: ignore[arg-type]
     assert torch.allclose(got, read(alone, fresh, Ask(tree), text).logits, atol=1e-5)
     check_rows(target, model, text)
 
 
 def test_a_copy_goes_on_by_itself() -> None:
     model = decoder()
-    view, cache = beside(model, TEXT[:150], over(Ends(0, 3, 20), True))
+    view, cache = beside(model, TEXT[:150], once_per_draft(Ends(0, 3, 20), True))
     read(view, cache, Ask(TokenTree(TEXT[149]).chain([5, 6])), TEXT[:150])
     twin, target = cache.fork(), cache.beside.fork()
     twin.beside = target
@@ -169,7 +169,7 @@ def test_a_copy_goes_on_by_itself() -> None:
     for one, text in ((cache, texts[0]), (twin, [*texts[0], *texts[1][150:]])):
         read(model, one.beside, Ask(TokenTree(text[-1]), rows=()), text)
         tree = TokenTree(text[-1]).chain([3, 2])
-        _, fresh = beside(model, text, over(Ends(0, 3, 20), True))
+        _, fresh = beside(model, text, once_per_draft(Ends(0, 3, 20), True))
         want = read(view, fresh, Ask(tree), text).logits
         assert torch.allclose(read(view, one, Ask(tree), text).logits, want, atol=1e-5)
 
@@ -178,14 +178,14 @@ def test_a_copy_goes_on_by_itself() -> None:
 def test_once_all_nodes_read_what_the_root_reads(kv: str) -> None:
     """However the tree grew: in one forward, or level by level."""
     model = decoder()
-    policy = kv_of(kv).view(model)
+    policy = build_cache_policy(kv).build_view(model)
     assert isinstance(policy, Selecting)
-    view, cache = beside(model, TEXT, over(policy, True))
+    view, cache = beside(model, TEXT, once_per_draft(policy, True))
     whole = read(view, cache, Ask(TREE), TEXT).logits
     found = cache.policy
     assert isinstance(found, Once) and found.watched
     chosen = {layer: rows.clone() for layer, rows in found.found.items()}
-    _, again = beside(model, TEXT, over(policy, True))
+    _, again = beside(model, TEXT, once_per_draft(policy, True))
     rows = []
     for nodes in (1, 2, 3, 5):
         tree = TokenTree(TEXT[-1])
@@ -201,7 +201,7 @@ def test_once_all_nodes_read_what_the_root_reads(kv: str) -> None:
     read(model, cache.beside, Ask(TREE), TEXT)
     longer = [*TEXT, 5, 6]
     read(view, cache, Ask(TokenTree(6)), longer)
-    fresh = cache.policy.found  # type: ignore[union-attr]
+    fresh = cache.policy.root_rows  # type: ignore[union-attr]
     assert all(fresh[layer].shape[-1] == len(longer) - 1 for layer in chosen)
 
 
@@ -209,6 +209,6 @@ def test_what_changes_rows_is_no_view() -> None:
     model = decoder()
     for kv in ("snapkv", "offload", "gear", "infllm"):
         with pytest.raises(BadConfig, match=rf"view:kv='{kv}': must be a policy that reads a part"):
-            viewed(model, kv_of(kv), "view:kv")
+            build_viewed(model, build_cache_policy(kv), "view:kv")
     with pytest.raises(Unsupported, match="view cannot run on"):
-        viewed(foretell.testing.toy.ToyRecurrent(3), kv_of("quest"), "view:kv")
+        build_viewed(foretell.testing.toy.ToyRecurrent(3), build_cache_policy("quest"), "view:kv")

@@ -25,7 +25,7 @@ class Counted(Shelf):
     def __init__(self) -> None:
         self.put_bytes: list[int] = []
 
-    def put(self, codes: Any) -> Any:
+    def put_codes(self, codes: Any) -> Any:
         self.put_bytes.append(bytes_of(codes))
         return codes
 
@@ -46,13 +46,13 @@ class Halves(LayerForm):
 class Shared(Form):
     """All layers' rows lie under the first one."""
 
-    def encode(self, keys: Any, values: Any, place: int) -> Any:
+    def encode_rows(self, keys: Any, values: Any, place: int) -> Any:
         return {0: {"k": torch.stack(keys), "v": torch.stack(values)}}
 
-    def decode(self, code: Code, layer: int) -> Rows:
+    def decode_rows(self, code: Code, layer: int) -> Rows:
         return code["k"][layer], code["v"][layer]
 
-    def under(self, layer: int) -> int:
+    def code_layer(self, layer: int) -> int:
         return 0
 
 
@@ -114,13 +114,13 @@ def test_bytes_are_those_of_all_codes() -> None:
         if cache is not None:
             held = cache.policy
             of_a_row = 3 * 2 * 8 * 2 * 2  # layers, heads, width, keys and values, bytes
-            assert held.bytes == held.held_bytes == sum(shelf.put_bytes) == held.rows * of_a_row
+            assert held.bytes == held.held_bytes == sum(shelf.put_bytes) == held.read_rows * of_a_row
             own = (cache.base + len(cache.tokens)) * 3 * 2 * 8 * 2 * 8
             assert cache.bytes == own + held.bytes, "admission and status count both"
-            assert cache.length - held.rows == cache.base < 1 + 2 + 4 or cache.length <= len(PROMPT)
+            assert cache.length - held.read_rows == cache.base < 1 + 2 + 4 or cache.length <= len(PROMPT)
             for tensor in (
                 t for codes in held.held for code in codes.values() for t in code.values()
             ):
                 assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     assert len(shelf.put_bytes) > 4
-    assert policy.held == (), "the request's own policy is a pattern only"
+    assert policy.held_codes == (), "the request's own policy is a pattern only"

@@ -12,12 +12,12 @@ from foretell.kv.store.base import bytes_of
 from foretell.kv.store.block_quantization import (
     BlockQuantization,
     Blocks,
-    by_size,
-    decoded,
-    encoded,
-    pairs,
+    order_by_size,
+    decode_blocks,
+    encode_blocks,
+    channel_partners,
 )
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from tests.kv.policies import Decoder, target
 from tests.models.decoder.families import tiny
 
@@ -25,9 +25,9 @@ HALVES = torch.tensor([4, 5, 6, 7, 0, 1, 2, 3])  # partners of rotated halves
 
 
 def through(numbers: torch.Tensor, bits: int, block: int) -> torch.Tensor:
-    codes, exponents = encoded(numbers, bits, block)
+    codes, exponents = encode_blocks(numbers, bits, block)
     assert codes.dtype == torch.uint8 and exponents.dtype == torch.int8
-    return decoded(codes, exponents, bits, numbers.shape[-1], torch.float64)
+    return decode_blocks(codes, exponents, bits, numbers.shape[-1], torch.float64)
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -58,7 +58,7 @@ def test_numbers_at_the_ends_of_a_type_stay_finite() -> None:
 def test_partners_are_the_channels_that_turn_together(family: str) -> None:
     decoder = Decoder(tiny(family), family)
     width = decoder.layout[0][1]
-    found = pairs(decoder.turning("test"), width, torch.device("cpu"))
+    found = channel_partners(decoder.find_turn("test"), width, torch.device("cpu"))
     assert torch.equal(found[found], torch.arange(width))
     turned = found != torch.arange(width)
     rotary = int(turned.sum())
@@ -68,7 +68,7 @@ def test_partners_are_the_channels_that_turn_together(family: str) -> None:
 
 def test_pairs_lie_side_by_side_the_small_ones_first() -> None:
     keys = torch.randn(2, 9, 8) * torch.tensor([9, 1, 5, 0.1, 0.2, 1, 7, 8.0])
-    for head, order in enumerate(by_size(keys, HALVES).tolist()):
+    for head, order in enumerate(order_by_size(keys, HALVES).tolist()):
         assert sorted(order) == [*range(8)]
         sizes = []
         for first, second in zip(order[::2], order[1::2], strict=True):
@@ -82,7 +82,7 @@ def form(sort: bool, bits: int = 4, block: int = 4) -> Blocks:
 
 
 def stored(keys: torch.Tensor, made: Blocks) -> torch.Tensor:
-    back, values = made.decode(made.encode([keys], [keys + 1], 0)[0], 0)
+    back, values = made.decode_rows(made.encode_rows([keys], [keys + 1], 0)[0], 0)
     assert torch.equal(values, keys + 1), "values are as they were"
     assert back.dtype == keys.dtype
     return back
@@ -100,9 +100,9 @@ def test_sorted_keys_come_back_in_their_order() -> None:
 
 def test_blocks_are_read_together_as_one_by_one() -> None:
     made = form(True)
-    codes = [made.encode([torch.randn(2, n, 8)], [torch.randn(2, n, 8)], 0)[0] for n in (9, 4, 4)]
+    codes = [made.encode_rows([torch.randn(2, n, 8)], [torch.randn(2, n, 8)], 0)[0] for n in (9, 4, 4)]
     keys, values = made.decode_all(codes, 0)
-    assert torch.equal(keys, torch.cat([made.decode(code, 0)[0] for code in codes], 1))
+    assert torch.equal(keys, torch.cat([made.decode_rows(code, 0)[0] for code in codes], 1))
     assert torch.equal(values, torch.cat([code["values"] for code in codes], 1))
 
 
@@ -124,7 +124,7 @@ def test_bytes_are_those_of_the_card(sort: bool) -> None:
     heads, count, width = 3, 128, 64
     keys = torch.randn(heads, count, width).bfloat16()
     partners = {width: torch.arange(width).roll(width // 2)} if sort else None
-    codes = Blocks(4, 32, (width,), partners).encode([keys], [keys], 0)
+    codes = Blocks(4, 32, (width,), partners).encode_rows([keys], [keys], 0)
     of_keys = bytes_of(codes) - keys.numel() * 2
     assert of_keys == keys.numel() * 4 // 8 + keys.numel() // 32 + (heads * width if sort else 0)
     assert of_keys <= 0.3 * keys.numel() * 2
@@ -133,12 +133,12 @@ def test_bytes_are_those_of_the_card(sort: bool) -> None:
 def test_bad_settings() -> None:
     for spec in ("block-quantization:bits=5", "block-quantization:block=0"):
         with pytest.raises(BadConfig, match="block-quantization:b"):
-            kv_of(spec)
+            build_cache_policy(spec)
 
 
 def test_a_family_without_rotation_cannot_be_sorted() -> None:
     decoder = Decoder(tiny("gpt2"), "gpt2")
     with pytest.raises(Unsupported, match="block-quantization"):
-        BlockQuantization(sort=True).policy(decoder)
-    assert not BlockQuantization().policy(decoder).holds
+        BlockQuantization(sort=True).build_policy(decoder)
+    assert not BlockQuantization().build_policy(decoder).holds_rows
     assert target().layout[0][1] == 8, "rows of 8 channels are what these tests assume"

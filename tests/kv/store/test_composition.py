@@ -16,7 +16,7 @@ from foretell.kv.store.base import Stored
 from foretell.kv.store.composition import Composition, EvictedFirst
 from foretell.kv.store.gear import Gear, Recipe
 from foretell.kv.store.spilling import Files
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.strategies.plain import Plain
 from tests.kv.policies import PROMPT, run, target
 
@@ -26,8 +26,8 @@ SNAPKV = "snapkv:budget=10,window=3,kernel=3"
 def test_all_three_in_any_order(tmp_path: Path) -> None:
     specs = [SNAPKV, "gear:buffer=4", f"offload:dir={tmp_path}/a+b"]
     for order in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
-        kv = kv_of("+".join(specs[place] for place in order))
-        policy = kv.named(target())
+        kv = build_cache_policy("+".join(specs[place] for place in order))
+        policy = kv.build_named(target())
         assert policy.name == kv.name and "gear" in kv.name
         assert isinstance(policy, EvictedFirst) and policy.evictor.budget == 10
         assert isinstance(policy.stored.form, Recipe)
@@ -35,12 +35,12 @@ def test_all_three_in_any_order(tmp_path: Path) -> None:
 
 
 def test_pairs_are_made_of_what_they_name(tmp_path: Path) -> None:
-    stored = kv_of(f"gear:buffer=7+offload:dir={tmp_path},block=3").policy(target())
+    stored = build_cache_policy(f"gear:buffer=7+offload:dir={tmp_path},block=3").build_policy(target())
     assert isinstance(stored, Stored) and stored.block == 7 and not stored.shelf.in_memory
-    pair = kv_of(f"{SNAPKV}+gear").policy(target())
+    pair = build_cache_policy(f"{SNAPKV}+gear").build_policy(target())
     assert isinstance(pair, EvictedFirst) and pair.stored.shelf.in_memory
-    assert isinstance(kv_of("gear"), Gear), "one alone is no composition"
-    assert isinstance(Composition((Gear(),)).policy(target()), Stored)
+    assert isinstance(build_cache_policy("gear"), Gear), "one alone is no composition"
+    assert isinstance(Composition((Gear(),)).build_policy(target()), Stored)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_pairs_are_made_of_what_they_name(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_joined_is_refused_in_one_line(spec: str, why: str) -> None:
     with pytest.raises(BadConfig) as refused:
-        kv_of(spec)
+        build_cache_policy(spec)
     message = str(refused.value)
     assert message.startswith(f"kv={spec}: ") and why in message and "\n" not in message
     assert "an evictor of prompts (snapkv), an encoder" in message, "what is legal is said"
@@ -66,9 +66,9 @@ def test_what_cannot_be_joined_is_refused_in_one_line(spec: str, why: str) -> No
 
 def test_a_wrong_part_is_named() -> None:
     with pytest.raises(UnknownMethod, match="did you mean gear"):
-        kv_of("snapkv+gaer")
+        build_cache_policy("snapkv+gaer")
     with pytest.raises(BadConfig, match="gear:bits=3"):
-        kv_of("snapkv+gear:bits=3")
+        build_cache_policy("snapkv+gear:bits=3")
     with pytest.raises(BadConfig, match="nothing is joined"):
         Composition(())
 
@@ -77,7 +77,7 @@ def held(kv: Any, prompt: list[int]) -> list[tuple[int, int, int]]:
     """Of a text after each step: its length, and its rows in the cache and stored."""
     engine = Engine({"target": target()})
     sampling = Sampling(temperature=0.0, max_new_tokens=14)
-    live = engine.add(Request(prompt, Plain(), sampling, policy=kv.policy(target())))
+    live = engine.add(Request(prompt, Plain(), sampling, policy=kv.build_policy(target())))
     seen = []
     while engine.live:
         engine.step()
@@ -89,7 +89,7 @@ def held(kv: Any, prompt: list[int]) -> list[tuple[int, int, int]]:
 
 @pytest.mark.parametrize("count", [21, 12, 10, 6])
 def test_rows_are_given_up_before_they_are_stored(count: int) -> None:
-    for length, own, stored in held(kv_of(f"{SNAPKV}+gear:buffer=4"), PROMPT[:count]):
+    for length, own, stored in held(build_cache_policy(f"{SNAPKV}+gear:buffer=4"), PROMPT[:count]):
         if length < count:
             assert (own, stored) == (length, 0)
         else:
@@ -101,13 +101,15 @@ def test_rows_are_given_up_before_they_are_stored(count: int) -> None:
 def test_stored_rows_are_those_that_were_left(prompt: list[int], tmp_path: Path) -> None:
     evicted = Snapkv(10, window=3, kernel=3)
     (want,) = run(target(), [prompt], evicted)
-    (live,) = run(target(), [prompt], kv_of(f"{SNAPKV}+offload:dir={tmp_path},block=4"))
+    (live,) = run(
+        target(), [prompt], build_cache_policy(f"{SNAPKV}+offload:dir={tmp_path},block=4")
+    )
     assert live.ctx.output == want.ctx.output
     assert not [*tmp_path.iterdir()]
 
 
 def test_forks_and_drops_reach_both_parts(tmp_path: Path) -> None:
-    policy = kv_of(f"{SNAPKV}+offload:dir={tmp_path},block=4").policy(target())
+    policy = build_cache_policy(f"{SNAPKV}+offload:dir={tmp_path},block=4").build_policy(target())
     engine = Engine({"target": target()})
     sampling = Sampling(temperature=0.0, max_new_tokens=9)
     live = engine.add(Request(list(PROMPT), Plain(), sampling, policy=policy))

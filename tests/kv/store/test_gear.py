@@ -9,8 +9,8 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.store.base import bytes_of
-from foretell.kv.store.gear import Gear, Recipe, extremes, from_segments, in_segments, thin
-from foretell.spec import kv_of
+from foretell.kv.store.gear import Gear, Recipe, extreme_places, from_segments, in_segments, thin_matrices
+from foretell.spec import build_cache_policy
 from tests.kv.policies import PROMPT, run, target
 from tests.kv.store.test_packing import on_grid
 
@@ -42,8 +42,8 @@ def vector(numbers: list[float], form: Gear) -> tuple[list[float], set[int]]:
 def both(form: Gear, place: int = 0, count: int = COUNT) -> tuple[torch.Tensor, torch.Tensor]:
     """Keys and values that were stored and read."""
     recipe = Recipe(form)
-    codes = recipe.encode([rows(count=count)], [rows(count=count)], place)
-    return recipe.decode(codes[0], 0)
+    codes = recipe.encode_rows([rows(count=count)], [rows(count=count)], place)
+    return recipe.decode_rows(codes[0], 0)
 
 
 def test_grids_and_kept_numbers_against_a_loop() -> None:
@@ -63,13 +63,13 @@ def test_grids_and_kept_numbers_against_a_loop() -> None:
 def test_kept_numbers_are_exact_with_matrices_too(place: int, dtype: torch.dtype) -> None:
     recipe = Recipe(SET)
     numbers = rows(dtype)
-    keys, values = recipe.decode(recipe.encode([numbers], [numbers], place)[0], 0)
+    keys, values = recipe.decode_rows(recipe.encode_rows([numbers], [numbers], place)[0], 0)
     assert keys.dtype == values.dtype == dtype
-    by_channel = extremes(numbers.transpose(1, 2).reshape(-1, COUNT), SET.outliers)
+    by_channel = extreme_places(numbers.transpose(1, 2).reshape(-1, COUNT), SET.outliers)
     kept = numbers.transpose(1, 2).reshape(-1, COUNT).gather(1, by_channel)
     assert by_channel.shape[1] == 2
     assert torch.equal(keys.transpose(1, 2).reshape(-1, COUNT).gather(1, by_channel), kept)
-    by_token = extremes(numbers.transpose(0, 1).reshape(COUNT, -1), SET.outliers)
+    by_token = extreme_places(numbers.transpose(0, 1).reshape(COUNT, -1), SET.outliers)
     kept = numbers.transpose(0, 1).reshape(COUNT, -1).gather(1, by_token)
     assert by_token.shape[1] == 2
     assert torch.equal(values.transpose(0, 1).reshape(COUNT, -1).gather(1, by_token), kept)
@@ -80,7 +80,7 @@ def test_kept_numbers_are_exact_with_matrices_too(place: int, dtype: torch.dtype
 def test_matrices_never_take_a_head_further_away(rank: int, dtype: torch.dtype) -> None:
     # Squares of the other heads' numbers vanish, or overflow.
     lost = torch.randn(3, 16, 8) * torch.tensor([1.0, 1e-30, 1e18])[:, None, None]
-    left, right = thin(lost, rank, 3, seed=1, dtype=dtype)
+    left, right = thin_matrices(lost, rank, 3, seed=1, dtype=dtype)
     after = (lost - left.float() @ right.float().transpose(1, 2)).norm(dim=(1, 2))
     assert bool((after <= lost.norm(dim=(1, 2))).all())
     assert after[0] < lost[0].norm()
@@ -89,9 +89,9 @@ def test_matrices_never_take_a_head_further_away(rank: int, dtype: torch.dtype) 
 def test_matrices_find_what_has_their_rank() -> None:
     left, right = torch.randn(3, 20, 2).double(), torch.randn(3, 8, 2).double()
     lost = left @ right.transpose(1, 2)
-    found = thin(lost, 2, 3, 7, torch.float64)
+    found = thin_matrices(lost, 2, 3, 7, torch.float64)
     assert torch.allclose(found[0] @ found[1].transpose(1, 2), lost, atol=1e-8)
-    square = thin(torch.randn(1, 6, 8).double(), 9, 1, 7, torch.float64)
+    square = thin_matrices(torch.randn(1, 6, 8).double(), 9, 1, 7, torch.float64)
     assert square[0].shape == (1, 6, 6)
 
 
@@ -127,7 +127,7 @@ def test_bytes_are_those_of_the_card(bits: int, share: float) -> None:
     """Of heads as wide as SmolLM2's, a prompt of 2,048 tokens in bfloat16."""
     heads, count, width = 3, 2048, 64
     numbers = torch.randn(heads, count, width).bfloat16()
-    codes = Recipe(Gear(bits=bits)).encode([numbers], [numbers], 0)
+    codes = Recipe(Gear(bits=bits)).encode_rows([numbers], [numbers], 0)
     of_one = heads * count * width
     rounding = 2 * (of_one * bits // 8 + of_one // 64 * 4)
     matrices = 2 * 4 * heads * (count + width) * 2
@@ -139,9 +139,9 @@ def test_bytes_are_those_of_the_card(bits: int, share: float) -> None:
 
 def test_blocks_are_read_together_as_one_by_one() -> None:
     recipe = Recipe(SET)
-    codes = [recipe.encode([rows(count=n)], [rows(count=n) + 1], n)[0] for n in (24, 8, 8, 16, 8)]
+    codes = [recipe.encode_rows([rows(count=n)], [rows(count=n) + 1], n)[0] for n in (24, 8, 8, 16, 8)]
     keys, values = recipe.decode_all(codes, 0)
-    one_by_one = [recipe.decode(code, 0) for code in codes]
+    one_by_one = [recipe.decode_rows(code, 0) for code in codes]
     assert torch.equal(keys, torch.cat([k for k, _ in one_by_one], 1))
     assert torch.equal(values, torch.cat([v for _, v in one_by_one], 1))
 
@@ -163,4 +163,4 @@ def test_without_loss_the_text_is_the_full_caches() -> None:
 )
 def test_bad_settings(spec: str, message: str) -> None:
     with pytest.raises(BadConfig, match=message):
-        kv_of(spec)
+        build_cache_policy(spec)

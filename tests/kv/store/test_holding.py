@@ -30,17 +30,17 @@ class AsTheyAre(Holding):
     keys: tuple[Layers, ...] = ()
     values: tuple[Layers, ...] = ()
 
-    def clear(self) -> None:
+    def clear_held(self) -> None:
         self.keys, self.values = (), ()
 
     @property
-    def holds(self) -> bool:
+    def holds_rows(self) -> bool:
         return bool(self.keys)
 
-    def hold(self, keys: Layers, values: Layers) -> None:
+    def hold_rows(self, keys: Layers, values: Layers) -> None:
         self.keys, self.values = (*self.keys, keys), (*self.values, values)
 
-    def parts(self, job: Any, asked: Attention) -> Sequence[Part]:
+    def attend_held(self, job: Any, asked: Attention) -> Sequence[Part]:
         keys = torch.cat([rows[asked.layer] for rows in self.keys], 1)
         values = torch.cat([rows[asked.layer] for rows in self.values], 1)
         end = keys.shape[1] - self.lost
@@ -61,7 +61,7 @@ def texts(policy: Holding | None, strategy: Any = None, chunk: int = 1000) -> li
         for live in lives:
             cache = live.caches.get(("target", 0))
             if policy is not None and cache is not None and cache.length >= len(PROMPT):
-                assert cache.base < policy.first + policy.recent + policy.block
+                assert cache.base < policy.first_rows + policy.recent + policy.block
     return [list(live.ctx.output) for live in lives]
 
 

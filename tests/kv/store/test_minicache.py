@@ -13,7 +13,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.kv.store.base import Codes, bytes_of
 from foretell.kv.store.minicache import Minicache, Pairs
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from tests.kv.policies import PROMPT, run, target
 from tests.models.decoder.families import tiny
 
@@ -33,12 +33,12 @@ def form(settings: Minicache = SET, **more: Any) -> Pairs:
 
 
 def encoded(pairs: Pairs, dtype: torch.dtype = torch.float64) -> Codes:
-    return pairs.encode(rows(1, dtype), rows(2, dtype), 0)
+    return pairs.encode_rows(rows(1, dtype), rows(2, dtype), 0)
 
 
 def decoded(pairs: Pairs, dtype: torch.dtype = torch.float64) -> list[tuple[Any, Any]]:
     codes = encoded(pairs, dtype)
-    return [pairs.decode(codes[pairs.under(layer)], layer) for layer in range(LAYERS)]
+    return [pairs.decode_rows(codes[pairs.code_layer(layer)], layer) for layer in range(LAYERS)]
 
 
 def by_loop(
@@ -64,7 +64,7 @@ def by_loop(
 def test_pairs_against_a_loop(per_head: bool) -> None:
     pairs = form(per_head=per_head)
     found = decoded(pairs)
-    assert pairs.start == 2
+    assert pairs.first_paired == 2
     for side, made in ((0, rows(1)), (1, rows(2))):
         two, three = made[2], made[3]
         units = range(HEADS) if per_head else [slice(None)]
@@ -133,7 +133,7 @@ def test_bytes_are_those_of_the_card(bits: int, share: float) -> None:
     deep[:, ::20] = other[:, ::20]
     made = [base, deep] * (layers // 2)
     pairs = Pairs(Minicache(bits=bits, gamma=0.9, start=14), layers, heads, width, width)
-    codes = pairs.encode(made, made, 0)
+    codes = pairs.encode_rows(made, made, 0)
     kept = len(codes[14]["k.kept"])
     assert 44 <= kept <= 52
     numbers = heads * count * width
@@ -146,7 +146,7 @@ def test_bytes_are_those_of_the_card(bits: int, share: float) -> None:
 def test_with_every_token_kept_the_text_is_the_full_caches() -> None:
     (want,) = run(target(), [PROMPT], None)
     for spec in ("minicache:gamma=1,buffer=4", "minicache:start=3,buffer=4"):
-        (live,) = run(target(), [PROMPT], kv_of(spec))
+        (live,) = run(target(), [PROMPT], build_cache_policy(spec))
         assert live.ctx.output == want.ctx.output
 
 
@@ -164,7 +164,7 @@ def test_with_every_token_kept_the_text_is_the_full_caches() -> None:
 )
 def test_wrong_settings_are_refused(spec: str, words: str) -> None:
     with pytest.raises(BadConfig, match=words):
-        kv_of(spec)
+        build_cache_policy(spec)
 
 
 def test_layers_with_other_positions_are_not_merged() -> None:
@@ -173,4 +173,4 @@ def test_layers_with_other_positions_are_not_merged() -> None:
         more |= {"sliding_window": None} if family == "smollm3" else {}
         model = Decoder(tiny(family, **more), family)
         with pytest.raises(Unsupported, match="kv=minicache"):
-            Minicache().policy(model)
+            Minicache().build_policy(model)

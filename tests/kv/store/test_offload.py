@@ -13,7 +13,7 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig
 from foretell.kv.store.offload import Offload
-from foretell.spec import kv_of
+from foretell.spec import build_cache_policy
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.kv.policies import PROMPT, drafted, target
@@ -22,7 +22,7 @@ from tests.kv.policies import PROMPT, drafted, target
 def lives_of(kv: Offload | None, strategy: Any = None, tokens: int = 24) -> tuple[Engine, Any]:
     engine = Engine({"target": target()})
     sampling = Sampling(temperature=1.0, seed=4, max_new_tokens=tokens)
-    policy = None if kv is None else kv.policy(target())
+    policy = None if kv is None else kv.build_policy(target())
     request = Request(list(PROMPT), strategy or Plain(), sampling, policy=policy)
     return engine, engine.add(request)
 
@@ -67,7 +67,7 @@ def test_a_request_that_is_closed_leaves_nothing(tmp_path: Path) -> None:
 
 def test_bad_settings(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="offload:block=0"):
-        kv_of("offload:block=0")
+        build_cache_policy("offload:block=0")
     (tmp_path / "file").touch()
     with pytest.raises(BadConfig, match=r"^offload:dir='.*/file': rows cannot be .*; name another"):
-        kv_of(f"offload:dir={tmp_path}/file").policy(target())
+        build_cache_policy(f"offload:dir={tmp_path}/file").build_policy(target())

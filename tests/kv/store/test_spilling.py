@@ -32,8 +32,8 @@ from foretell.kv.store.spilling import (
     RamBlocks,
     Spill,
     blocks_in,
-    checked,
-    checksum,
+    writable_folder,
+    word_checksums,
 )
 from foretell.strategies.plain import Plain
 from tests.kv.policies import PROMPT, run, target
@@ -55,8 +55,8 @@ def files(folder: Path) -> Files:
 
 
 def test_tensors_come_back(tmp_path: Path) -> None:
-    shelf = files(tmp_path / "made").opened()
-    opened = [shelf.put(CODES), shelf.put({5: {"a": torch.ones(1)}})]
+    shelf = files(tmp_path / "made").open_shelf()
+    opened = [shelf.put_codes(CODES), shelf.put_codes({5: {"a": torch.ones(1)}})]
     assert [*opened[0]] == [0, 2] and len(opened[0]) == 2
     for layer, code in CODES.items():
         read = opened[0][layer]
@@ -64,13 +64,13 @@ def test_tensors_come_back(tmp_path: Path) -> None:
         for name, tensor in code.items():
             assert read[name].dtype == tensor.dtype and torch.equal(read[name], tensor)
     assert torch.equal(opened[1][5]["a"], torch.ones(1))
-    shelf.leave()
+    shelf.remove_user()
     assert not any((tmp_path / "made").iterdir())
 
 
 def test_every_byte_is_checked(tmp_path: Path) -> None:
-    shelf = files(tmp_path).opened()
-    opened: Any = shelf.put(CODES)
+    shelf = files(tmp_path).open_shelf()
+    opened: Any = shelf.put_codes(CODES)
     path = opened.spill.path
     whole = path.read_bytes()
     ends = [piece.start + piece.size for piece, _ in opened.filed.values()]
@@ -91,7 +91,7 @@ def test_words_that_change_places_are_noticed() -> None:
     """Sums alone would not tell them from what was written."""
     draw = np.random.default_rng(1)
     words = draw.integers(0, 1 << 62, 5 * ROW + 9).astype(np.uint64)
-    want = checksum(words.view(np.uint8))
+    want = word_checksums(words.view(np.uint8))
     for first, second, size in (
         (0, 1, 1),
         (3, 3 + ROW, 1),
@@ -101,8 +101,8 @@ def test_words_that_change_places_are_noticed() -> None:
         other = words.copy()
         one, two = slice(first, first + size), slice(second, second + size)
         other[one], other[two] = words[two], words[one]
-        assert checksum(other.view(np.uint8)) != want
-    assert checksum(words.copy().view(np.uint8)) == want
+        assert word_checksums(other.view(np.uint8)) != want
+    assert word_checksums(words.copy().view(np.uint8)) == want
 
 
 def test_the_last_fork_removes_the_folder(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_last_fork_removes_the_folder(tmp_path: Path) -> None:
     fork = lives[0].caches["target", 0].fork()
     engine.end(lives[0])
     assert len([*tmp_path.iterdir()]) == 2
-    assert fork.policy.decoded(0)[0].shape[1] == fork.policy.rows > 0
+    assert fork.policy.decode_held(0)[0].shape[1] == fork.policy.rows > 0
     fork.drop()
     assert len([*tmp_path.iterdir()]) == 1
     engine.end(lives[1])
@@ -142,8 +142,8 @@ def test_a_cache_that_forgets_begins_a_folder_anew(tmp_path: Path) -> None:
 
 
 def test_what_nobody_drops_goes_with_its_last_user(tmp_path: Path) -> None:
-    shelf = files(tmp_path).opened()
-    opened = shelf.put(CODES)
+    shelf = files(tmp_path).open_shelf()
+    opened = shelf.put_codes(CODES)
     assert [*tmp_path.iterdir()]
     del shelf
     gc.collect()
@@ -206,8 +206,8 @@ def test_a_damaged_block_ends_its_request_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("a")
     with pytest.raises(BadConfig, match=r"^dir='.*file': rows cannot be written there .* name"):
-        checked(tmp_path / "file", "dir")
-    assert checked(tmp_path / "new", "dir").is_dir()
+        writable_folder(tmp_path / "file", "dir")
+    assert writable_folder(tmp_path / "new", "dir").is_dir()
     assert not [*(tmp_path / "new").iterdir()]
 
 
@@ -235,14 +235,14 @@ def test_what_is_read_is_what_was_put_there(kind: str, dtype: torch.dtype, tmp_p
     known: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
     for _ in range(12):
         keys, values = some(draw.randint(1, 9), dtype)
-        slots = store.add(keys, values)
+        slots = store.add_blocks(keys, values)
         assert not {*slots} & {*known}
         for at, slot in enumerate(slots):
             known[slot] = [(k[:, at], v[:, at]) for k, v in zip(keys, values, strict=True)]
         for count in (1, 3, 4, 7):
             asked = draw.sample([*known], min(count, len(known)))
             layer = draw.randrange(len(SHAPES))
-            got = store.read(layer, torch.tensor(asked))
+            got = store.read_blocks(layer, torch.tensor(asked))
             for part, rows in enumerate(got):
                 want = torch.stack([known[slot][layer][part] for slot in asked], 1)
                 assert torch.equal(rows, want)
@@ -255,23 +255,23 @@ class Counting:
         self.store, self.count = store, 0
 
     def add(self, *rows: Any) -> list[int]:
-        return self.store.add(*rows)
+        return self.store.add_blocks(*rows)
 
     def read(self, layer: int, slots: torch.Tensor) -> Any:
         self.count += len(slots)
-        return self.store.read(layer, slots)
+        return self.store.read_blocks(layer, slots)
 
 
 def test_blocks_read_last_are_near() -> None:
     far = Counting(RamBlocks())
     near = NearBlocks(far, 4, CPU)
-    near.add(*some(10, torch.float32))
-    near.read(0, torch.tensor([0]))
+    near.add_blocks(*some(10, torch.float32))
+    near.read_blocks(0, torch.tensor([0]))
     begun = far.count
 
     def more(*slots: int) -> int:
         before = far.count
-        near.read(0, torch.tensor(slots))
+        near.read_blocks(0, torch.tensor(slots))
         return far.count - before
 
     assert more(1, 2, 3) == 3 and far.count == begun + 3
@@ -284,7 +284,7 @@ def test_blocks_read_last_are_near() -> None:
 
 def test_a_folder_goes_with_its_store(tmp_path: Path) -> None:
     store = blocks_in(str(tmp_path), 4, CPU)
-    store.add(*some(2, torch.float32))
+    store.add_blocks(*some(2, torch.float32))
     (folder,) = tmp_path.iterdir()
     assert [path.name for path in folder.iterdir()] == ["rows"]
     del store
@@ -297,7 +297,7 @@ def test_damage_is_an_error_and_leaves_nothing(
     harm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = DiskBlocks(str(tmp_path))
-    store.add(*some(5, torch.float32))
+    store.add_blocks(*some(5, torch.float32))
     path, piece = store.spill.path, store.slots[4][1]
     data = bytearray(path.read_bytes())
     data[piece.start + 7] ^= 4
@@ -309,9 +309,9 @@ def test_damage_is_an_error_and_leaves_nothing(
         monkeypatch.setattr(os, "preadv", fail)
     else:
         path.write_bytes(data if harm == "a bit" else data[: piece.start + 9])
-        store.read(0, torch.tensor([3, 0]))
+        store.read_blocks(0, torch.tensor([3, 0]))
     with pytest.raises(BadFile) as raised:
-        store.read(1, torch.tensor([2, 4]))
+        store.read_blocks(1, torch.tensor([2, 4]))
     said = str(raised.value)
     assert str(path) in said and "of layer 1" in said and "block" in said and "\n" not in said
     assert ("damaged" in said) == (harm != "a failing disk")
@@ -331,10 +331,10 @@ def test_a_full_disk_is_an_error_and_leaves_nothing(
         raise OSError(28, "No space left on device")
 
     store = DiskBlocks(str(tmp_path))
-    store.add(*some(2, torch.float32))
+    store.add_blocks(*some(2, torch.float32))
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(RequestFailed, match="No space left on device"):
-        store.add(*some(1, torch.float32))
+        store.add_blocks(*some(1, torch.float32))
     assert not [*tmp_path.iterdir()]
 
 

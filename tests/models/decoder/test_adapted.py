@@ -15,7 +15,7 @@ import foretell
 from foretell.errors import BadModel, Unsupported
 from foretell.models.decoder.adapted import LoraLinear, scale_of
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.smoothing import smooth
+from foretell.models.decoder.smoothing import smooth_layers
 from foretell.testing.toy import Toy
 from tests import tiny
 
@@ -60,7 +60,7 @@ def test_they_read_the_inputs_they_learnt_from_where_those_were_evened_out(tmp_p
         hf.model.layers[0].input_layernorm.weight[::3] *= 50
     folder = saved(tmp_path / "amateur", hf)
     want = Decoder(merged(hf, folder, 3.0), "merged").score(TEXT)
-    assert smooth(hf)
+    assert smooth_layers(hf)
     assert hf.smoothed[NAMES[0]].max() > 2 and NAMES[1] not in hf.smoothed
     assert torch.allclose(Decoder(hf, "tiny").adapted(str(folder)).score(TEXT), want, atol=1e-3)
 

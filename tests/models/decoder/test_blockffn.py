@@ -23,10 +23,10 @@ from foretell.models.decoder.blockffn import (
     BlockFFNConfig,
     BlockFFNForCausalLM,
     Unions,
-    routers,
+    watch_routers,
 )
 from foretell.ops import expert_blocks
-from foretell.speculation.draft_size import Policy, estimate
+from foretell.speculation.draft_size import Policy, estimate_nodes
 from tests import laws, tiny
 
 BLOCKS, WIDTH = 8, 6
@@ -90,9 +90,9 @@ def test_unions_of_trees_give_the_rows_of_whole_layers(monkeypatch: pytest.Monke
         last = int((scores != 0).flatten(0, -2).any(0).nonzero()[-1, 0])
         scores = scores.clone()
         scores[..., last] = 0
-        return expert_blocks.union(x, scores, up, down)
+        return expert_blocks.active_blocks(x, scores, up, down)
 
-    monkeypatch.setattr(blockffn, "union", lacking)
+    monkeypatch.setattr(blockffn, "active_blocks", lacking)
     assert not torch.allclose(rows(model, tree), found, atol=1e-3)
 
 
@@ -105,7 +105,7 @@ def test_a_recording_has_whole_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = made().model.layers[0].mlp, torch.randn(1, 3, 32)
     with torch.no_grad():
         wanted = layer(x)
-        monkeypatch.setattr(blockffn, "union", refused)
+        monkeypatch.setattr(blockffn, "active_blocks", refused)
         with pytest.raises(AssertionError):
             layer(x)
         monkeypatch.setattr(torch.jit, "is_tracing", lambda: True)
@@ -140,7 +140,7 @@ def test_work_is_what_is_read() -> None:
     """Known unions, number by number."""
     model = BlockDecoder(made(), "tiny")
     model.unions.means = {1: 0.25, 4: 0.5, 16: 0.5}
-    assert model.unions.curve(16)[[0, 1, 3, 7, 15]].tolist() == [0.25, 0.375, 0.5, 0.5, 0.5]
+    assert model.unions.share_curve(16)[[0, 1, 3, 7, 15]].tolist() == [0.25, 0.375, 0.5, 0.5, 0.5]
     others = model.weight_bytes - model.block_bytes
     assert model.block_bytes == 2 * 2 * 32 * BLOCKS * WIDTH * 4
     assert model.work(4)[[0, 3]].tolist() == [
@@ -159,7 +159,7 @@ def test_unions_are_measured_and_followed() -> None:
     cache = model.cache()
     with torch.inference_mode():
         job, _ = cache.prepare(Ask(tree), PROMPT[-1:], 99)
-        with routers() as seen:
+        with watch_routers() as seen:
             model.forward([job])
     active = torch.cat([logits[0] > 0 for logits in seen], -1)
     assert len(active) == 5
@@ -168,7 +168,7 @@ def test_unions_are_measured_and_followed() -> None:
     assert model.unions.means[1] == pytest.approx(one)
     noted = Unions(4)
     for part in (0.5, 1.0):
-        noted.note(3, part)
+        noted.note_share(3, part)
     assert noted.means == {3: pytest.approx(0.5 + 0.5 / 16)}
 
 
@@ -192,10 +192,10 @@ def test_what_forwards_cost_by_unions_changes_the_tree() -> None:
         tree = TokenTree(0)
         for token in range(1, 25):
             tree.add(0, token, value=0.15, source="s")
-        _, policy.kinds = estimate(tree, policy.chances)
+        _, policy.kinds = estimate_nodes(tree, policy.chances)
         for kind in policy.kinds[1:]:
             policy.chances[kind] = [1e9, 0.15e9]
-        sizes[alike] = len(policy.fit(tree))
+        sizes[alike] = len(policy.fit_tree(tree))
     assert sizes[True] > 12 > 2 * sizes[False]
 
 

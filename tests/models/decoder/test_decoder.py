@@ -134,7 +134,7 @@ def mixing(
 def test_the_self_test_catches_attention_that_goes_its_own_way(
     slip: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = decoder._attend
+    original = decoder._attend_packed
     monkeypatch.setitem(
         AttentionInterface._global_mapping,
         "foretell",
@@ -302,7 +302,7 @@ def test_the_tiny_models_are_what_they_say() -> None:
 
 def test_padding_changes_nothing() -> None:
     """Trees of many sizes, alone and together, with hidden states."""
-    model = Decoder(tiny("qwen3").bfloat16(), "tiny", fused.blocks)
+    model = Decoder(tiny("qwen3").bfloat16(), "tiny", fused.fused_blocks)
     assert model.loop is not None and all(block.takes_padding for block in model.loop.blocks)  # type: ignore[attr-defined]
 
     def step(size: int) -> list[torch.Tensor]:
@@ -317,7 +317,7 @@ def test_padding_changes_nothing() -> None:
         for size in (1, 2, 3, 6, 9, 23):
             with_padding = step(size)
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr("foretell.models.decoder.loop.rounded", lambda n: n)
+                patch.setattr("foretell.models.decoder.loop.round_row_count", lambda n: n)
                 without = step(size)
             assert len(with_padding) == len(without) == 9
             for padded, plain in zip(with_padding, without, strict=True):

@@ -13,15 +13,21 @@ from hypothesis import strategies as st
 
 import foretell
 from foretell import LM, wrap
-from foretell.audit.bits import compare
+from foretell.audit.bits import compare_steps
 from foretell.cli import run
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.engine.cost_profile import identity
+from foretell.engine.cost_profile import model_identity
 from foretell.errors import BadConfig, ForetellError, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.exact import ExactCache, ExactDecoder, exp2, in_pieces, tanh
-from foretell.models.decoder.packed import PackedLinear, pack, unrounded
+from foretell.models.decoder.exact import (
+    ExactCache,
+    ExactDecoder,
+    exact_exp2,
+    in_pieces,
+    exact_tanh,
+)
+from foretell.models.decoder.packed import PackedLinear, pack_layers, without_rounding
 from tests import tiny as small
 from tests.models.decoder.families import tiny
 from tests.models.decoder.test_families import PROMPTS, TREE, answer, stock
@@ -39,7 +45,7 @@ def threads() -> Iterator[None]:
 
 def exact(family: str, dtype: torch.dtype = torch.float32, **more: object) -> ExactDecoder:
     hf = tiny(family, dtype=dtype, **more)
-    pack(hf, "int8")
+    pack_layers(hf, "int8")
     return ExactDecoder(hf, family)
 
 
@@ -48,7 +54,7 @@ def exact(family: str, dtype: torch.dtype = torch.float32, **more: object) -> Ex
 def test_rows_of_fused_layers_do_not_depend_on_the_forward(family: str, dtype: torch.dtype) -> None:
     model = exact(family, dtype, **ODD)
     assert model.fused
-    assert compare(model, 14, longest=40) == (14, "")
+    assert compare_steps(model, 14, max_length=40) == (14, "")
 
 
 @pytest.mark.parametrize(
@@ -58,17 +64,17 @@ def test_rows_of_fused_layers_do_not_depend_on_the_forward(family: str, dtype: t
 def test_nor_without_the_c_library(family: str, format: str, count: int, threads: None) -> None:
     torch.set_num_threads(count)  # two are slow where other work holds a core
     hf = tiny(family, dtype=torch.bfloat16)
-    pack(hf, format)
+    pack_layers(hf, format)
     with no_library():
-        assert compare(ExactDecoder(hf, family), 5, longest=40) == (5, "")
+        assert compare_steps(ExactDecoder(hf, family), 5, max_length=40) == (5, "")
 
 
 def test_nor_in_4_bits(threads: None) -> None:
     hf = tiny("llama", dtype=torch.bfloat16, **ODD)
-    pack(hf, "int4")
-    assert compare(ExactDecoder(hf, "llama"), 14, longest=40) == (14, "")
+    pack_layers(hf, "int4")
+    assert compare_steps(ExactDecoder(hf, "llama"), 14, max_length=40) == (14, "")
     torch.set_num_threads(2)
-    assert compare(ExactDecoder(hf, "llama"), 1, longest=40) == (1, "")
+    assert compare_steps(ExactDecoder(hf, "llama"), 1, max_length=40) == (1, "")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -76,7 +82,7 @@ def test_nor_in_4_bits(threads: None) -> None:
 def test_nor_do_rows_of_others(family: str, dtype: torch.dtype) -> None:
     model = exact(family, dtype)
     assert not model.fused
-    assert compare(model, 6, longest=40) == (6, "")
+    assert compare_steps(model, 6, max_length=40) == (6, "")
 
 
 @pytest.mark.parametrize(
@@ -85,10 +91,10 @@ def test_nor_do_rows_of_others(family: str, dtype: torch.dtype) -> None:
 def test_what_is_computed_is_the_same_model(family: str) -> None:
     """With activations as they are, so that nothing but attention and norms is compared."""
     model = exact(family)
-    with unrounded():
+    with without_rounding():
         logits = answer(model, model.cache(), Ask(TREE), PROMPTS[1], chunk=4).logits
     for node in range(len(TREE)):
-        with unrounded():
+        with without_rounding():
             theirs = stock(model.hf, [*PROMPTS[1], *TREE.tokens_to(node)])[-1]
         assert (logits[node] - theirs).abs().max() <= 3e-5 * theirs.abs().max()
 
@@ -107,8 +113,8 @@ def test_elements_do_not_depend_on_their_place(count: int, start: int, dtype: to
 
 def test_elementwise_functions_are_right() -> None:
     x = torch.linspace(-30, 30, 1001, dtype=torch.float64)
-    assert torch.allclose(exp2(x), torch.exp2(x), rtol=1e-14)
-    assert torch.allclose(tanh(x), torch.tanh(x), rtol=1e-12, atol=1e-15)
+    assert torch.allclose(exact_exp2(x), torch.exp2(x), rtol=1e-14)
+    assert torch.allclose(exact_tanh(x), torch.tanh(x), rtol=1e-12, atol=1e-15)
 
 
 @torch.inference_mode()
@@ -129,7 +135,7 @@ def test_caches_grow_fork_and_commit_to_the_same_bits() -> None:
 
 def test_generation_is_the_same_token_for_token() -> None:
     hf, draft = tiny("llama", dtype=torch.bfloat16), tiny("llama", noise=0.03, dtype=torch.bfloat16)
-    pack(hf, "int8"), pack(draft, "int8")
+    pack_layers(hf, "int8"), pack_layers(draft, "int8")
     lm = wrap(hf, draft=draft, name="tiny", exact_bits=True)
     plain = [lm.generate(p, "plain", max_new_tokens=24).tokens for p in PROMPTS]
     for method in ("ngram:nodes=6", "token-recycling:nodes=8", "draft:nodes=6", "suffix", "auto"):
@@ -148,10 +154,10 @@ def test_load_builds_it(tmp_path: Path) -> None:
     model = lm.models["target"]
     assert isinstance(model, ExactDecoder) and model.exact_bits and model.executor is None
     assert any(isinstance(m, PackedLinear) for m in model.hf.modules())
-    assert compare(model, 3, longest=40) == (3, "")
+    assert compare_steps(model, 3, max_length=40) == (3, "")
     ordinary = foretell.load(path, dtype="int8", executor="torch").models["target"]
     assert isinstance(ordinary, Decoder) and not ordinary.exact_bits
-    assert identity(model) != identity(ordinary)  # their costs differ
+    assert model_identity(model) != model_identity(ordinary)  # their costs differ
 
 
 @pytest.mark.parametrize(

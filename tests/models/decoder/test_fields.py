@@ -16,7 +16,7 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 import foretell
 from foretell.models.decoder import fields
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.native import library
 from tests import tiny
 from tests.models.decoder.families import BASE
@@ -57,7 +57,7 @@ def model(family: str, **more: Any) -> PreTrainedModel:
 
 
 def decoder(hf: PreTrainedModel) -> Decoder:
-    return Decoder(hf, "tiny", blocks)
+    return Decoder(hf, "tiny", fused_blocks)
 
 
 @torch.inference_mode()
@@ -80,7 +80,7 @@ def test_every_parameter_of_a_rotation_is_known() -> None:
     assert set(ROTATIONS) == fields.ROTATIONS - {"proportional"}  # Gemma 4's
 
 
-@pytest.mark.skipif(not library.available(), reason="the C library is not built")
+@pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 @pytest.mark.parametrize("kind", sorted(ROTATIONS))
 def test_the_c_library_computes_every_rotation(kind: str, tmp_path: Path) -> None:
     rope = {"rope_type": kind, **THETA, **ROTATIONS[kind]}

@@ -58,7 +58,7 @@ def test_rows_that_halves_wrote_are_never_kept() -> None:
     tokens = [*PROMPT, 3, 4, 8]
     reply = answer(model, cache, Ask(TokenTree(8)), tokens)
     torch.testing.assert_close(reply.logits, model.score(tokens), atol=1e-4, rtol=0)
-    answer(model, cache, Ask(TREE.rooted(8), layers=parts(WITHOUT[1]), rows=[0]), tokens)
+    answer(model, cache, Ask(TREE.reroot_at(8), layers=parts(WITHOUT[1]), rows=[0]), tokens)
     assert cache.length == len(tokens) - 1, "what all layers wrote stays"
 
 

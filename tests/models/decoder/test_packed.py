@@ -18,20 +18,20 @@ from torch import nn
 import foretell
 from foretell import wrap
 from foretell.core.tree import TokenTree
-from foretell.engine.cost_profile import numbers
+from foretell.engine.cost_profile import number_format
 from foretell.errors import Unsupported
 from foretell.models.decoder.packed import (
     PackedEmbedding,
     PackedLinear,
-    as_near,
-    pack,
+    is_as_near,
+    pack_layers,
     product_by_torch,
     recorded_layer,
-    settle,
-    unrounded,
+    settle_weights,
+    without_rounding,
     weight_bytes,
 )
-from foretell.native.packing import FORMATS, GROUP, Packed, unpack
+from foretell.native.packing import FORMATS, GROUP, Packed, unpack_matrix
 from tests.models.decoder.families import tiny
 from tests.models.decoder.test_families import PROMPTS
 from tests.native.machines import built, no_library
@@ -65,7 +65,7 @@ def test_the_product_is_that_of_the_rounded_numbers(
     layer, x = PackedLinear.of(linear, format.split()[0]), torch.randn(rows, wide) * 3
     if format == "int4 around zero":
         layer = without_minima(layer)
-    matrix = unpack(layer.packed)[:, :wide]
+    matrix = unpack_matrix(layer.packed)[:, :wide]
     parts = nn.functional.pad(x, (0, -wide % GROUP)).view(rows, -1, GROUP)
     step = parts.abs().amax(-1, keepdim=True) / 127
     rounded = ((parts / step.clamp_min(1e-30)).round() * step).flatten(1)[:, :wide]
@@ -75,7 +75,7 @@ def test_the_product_is_that_of_the_rounded_numbers(
     with no_library():
         assert (layer(x) - exact).abs().max() <= 2e-3 * largest  # a number beside a half
     assert (layer(x) - exact).abs().max() <= 2e-3 * largest
-    with unrounded():
+    with without_rounding():
         whole = nn.functional.linear(x, matrix, linear.bias)
         assert torch.allclose(layer(x), whole, rtol=1e-4, atol=1e-5)
     lost = (layer(x) - whole).abs().max()
@@ -132,7 +132,7 @@ def test_embeddings_are_the_rows_of_the_head(format: str) -> None:
     head = PackedLinear.of(nn.Linear(50, 70, bias=False), format)
     embedding = PackedEmbedding(head, torch.bfloat16)
     ids = torch.tensor([[69, 0, 15], [16, 17, 0]])
-    wanted = unpack(head.packed)[:, :50].bfloat16()[ids]
+    wanted = unpack_matrix(head.packed)[:, :50].bfloat16()[ids]
     assert torch.equal(embedding(ids), wanted)
     assert embedding.rows(torch.empty(0, dtype=torch.long)).shape == (0, 50)
     assert embedding.float()(ids).dtype == torch.float32, "its format is the model's"
@@ -142,7 +142,7 @@ def test_embeddings_are_the_rows_of_the_head(format: str) -> None:
 def test_a_tied_model_keeps_one_matrix() -> None:
     hf = tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=True)
     plain = weight_bytes(hf)
-    pack(hf, "int8")
+    pack_layers(hf, "int8")
     assert isinstance(hf.get_input_embeddings(), PackedEmbedding)
     assert hf.get_input_embeddings().head[0] is hf.get_output_embeddings()
     assert weight_bytes(hf) < 0.8 * plain
@@ -158,13 +158,13 @@ def test_settled_layers_give_what_they_gave_and_share_what_they_shared(format: s
     every = [joined, alone, *parts]
     x = torch.randn(5, 40)
     before = [layer(x) for layer in every]
-    settle([*every, alone])
+    settle_weights([*every, alone])
     assert all(torch.equal(layer(x), row) for layer, row in zip(every, before, strict=True))
     places = [layer.packed.weights.data_ptr() for layer in every]
     assert all(place % 64 == 0 for place in places[:2]), "vectors begin where lines do"
     first, end = places[0], places[0] + joined.packed.weights.nbytes
     assert all(first <= place < end for place in places[2:])
-    settle(every)
+    settle_weights(every)
     assert [layer.packed.weights.data_ptr() for layer in every] == places, "they stay from then on"
     twin = copy.deepcopy(alone)
     twin.packed.weights.fill_(0)
@@ -175,8 +175,8 @@ def test_layers_stay_where_there_are_no_large_pages(monkeypatch: pytest.MonkeyPa
     monkeypatch.delattr("mmap.MADV_HUGEPAGE", raising=False)
     layer = PackedLinear.of(nn.Linear(32, 16), "int8")
     place = layer.packed.weights.data_ptr()
-    settle([layer])
-    settle([])
+    settle_weights([layer])
+    settle_weights([])
     assert layer.packed.weights.data_ptr() == place
 
 
@@ -208,14 +208,14 @@ def test_a_recording_names_its_layers() -> None:
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma2", "phi3", "stablelm", "gpt_neox"])
 def test_narrow_models_stay_near_and_trees_are_right(family: str, format: str) -> None:
     hf, same = tiny(family), tiny(family)
-    assert pack(hf, format) >= 3 * 4
+    assert pack_layers(hf, format) >= 3 * 4
     for name, layer in hf.named_modules():
         if isinstance(layer, PackedLinear):
-            weight = unpack(layer.packed)[:, : layer.in_features]
+            weight = unpack_matrix(layer.packed)[:, : layer.in_features]
             same.get_submodule(name).weight.data = weight  # type: ignore[assignment]
     lm = wrap(hf, name=family)
     theirs = wrap(same, name=family).models["target"].score(PROMPTS[1])
-    with unrounded():
+    with without_rounding():
         assert torch.allclose(lm.models["target"].score(PROMPTS[1]), theirs, rtol=1e-3, atol=1e-3)
     ours = lm.models["target"].score(PROMPTS[1])
     assert 0 < (ours - theirs).norm() <= 0.1 * theirs.norm()
@@ -234,14 +234,14 @@ def test_the_embedded_model_loses_little(format: str, most: float) -> None:
     )
     tree = TokenTree(text[0]).chain(text[1:])
     laws = [x.models["target"].score(text[:1], tree).log_softmax(-1) for x in (narrow, wide)]
-    assert [numbers(x.models["target"]) for x in (narrow, wide)] == [format, "bfloat16"]
+    assert [number_format(x.models["target"]) for x in (narrow, wide)] == [format, "bfloat16"]
     bits = [-float(law[range(len(text) - 1), text[1:]].mean()) for law in laws]
     assert bits[0] <= bits[1] * most
 
 
 def test_of_4_bits_the_head_keeps_8() -> None:
     hf = llama()
-    assert pack(hf, "int4") == 2 * 7 + 1
+    assert pack_layers(hf, "int4") == 2 * 7 + 1
     formats = {n: m.packed.format for n, m in hf.named_modules() if isinstance(m, PackedLinear)}
     assert formats.pop("lm_head") == "int8" and {*formats.values()} == {"int4"}
 
@@ -257,8 +257,8 @@ def test_a_slip_in_the_twin_is_found() -> None:
 
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert pack(nn.ModuleList([nn.Embedding(3, 4), nn.Linear(1, 4)]), "int8") == 0
-    monkeypatch.setattr("foretell.models.decoder.smoothing.pack", lambda hf, format: 0)
+    assert pack_layers(nn.ModuleList([nn.Embedding(3, 4), nn.Linear(1, 4)]), "int8") == 0
+    monkeypatch.setattr("foretell.models.decoder.smoothing.pack_layers", lambda hf, format: 0)
     with pytest.raises(
         Unsupported, match="dtype='int8' cannot run on demo: it needs torch's linear layers"
     ):
@@ -270,8 +270,8 @@ def test_two_ways_to_round_may_be_apart_where_both_are_near_to_what_they_stand_f
     rows = torch.randn(4, 300)
     noises = [torch.randn(4, 300) * 0.04 for _ in range(3)]
     ours, twin, wrong = (rows + noise for noise in noises)
-    assert as_near(rows, rows, lambda: pytest.fail("asked for"))
-    assert as_near(ours, twin, lambda: rows) and (ours - twin).norm() > 0.05 * rows.norm()
-    assert not as_near(wrong + 0.2 * torch.randn(4, 300), twin, lambda: rows)
-    assert not as_near(rows.roll(1, 0), twin, lambda: rows)
-    assert not as_near(rows * torch.nan, twin, lambda: rows)
+    assert is_as_near(rows, rows, lambda: pytest.fail("asked for"))
+    assert is_as_near(ours, twin, lambda: rows) and (ours - twin).norm() > 0.05 * rows.norm()
+    assert not is_as_near(wrong + 0.2 * torch.randn(4, 300), twin, lambda: rows)
+    assert not is_as_near(rows.roll(1, 0), twin, lambda: rows)
+    assert not is_as_near(rows * torch.nan, twin, lambda: rows)

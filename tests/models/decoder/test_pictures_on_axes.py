@@ -30,9 +30,9 @@ from foretell.core.types import Ask, Sampling
 from foretell.engine import scheduler as schedule
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
-from foretell.models.decoder.axes import Axes, kinds
-from foretell.models.decoder.pictures import PictureCache, Pictured, seen_by
-from foretell.spec import resolve
+from foretell.models.decoder.axes import Axes, token_kinds
+from foretell.models.decoder.pictures import PictureCache, Pictured, pictures_of
+from foretell.spec import resolve_method
 from foretell.testing.views import Skipped
 from tests.models.decoder.test_pictures import NEW, TEXT, TOKEN, drawn
 
@@ -110,7 +110,7 @@ def greedy(family: str, prompt: list[int], given: Any) -> list[int]:
     ids = torch.tensor([prompt])
     terms: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": False}
     if given is not None:
-        terms |= {**given, "mm_token_type_ids": kinds(ids, picture_places(prompt))}
+        terms |= {**given, "mm_token_type_ids": token_kinds(ids, picture_places(prompt))}
     out = hf.generate(ids, attention_mask=torch.ones_like(ids), **terms)
     return out[0, len(prompt) :].tolist()  # type: ignore[no-any-return]
 
@@ -132,7 +132,7 @@ def test_greedy_tokens_are_those_of_transformers(family: str) -> None:
     assert alone.tokens == want[2]
     ids = torch.tensor([WITH_TWO])  # a processor's answer has all of this
     text = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    types = {"mm_token_type_ids": kinds(ids, picture_places(WITH_TWO))}
+    types = {"mm_token_type_ids": token_kinds(ids, picture_places(WITH_TWO))}
     whole = {**text, **types, **TWO}
     assert (
         lm(family).generate(WITH_TWO, "plain", max_new_tokens=NEW, pictures=whole).tokens == want[2]
@@ -169,7 +169,7 @@ def test_pictures_that_enter_several_layers_are_refused() -> None:
 def stock(found: Pictured, path: list[int], places: list[int], given: Any) -> torch.Tensor:
     """The last row by the model's own forward."""
     ids = torch.tensor([path])
-    more = {} if given is None else {**given, "mm_token_type_ids": kinds(ids, places)}
+    more = {} if given is None else {**given, "mm_token_type_ids": token_kinds(ids, places)}
     with torch.inference_mode():
         rows: torch.Tensor = found.hf(input_ids=ids, use_cache=False, **more).logits[0]
     return rows[-1]
@@ -187,7 +187,9 @@ def test_trees_behind_prompts_in_pieces_have_the_rows_of_their_paths(
         places = picture_places(prompt)
         none = given is None
         caches.append(
-            found.cache() if none else found._with(found._pictures(given, prompt, places))
+            found.cache()
+            if none
+            else found._cache_with(found._build_pictures(given, prompt, places))
         )
     replies: dict[int, Any] = {}
     while len(replies) < len(asks):
@@ -210,7 +212,9 @@ def test_texts_in_a_batch_with_pictures_turn_by_the_same_bits() -> None:
     found = target()
     assert found.loop is not None
     h = torch.zeros(1, 1, TEXT["hidden_size"])
-    with_pictures = found._with(found._pictures(ONE, WITH_ONE, picture_places(WITH_ONE)))
+    with_pictures = found._cache_with(
+        found._build_pictures(ONE, WITH_ONE, picture_places(WITH_ONE))
+    )
     caches = [found.cache(), with_pictures, found.cache()]
     texts = [PLAIN, WITH_ONE, [9, 8, 7, 6, 5]]
     jobs = [
@@ -254,7 +258,7 @@ def test_a_copy_of_the_model_drafts_with_its_eyes() -> None:
 def test_a_view_drafts_for_the_whole() -> None:
     found = target()
     engine = Engine({"target": found, "draft": Skipped(found, range(2))})
-    strategy = resolve("draft:length=3,nodes=3")[1]
+    strategy = resolve_method("draft:length=3,nodes=3")[1]
     wanted = Sampling(max_new_tokens=NEW)
     live = engine.add(Request(WITH_TWO, strategy, wanted, inputs={"pictures": TWO}))
     for _ in engine.run():
@@ -265,10 +269,10 @@ def test_a_view_drafts_for_the_whole() -> None:
 
 def test_rows_that_are_retrieved_keep_their_axes() -> None:
     found = target()
-    beside = found._with(found._pictures(ONE, WITH_ONE, picture_places(WITH_ONE)))
-    cache = found.retrieving(64, 4).cache(None, beside)
+    beside = found._cache_with(found._build_pictures(ONE, WITH_ONE, picture_places(WITH_ONE)))
+    cache = found.retrieving_model(64, 4).cache(None, beside)
     assert isinstance(beside, PictureCache) and beside.pictures is not None
-    assert seen_by(cache) is beside.pictures
+    assert pictures_of(cache) is beside.pictures
 
 
 def test_one_answer_of_a_processor_may_be_for_several_prompts() -> None:

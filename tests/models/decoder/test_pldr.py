@@ -20,8 +20,13 @@ from foretell.core.types import Ask
 from foretell.errors import BadModel, ForetellError, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.pldr import MetricCache, MetricDecoder
-from foretell.models.decoder.pldr_model import PldrConfig, PldrForCausalLM, frozen, infer
-from foretell.ops.power_law import spread
+from foretell.models.decoder.pldr_model import (
+    PldrConfig,
+    PldrForCausalLM,
+    freeze_metrics,
+    infer_metrics,
+)
+from foretell.ops.power_law import metric_spread
 from foretell.strategies.plain import Plain
 from tests import tiny
 
@@ -151,7 +156,7 @@ def test_rows_are_those_of_the_plain_computation_under_the_prompts_metric() -> N
     model = MetricDecoder(hf, "tiny")
     assert model.loop is not None and {"layers", "taps", "tree"} <= model.caps
     torch.testing.assert_close(hf(torch.tensor([PROMPT])).logits[0], plain(w, PROMPT)[0])
-    torch.testing.assert_close(infer(hf, torch.tensor(PROMPT)), plain(w, PROMPT)[1])
+    torch.testing.assert_close(infer_metrics(hf, torch.tensor(PROMPT)), plain(w, PROMPT)[1])
     tree = TokenTree(PROMPT[-1]).chain([3, 44]).chain([60]).chain([8], at=1)
     for chunk in (99, 5, 1):
         found = rows(model, PROMPT, tree, chunk)
@@ -187,12 +192,12 @@ def test_a_metric_that_is_constant_is_the_cached_one_at_any_length() -> None:
         for layer in hf.decoder.dec_layers:
             layer.mha1.plgatt_layer.Wlst.zero_()
     texts = [PROMPT[:5], PROMPT, OTHER]
-    assert spread([infer(hf, torch.tensor(text)) for text in texts])["rmse"] == 0
+    assert metric_spread([infer_metrics(hf, torch.tensor(text)) for text in texts])["rmse"] == 0
     tree = TokenTree(PROMPT[-1]).chain([3, 44, 60])
     found = rows(MetricDecoder(hf, "tiny"), PROMPT, tree)
     whole = hf(torch.tensor([[*PROMPT, 3, 44, 60]])).logits[0, -4:]
     torch.testing.assert_close(found, whole, rtol=1e-9, atol=1e-9)
-    apart = spread([infer(made(), torch.tensor(text)) for text in texts])
+    apart = metric_spread([infer_metrics(made(), torch.tensor(text)) for text in texts])
     assert apart["rmse"] > 1e-3 and apart["determinant"] > 1e-3
 
 
@@ -251,8 +256,8 @@ def test_a_text_that_is_computed_again_has_its_prompts_metric() -> None:
 
 def test_a_frozen_metric_is_an_ordinary_decoder_on_disk(tmp_path: Path, lm: foretell.LM) -> None:
     hf: Any = lm.models["target"].hf  # type: ignore[attr-defined]
-    metrics = infer(hf, torch.tensor(PROMPT))
-    fixed = frozen(hf, metrics)
+    metrics = infer_metrics(hf, torch.tensor(PROMPT))
+    fixed = freeze_metrics(hf, metrics)
     place = tiny.save(fixed, tmp_path / "frozen")
     said = json.loads((place / "config.json").read_text())
     assert said["model_type"] == "pldrllm" and said["custom_G_type"] == "external"
@@ -340,7 +345,7 @@ def test_what_needs_a_metric_that_stays_is_refused(tmp_path: Path, lm: foretell.
     model: Any = lm.models["target"]
     for ask in (
         lambda: model.layer_parallel(2),
-        lambda: model.retrieving(8, 4),
+        lambda: model.retrieving_model(8, 4),
         lambda: model.learning(),
         lambda: model.adapted("folder"),
     ):

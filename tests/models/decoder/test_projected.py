@@ -16,22 +16,29 @@ from foretell.drafters.heads import attach
 from foretell.drafters.heads.networks.folder import target_shape
 from foretell.errors import BadModel, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.models.decoder.head_merging import FIELD, commuting, gathered, leading, pooled
+from foretell.models.decoder.fused import fused_blocks
+from foretell.models.decoder.head_merging import (
+    FIELD,
+    commuting_basis,
+    gather_products,
+    leading_basis,
+    pooled_basis,
+)
 from foretell.models.decoder.loop import StockBlock
+from foretell.ops import assets
 from foretell.ops.fingerprint import norm_mark
-from foretell.train.caches.kv_heads import compressed
+from foretell.train.caches.kv_heads import compress_heads
 from tests import tiny
 from tests.models.decoder import families
 
 TEXTS = [[(7 * i * j + 3 + i) % 97 for i in range(30)] for j in range(1, 4)]
 
 
-def made(family: str, merge: int, make: Any = leading, fold: bool = False) -> tuple[Any, Any]:
+def made(family: str, merge: int, make: Any = leading_basis, fold: bool = False) -> tuple[Any, Any]:
     """A tiny model of float64, and what becomes of it."""
     hf = families.tiny(family, dtype=torch.float64)
-    products, _ = gathered(Decoder(copy.deepcopy(hf), family, blocks), TEXTS, merge)
-    return hf, compressed(hf, make(products, merge), fold)
+    products, _ = gather_products(Decoder(copy.deepcopy(hf), family, fused_blocks), TEXTS, merge)
+    return hf, compress_heads(hf, make(products, merge), fold)
 
 
 def rows_of(hf: Any) -> torch.Tensor:
@@ -45,7 +52,7 @@ def test_a_group_of_one_head_is_a_change_of_basis(family: str) -> None:
     """With biases, norms of queries and keys, and windows."""
     before, after = made(family, 1)
     torch.testing.assert_close(rows_of(after), rows_of(before), rtol=1e-9, atol=1e-9)
-    decoder = Decoder(after, family, blocks)
+    decoder = Decoder(after, family, fused_blocks)
     assert decoder.fused and decoder.layout == Decoder(before, family).layout
     with torch.no_grad():
         after.model.layers[1].self_attn.key_basis[0, 0, 0, 0] += 0.1
@@ -56,7 +63,7 @@ def test_a_group_of_one_head_is_a_change_of_basis(family: str) -> None:
 def test_merged_heads_are_computed_alike_by_all_of_torchs_ways(family: str) -> None:
     """By transformers' forward, the layers one by one and fused ones; with half the rows' bytes."""
     before, after = made(family, 2)
-    fused, stock = Decoder(copy.deepcopy(after), family, blocks), Decoder(after, family)
+    fused, stock = Decoder(copy.deepcopy(after), family, fused_blocks), Decoder(after, family)
     assert fused.fused and fused.loop and stock.loop
     assert all(isinstance(block, StockBlock) for block in stock.loop.blocks)
     for decoder in (fused, stock):
@@ -71,7 +78,7 @@ def test_merged_heads_are_computed_alike_by_all_of_torchs_ways(family: str) -> N
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
-@pytest.mark.parametrize("make", [commuting, pooled])
+@pytest.mark.parametrize("make", [commuting_basis, pooled_basis])
 def test_a_basis_that_commutes_is_folded_into_an_ordinary_model(family: str, make: Any) -> None:
     _, projected = made(family, 2, make)
     _, folded = made(family, 2, make, fold=True)
@@ -81,7 +88,7 @@ def test_a_basis_that_commutes_is_folded_into_an_ordinary_model(family: str, mak
 
 
 def test_pooled_heads_are_the_means_of_matrices() -> None:
-    before, folded = made("llama", 2, pooled, fold=True)
+    before, folded = made("llama", 2, pooled_basis, fold=True)
     twin = copy.deepcopy(before)
     with torch.no_grad():
         for layer in twin.model.layers:
@@ -94,9 +101,10 @@ def test_pooled_heads_are_the_means_of_matrices() -> None:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     hf = tiny.llama(hidden_size=64, num_hidden_layers=1, num_attention_heads=2)
-    products, _ = gathered(Decoder(copy.deepcopy(hf), "tiny", blocks), TEXTS, 2)
+    products, _ = gather_products(Decoder(copy.deepcopy(hf), "tiny", fused_blocks), TEXTS, 2)
     return tiny.save(
-        compressed(hf, leading(products, 2), False), tmp_path_factory.mktemp("merged") / "model"
+        compress_heads(hf, leading_basis(products, 2), False),
+        tmp_path_factory.mktemp("merged") / "model",
     )
 
 
@@ -126,7 +134,7 @@ def test_heads_that_draft_for_the_model_before_do_not_draft_for_it(
 ) -> None:
     """Its last norm is that of the model before, by which heads that ship are found."""
     target: Any = foretell.load(folder, executor="torch").models["target"]
-    monkeypatch.setattr(attach, "ASSETS", tmp_path)
+    monkeypatch.setattr(assets, "model_folders", lambda: [tmp_path])
     (tmp_path / "one").mkdir()
     for kv_heads, found in ((2, None), (1, tmp_path / "one")):
         config = {"kind": "eagle3", "target": {"kv_heads": kv_heads}}

@@ -47,30 +47,30 @@ def refusal(hf: PreTrainedModel) -> str:
 
 def slip_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """All drafts are taken in, whatever was accepted."""
-    after = Mixer.after
+    after = Mixer.memory_after
     monkeypatch.setattr(
-        Mixer, "after", lambda self, held, path: after(self, held, range(len(held.rows)))
+        Mixer, "memory_after", lambda self, held, path: after(self, held, range(len(held.read_rows)))
     )
 
 
 def slip_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes go on from the node before them, which may be a sibling."""
     for kind in recurrent.KINDS.values():
-        if "tree" in vars(kind):
-            tree = kind.tree
+        if "run_tree" in vars(kind):
+            tree = kind.run_tree
             monkeypatch.setattr(
                 kind,
-                "tree",
+                "run_tree",
                 lambda self, state, steps, reads, parents, tree=tree: tree(
                     self, state, steps, reads, tuple(range(-1, len(parents) - 1))
                 ),
             )
     from foretell.models.recurrent.stepwise import Stepwise
 
-    by_node = Stepwise.tree
+    by_node = Stepwise.run_tree
     monkeypatch.setattr(
         Stepwise,
-        "tree",
+        "run_tree",
         lambda self, state, steps, reads, parents: by_node(
             self, state, steps, reads, tuple(range(-1, len(parents) - 1))
         ),
@@ -79,34 +79,34 @@ def slip_siblings(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def slip_window(monkeypatch: pytest.MonkeyPatch) -> None:
     """The convolution's window stays what it was."""
-    monkeypatch.setattr(mixers, "slide", lambda window, rows: window)
+    monkeypatch.setattr(mixers, "slide_window", lambda window, rows: window)
 
 
 def slip_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree is convolved as if it were a chain."""
     monkeypatch.setattr(
         mixers,
-        "convolve",
-        lambda rows, parents, *rest: scans.convolve(rows, None, *rest),
+        "convolve_rows",
+        lambda rows, parents, *rest: scans.convolve_rows(rows, None, *rest),
     )
 
 
 def slip_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state behind a piece of the prompt is lost."""
-    after = Mixer.after
+    after = Mixer.memory_after
     monkeypatch.setattr(
-        Mixer, "after", lambda self, held, path: after(self, held, path) if path else held.text
+        Mixer, "memory_after", lambda self, held, path: after(self, held, path) if path else held.text
     )
 
 
 def slip_replay(monkeypatch: pytest.MonkeyPatch) -> None:
     """Accepted drafts are replayed from the state before the pending tokens' end."""
-    after = Mixer.after
+    after = Mixer.memory_after
 
     def early(self: Mixer, held: Any, path: Sequence[int]) -> Any:
         return after(self, held, path[:-1])
 
-    monkeypatch.setattr(Mixer, "after", early)
+    monkeypatch.setattr(Mixer, "memory_after", early)
 
 
 SLIPS = (slip_rejected, slip_siblings, slip_window, slip_convolution, slip_pending, slip_replay)
@@ -217,7 +217,7 @@ def bounded(family: str, fields: dict[str, Any]) -> PreTrainedModel:
 
 def test_own_steps_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The bound of time steps again, where nothing but the self-test looks at it."""
-    monkeypatch.setattr(StateSpaceDual, "refusal", lambda self: None)
+    monkeypatch.setattr(StateSpaceDual, "refusal_reason", lambda self: None)
     hf = tiny("mamba2")
     update = hf.backbone.layers[0].mixer
     steps = type(update).forward

@@ -44,7 +44,7 @@ def beside(model: Any, tokens: list[int], budget: int, chunk: int) -> tuple[Any,
     """The model over retrieved rows, and its cache, whose rows are not chosen yet."""
     target = model.cache()
     read(model, target, Ask(TokenTree(tokens[-1]), rows=()), tokens)
-    retrieving = model.retrieving(budget, chunk)
+    retrieving = model.retrieving_model(budget, chunk)
     return retrieving, retrieving.cache(beside=target)
 
 
@@ -54,14 +54,14 @@ def test_rows_are_those_of_the_best_chunks_in_order(
     length: int, budget: int, size: int, seed: int
 ) -> None:
     chunks = Chunks.of(length, budget, size)
-    assert 1 <= chunks.size <= size and chunks.whole * chunks.size <= length
-    scores = torch.randn(2, chunks.whole, generator=torch.Generator().manual_seed(seed))
-    rows = chunks.best(scores)
+    assert 1 <= chunks.size <= size and chunks.chunk_count * chunks.size <= length
+    scores = torch.randn(2, chunks.chunk_count, generator=torch.Generator().manual_seed(seed))
+    rows = chunks.best_rows(scores)
     for head in range(2):
-        others = sorted(range(1, chunks.whole), key=lambda c: -float(scores[head, c]))
-        kept = sorted([0, *others][: min(chunks.kept, chunks.whole)])
+        others = sorted(range(1, chunks.chunk_count), key=lambda c: -float(scores[head, c]))
+        kept = sorted([0, *others][: min(chunks.kept_count, chunks.chunk_count)])
         want = [c * chunks.size + i for c in kept for i in range(chunks.size)]
-        want += range(chunks.whole * chunks.size, length)
+        want += range(chunks.chunk_count * chunks.size, length)
         assert rows[head].tolist() == want
     assert rows.shape[1] <= max(min(budget, length // 4), chunks.size) + chunks.size
 
@@ -76,11 +76,11 @@ def test_each_head_keeps_the_chunks_that_its_queries_are_nearest_to(
         queries.append(q[:, 0])
         return likeness(q, means)
 
-    likeness = retrieved.likeness
-    monkeypatch.setattr(retrieved, "likeness", noted)
+    likeness = retrieved.score_chunks
+    monkeypatch.setattr(retrieved, "score_chunks", noted)
     retrieving, cache = beside(model, TEXT, 40, 8)
     read(retrieving, cache, Ask(TokenTree(TEXT[-1])), TEXT)
-    assert cache.choice is not None and len(queries) == 2 and cache.length == len(TEXT) - 1
+    assert cache.chosen_rows is not None and len(queries) == 2 and cache.length == len(TEXT) - 1
     assert cache.base == 40 + 169 % 8 and cache.bytes < 0.35 * cache.beside.bytes
     chosen = set()
     for layer, q in enumerate(queries):
@@ -92,7 +92,7 @@ def test_each_head_keeps_the_chunks_that_its_queries_are_nearest_to(
                 scores[chunk] = sum(float(q[2 * head + i] @ mean) for i in range(2))
             best = sorted(sorted(scores, key=lambda c: -scores[c])[:4])
             want = [*range(8), *(8 * c + i for c in best for i in range(8)), 168]
-            assert cache.choice[layer][head].tolist() == want
+            assert cache.chosen_rows[layer][head].tolist() == want
             chosen.add(tuple(best))
             for own, theirs in ((cache.k, cache.beside.k), (cache.v, cache.beside.v)):
                 assert torch.equal(own[layer][head, : len(want)], theirs[layer][head, want])
@@ -104,7 +104,7 @@ def test_over_all_rows_it_is_the_model_itself() -> None:
     retrieving, cache = beside(model, TEXT, 40, 8)
     every = torch.arange(len(TEXT) - 1).expand(2, -1)
     cache.sync(TEXT)
-    cache.choose({0: every, 1: every})
+    cache.choose_rows({0: every, 1: every})
     tree = TokenTree(TEXT[-1]).chain([5, 6]).chain([7], at=1)
     got = read(retrieving, cache, Ask(tree), TEXT).logits
     want = read(model, cache.beside, Ask(tree), TEXT).logits
@@ -119,11 +119,11 @@ def test_later_rows_are_the_targets_also_behind_shared_ones() -> None:
     model = decoder()
     whole = model.cache()
     read(model, whole, Ask(TokenTree(TEXT[99]), rows=()), TEXT[:100])
-    segment: Segment = whole.share(TEXT[:100])
+    segment: Segment = whole.share_rows(TEXT[:100])
     target = model.cache()
-    target.adopt(segment)
+    target.adopt_segment(segment)
     read(model, target, Ask(TokenTree(TEXT[149]), rows=()), TEXT[:150])
-    retrieving = model.retrieving(40, 8)
+    retrieving = model.retrieving_model(40, 8)
     cache = retrieving.cache(beside=target)
     read(retrieving, cache, Ask(TokenTree(TEXT[149])), TEXT[:150])
     kept = cache.base
@@ -152,7 +152,7 @@ def test_a_preempted_request_chooses_again_and_says_the_same() -> None:
             engine.step()
             count += 1
             if often and count % often == 0 and engine.live:
-                assert engine.preempt(live)
+                assert engine.preempt_request(live)
         assert live.error is None
         outputs.append(live.ctx.output)
     assert outputs[0] == outputs[1]
@@ -167,7 +167,7 @@ def test_rows_of_drafts_that_are_kept_are_caught(monkeypatch: pytest.MonkeyPatch
             Cache.commit(self, tokens)
 
     monkeypatch.setattr("foretell.testing.toy.RetrievedCache", Keeping)
-    monkeypatch.setattr(ToyRetrieving, "_values", lambda self, job, at: at + 0.5)
+    monkeypatch.setattr(ToyRetrieving, "_node_values", lambda self, job, at: at + 0.5)
     with pytest.raises(AssertionError, match="stale rows"):
         laws.check_close(laws.build("triforce"), 1.0)
 
@@ -182,7 +182,7 @@ def test_models_whose_layers_do_not_see_a_whole_text_are_refused() -> None:
     hf = Qwen3ForCausalLM(Qwen3Config(**sizes, **more, **config, use_sliding_window=True))
     model = foretell.wrap(hf.eval(), tiny.tokenizer(), None, "tiny").models["target"]
     with pytest.raises(Unsupported, match=r"some see a window of it.*use the method draft"):
-        model.retrieving(64, 8)
+        model.retrieving_model(64, 8)
 
 
 def test_a_toy_has_the_rows_that_it_chose() -> None:
@@ -190,8 +190,8 @@ def test_a_toy_has_the_rows_that_it_chose() -> None:
     text = [1, 2, 3, 4, 5, 0, 1, 1, 2] * 5
     retrieving, cache = beside(toy, text, 12, 2)
     read(retrieving, cache, Ask(TokenTree(text[-1])), text)
-    assert cache.choice is not None
+    assert cache.chosen_rows is not None
     for layer in range(2):
-        rows = cache.choice[layer][0].tolist()
+        rows = cache.chosen_rows[layer][0].tolist()
         assert cache.k[layer][0, : len(rows), 0].tolist() == [text[row] for row in rows]
         assert cache.v[layer][0, : len(rows), 0].tolist() == rows

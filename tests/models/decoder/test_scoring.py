@@ -12,8 +12,8 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
-from foretell.models.decoder.fused import blocks
-from foretell.models.decoder.packed import pack
+from foretell.models.decoder.fused import fused_blocks
+from foretell.models.decoder.packed import pack_layers
 from foretell.models.decoder.scoring import Classifier
 from tests.models.decoder.families import VOCAB, config, tiny
 from tests.models.decoder.test_families import PROMPTS, TREE, answer
@@ -35,7 +35,7 @@ def classifier(family: str, labels: int = 3) -> PreTrainedModel:
 
 @cache
 def model(family: str) -> Classifier:
-    return Classifier(classifier(family), family, blocks)
+    return Classifier(classifier(family), family, fused_blocks)
 
 
 def scores(hf: PreTrainedModel, tokens: list[int]) -> torch.Tensor:
@@ -80,21 +80,21 @@ def test_a_body_with_a_head_of_its_own() -> None:
     torch.manual_seed(0)
     head = nn.Linear(32, 1)
     hf = tiny("gemma2")
-    value = Classifier(hf, "value", head=head)
+    value = Classifier(hf, "value", score_head=head)
     assert value.row_size == 1 and value.loop is not None and value.loop.logit_cap is None
     row = value.score(PROMPT)[0]
     with torch.inference_mode():
         states = hf.get_decoder()(input_ids=torch.tensor([PROMPT])).last_hidden_state[0]
         torch.testing.assert_close(row, head(states)[-1], atol=1e-5, rtol=1e-5)
     bare = AutoModel.from_config(config("llama")).eval()
-    assert Classifier(bare, "bare", head=head).score(PROMPT).shape == (1, 1)
+    assert Classifier(bare, "bare", score_head=head).score(PROMPT).shape == (1, 1)
 
 
 def test_weights_of_8_bits() -> None:
     hf = classifier("llama")
-    pack(hf, "int8")
+    pack_layers(hf, "int8")
     theirs = model("llama").score(PROMPT, TREE)
-    ours = Classifier(hf, "narrow", blocks).score(PROMPT, TREE)
+    ours = Classifier(hf, "narrow", fused_blocks).score(PROMPT, TREE)
     assert (ours - theirs).abs().max() <= 0.1 * theirs.abs().max()
 
 

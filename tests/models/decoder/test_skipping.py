@@ -25,10 +25,10 @@ class Halved(CachePolicy):
     def __init__(self) -> None:
         self.seen: list[int] = []
 
-    def skips(self, job: Any) -> bool:
+    def runs_layers(self, job: Any) -> bool:
         return True
 
-    def through(self, job: Any, taps: Sequence[int], run: Any) -> Computed:
+    def run_layers(self, job: Any, taps: Sequence[int], run: Any) -> Computed:
         self.seen.append(len(job.tokens))
         wanted = [*{*taps, 1}]
         lower = run([replace(job, layers=(0,), rows=[])], [tap for tap in wanted if tap <= 1])
@@ -69,7 +69,7 @@ def test_a_model_whose_attention_no_policy_watches_says_so() -> None:
     assert target().skips and not ExactDecoder.skips
     with pytest.raises(Unsupported, match="one by one"):
         model = type("Exact", (), {"skips": ExactDecoder.skips, "__getattr__": given})()
-        Fastkv().policy(model)
+        Fastkv().build_policy(model)
 
 
 def given(self: Any, name: str) -> Any:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretell.models.decoder.packed import pack
-from foretell.models.decoder.smoothing import narrow, smooth
+from foretell.models.decoder.packed import pack_layers
+from foretell.models.decoder.smoothing import round_layers, smooth_layers
 from tests.models.decoder.families import tiny
 from tests.ops.test_memory import linux, resident
 
@@ -40,22 +40,22 @@ def rows(hf: Any) -> torch.Tensor:
 def test_the_model_stays_the_same_and_is_rounded_better() -> None:
     exact = uneven()
     even = copy.deepcopy(exact)
-    assert smooth(even)
+    assert smooth_layers(even)
     assert not torch.equal(
         even.model.layers[0].input_layernorm.weight, exact.model.layers[0].input_layernorm.weight
     )
     wanted = rows(exact)
     assert (rows(even) - wanted).abs().max() <= 1e-4 * wanted.abs().max()
-    pack(even, "int8")
+    pack_layers(even, "int8")
     coarse = copy.deepcopy(exact)
-    pack(coarse, "int8")
+    pack_layers(coarse, "int8")
     assert (rows(even) - wanted).norm() < 0.7 * (rows(coarse) - wanted).norm()
 
 
 def test_factors_are_powers_of_two_so_bfloat16_loses_nothing() -> None:
     hf = uneven().to(torch.bfloat16)
     before = hf.model.layers[1].input_layernorm.weight.clone()
-    smooth(hf)
+    smooth_layers(hf)
     factors = before / hf.model.layers[1].input_layernorm.weight
     assert torch.equal(torch.log2(factors), torch.log2(factors).round())
 
@@ -68,12 +68,12 @@ def test_no_page_of_the_file_stays_in_memory(tmp_path: Path) -> None:
     names = {name for name, module in hf.named_modules() if isinstance(module, torch.nn.Linear)}
     linears = sum(hf.get_submodule(name).weight.nbytes for name in names)
     file = tmp_path / "model.safetensors"
-    assert narrow(hf, "int8") == len(names)
+    assert round_layers(hf, "int8") == len(names)
     assert resident(file) < file.stat().st_size - 0.9 * linears
 
 
 def test_other_builds_are_left_alone() -> None:
     hf = tiny("gemma2")
     before = {name: value.clone() for name, value in hf.state_dict().items()}
-    assert not smooth(hf)
+    assert not smooth_layers(hf)
     assert all(torch.equal(value, before[name]) for name, value in hf.state_dict().items())

@@ -46,7 +46,7 @@ def keys_at(model: Decoder, start: int) -> list[torch.Tensor]:
 def worst(model: Decoder, start: int, end: int) -> float:
     """How far keys moved from `start` on to `end` on are from those that the model makes there."""
     places = torch.arange(len(TOKENS))
-    moved = model.moving("test")(keys_at(model, start), start + places, end + places)
+    moved = model.find_move("test")(keys_at(model, start), start + places, end + places)
     pairs = zip(moved, keys_at(model, end), strict=True)
     return max(float((one - other).abs().max()) for one, other in pairs)
 
@@ -76,7 +76,7 @@ def test_in_less_bits_they_differ_by_rounding(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("family", REFUSED)
 def test_keys_that_turn_otherwise_are_refused(family: str) -> None:
     with pytest.raises(Unsupported, match=REFUSED[family]):
-        decoder(family).moving("test")
+        decoder(family).find_move("test")
 
 
 # --- single turns
@@ -99,7 +99,7 @@ def first_keys(model: Any, text: list[int], shift: int) -> torch.Tensor:
 def test_turned_keys_are_those_made_at_the_new_positions(family: str) -> None:
     """Halves and pairs that turn, and families that turn a part of a key."""
     model = Decoder(tiny(family, dtype=torch.float64), family)
-    turn = model.turning("kv=x")
+    turn = model.find_turn("kv=x")
     here, there = first_keys(model, TEXT, 3), first_keys(model, TEXT, 20)
     moved = turn(here, torch.full((10,), 17))
     assert torch.allclose(moved, there, atol=1e-6) and not torch.allclose(here, there, atol=1e-2)
@@ -112,4 +112,4 @@ def test_turned_keys_are_those_made_at_the_new_positions(family: str) -> None:
 def test_families_without_rotations_are_refused_by_name(family: str) -> None:
     model = Decoder(tiny(family), family)
     with pytest.raises(Unsupported, match=f"kv=x cannot run on {family}"):
-        model.turning("kv=x")
+        model.find_turn("kv=x")

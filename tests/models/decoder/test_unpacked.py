@@ -183,7 +183,7 @@ def rows(hf: Any) -> torch.Tensor:
 @pytest.mark.parametrize("case", sorted(CASES))
 def test_a_file_has_the_model_s_own_rows(case: str, tmp_path: Path) -> None:
     hf = model_of(case)
-    found = gguf.unpacked(file_of(case, hf, tmp_path / "m.gguf", {}), torch.float32)
+    found = gguf.read_unpacked(file_of(case, hf, tmp_path / "m.gguf", {}), torch.float32)
     assert torch.allclose(rows(found), rows(hf), atol=1e-4 * float(rows(hf).abs().max()))
 
 
@@ -192,7 +192,7 @@ def test_what_transformers_passes_over_is_refused_by_name(case: str, tmp_path: P
     words, keys = REFUSED[case]
     file = file_of(case, model_of(case), tmp_path / "m.gguf", keys)
     with pytest.raises(LookupError) as refused:
-        gguf.unpacked(file, torch.float32)
+        gguf.read_unpacked(file, torch.float32)
     assert words in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -200,4 +200,4 @@ def test_a_tensor_that_transformers_drops_is_seen(tmp_path: Path) -> None:
     case = "a part of a head"
     file = file_of(case, model_of(case), tmp_path / "m.gguf", {}, "blk.0.attn_output.bias")
     with pytest.raises(LookupError, match="numbers, of which transformers reads"):
-        gguf.unpacked(file, torch.float32)
+        gguf.read_unpacked(file, torch.float32)

@@ -15,7 +15,7 @@ from transformers.models.diffusion_gemma.generation_diffusion_gemma import (
 )
 
 from foretell.api.lm import LM
-from foretell.core.masked_text import look
+from foretell.core.masked_text import make_look
 from foretell.diffusion.renoise import Renoise
 from foretell.engine.engine import Engine
 from foretell.errors import Unsupported
@@ -98,7 +98,7 @@ def adapter(calm: bool = False) -> DiffusionGemma:
 def ours(model: DiffusionGemma, said: torch.Tensor | None, canvas: list[int]) -> torch.Tensor:
     """Rows of a canvas behind the prompt, which is read in pieces."""
     held = model.cache()
-    ask = look(PROMPT[-1], [*PROMPT, *canvas], range(len(PROMPT), len(PROMPT) + len(canvas)))
+    ask = make_look(PROMPT[-1], [*PROMPT, *canvas], range(len(PROMPT), len(PROMPT) + len(canvas)))
     ask.said = said
     whole = False
     pieces = 0
@@ -152,7 +152,7 @@ class Steps:
         self.read: list[list[int]] = []
         self.accepted: list[list[int]] = []
         self.starts: list[int] = []  # the steps with which canvases begin
-        fill = Renoise.fill
+        fill = Renoise.fill_positions
 
         def noted(method: Renoise, sheet: Any, found: Any, state: Any) -> None:
             if state.left == method.steps:
@@ -161,7 +161,7 @@ class Steps:
             fill(method, sheet, found, state)
             self.accepted.append([place - found.places[0] for place in state.accepted])
 
-        monkeypatch.setattr(Renoise, "fill", noted)
+        monkeypatch.setattr(Renoise, "fill_positions", noted)
 
     def feed(self, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         """Gives transformers these canvases and draws; returns what it then accepts."""

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 import foretell
 from foretell import LM, cli, wrap
-from foretell.api.diagnosis import diagnose
+from foretell.api.diagnosis import diagnose_models
 from foretell.api.prompts import Text
 from foretell.api.unsaid import Unsaid
 from foretell.cache.job import Job
@@ -33,7 +33,7 @@ from foretell.errors import BadConfig, PromptTooLong, Unsupported
 from foretell.models.encoder_decoder import crossing, source
 from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
 from foretell.models.encoder_decoder.source import SourceRows
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from foretell.testing.outcomes import Enumerator
 from tests import laws, tiny
 from tests.models.decoder.seq2seq import CONTEXT, FAMILIES, HALVES, VOCAB, seq2seq
@@ -84,7 +84,7 @@ def stock(hf: PreTrainedModel, tokens: Sequence[int], text: Sequence[int], **mor
 def request(
     tokens: Sequence[int], method: str = "plain", begin: Sequence[int] = (1,), **more: Any
 ) -> Request:
-    strategy = resolve(method)[1]
+    strategy = resolve_method(method)[1]
     sampling = Sampling(**{"max_new_tokens": NEW, **more})
     return Request(list(begin), strategy, sampling, inputs={"source": tuple(tokens)})
 
@@ -230,9 +230,9 @@ def test_rows_of_a_text_are_not_lent_to_another_source() -> None:
     first = adapter.cache(request(SOURCES[3]))
     with torch.inference_mode():
         adapter.forward([first.prepare(Ask(TokenTree(9)), [1, 5, 9], 99)[0]])
-    segment = first.share([1, 5, 9, 4])
+    segment = first.share_rows([1, 5, 9, 4])
     assert isinstance(segment, Segment) and segment.tokens == (1, 5, 9)
-    assert not adapter.cache(request(SOURCES[4])).adopt(segment)
+    assert not adapter.cache(request(SOURCES[4])).adopt_segment(segment)
     own = wrap(seq2seq("t5"), name="t5")
     own.limit(prefixes=1 << 20)
     long = [1, *range(30, 90)]
@@ -342,7 +342,7 @@ def test_the_law_of_two_tokens_is_the_targets(method: str) -> None:
             counts[name] += getattr(live.ctx.stats, name)
         return tuple(live.ctx.output)
 
-    for weight, output in Enumerator.walk(once):
+    for weight, output in Enumerator.walk_outcomes(once):
         got[output] = got.get(output, 0.0) + weight
     assert max(abs(got.get(key, 0.0) - want[key]) for key in want) < 1e-9
     assert method.startswith("token") or 0 < counts["accepted"] < counts["drafted"]
@@ -362,7 +362,7 @@ def test_long_and_wrong_sources_are_refused_before_the_first_forward() -> None:
     mixed = bart.generate([[3, 4], [3] * 99], "plain", max_new_tokens=2)
     assert mixed[0].error is None and isinstance(mixed[1].error, PromptTooLong)
     with pytest.raises(BadConfig, match="bart reads a source beside its text"):
-        bart.engine.add(Request([1], resolve("plain")[1]))
+        bart.engine.add(Request([1], resolve_method("plain")[1]))
     out = bart.generate(SOURCES[3], "plain", max_new_tokens=500)
     assert len(out.tokens) == CONTEXT - 1 and out.finish_reason == "length"
 
@@ -445,7 +445,7 @@ def test_a_folder_is_loaded(family: str, tmp_path: Path) -> None:
     text = "def add(a, b):"
     plain = own.generate(text, "plain", max_new_tokens=NEW)
     assert plain.tokens == lm(family).generate(own.encode(text), "plain", max_new_tokens=NEW).tokens
-    (report,) = diagnose(own)
+    (report,) = diagnose_models(own)
     assert (report.family, report.executor, report.loop) == (family, "torch", True)
     if family != "t5":
         return

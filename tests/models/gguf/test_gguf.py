@@ -15,10 +15,10 @@ from foretell.errors import ForetellError, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.gguf import gguf
 from foretell.native import library
-from foretell.native.packing import unpack
+from foretell.native.packing import unpack_matrix
 from tests import tiny
 
-pytestmark = pytest.mark.skipif(not library.available(), reason="the C library is not built")
+pytestmark = pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 
 SIZES = {
     "hidden_size": 64,
@@ -44,14 +44,14 @@ def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_matrices_keep_the_file_s_numbers(kind: str, tmp_path: Path) -> None:
-    found: Any = gguf.read(file_of(kind, tmp_path))
+    found: Any = gguf.read_packed(file_of(kind, tmp_path))
     wanted: Any = tiny.llama(**SIZES)
     for ours, theirs in zip(found.model.layers, wanted.model.layers, strict=True):
         for place in ("self_attn.q_proj", "self_attn.k_proj", "self_attn.o_proj", "mlp.down_proj"):
-            weight = unpack(ours.get_submodule(place).packed).float()
+            weight = unpack_matrix(ours.get_submodule(place).packed).float()
             assert torch.equal(weight, rounded(theirs.get_submodule(place).weight, kind)), place
     head = rounded(wanted.lm_head.weight, kind)
-    assert torch.equal(unpack(found.lm_head.packed).float(), head)
+    assert torch.equal(unpack_matrix(found.lm_head.packed).float(), head)
     rows = found.get_input_embeddings()(torch.tensor([3, 1]))
     table = rounded(wanted.model.embed_tokens.weight, kind)
     assert torch.equal(rows, table[[3, 1]].to(torch.bfloat16))
@@ -89,7 +89,7 @@ def test_logits_are_near_those_of_the_unpacked_file(tmp_path: Path) -> None:
 def test_other_formats_are_left_to_llama_cpp(tmp_path: Path) -> None:
     file = file_of("F16", tmp_path)
     with pytest.raises(LookupError, match=r"has the format F16, and it takes Q8_0, Q4_0, Q4_1"):
-        gguf.read(file)
+        gguf.read_packed(file)
     with pytest.raises(Unsupported, match="executor='native' cannot run on"):
         foretell.load(file, executor="native")
 

@@ -165,9 +165,9 @@ def check(model: PreTrainedModel, folder: Path, **more: Any) -> None:
     rounding in the C library.
     """
     wanted = rows(model)
-    found = rows(gguf.unpacked(tiny.gguf(model, folder / "wide.gguf", **more), torch.float32))
+    found = rows(gguf.read_unpacked(tiny.gguf(model, folder / "wide.gguf", **more), torch.float32))
     assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
-    if library.available():
+    if library.is_available():
         file = tiny.gguf(model, folder / "short.gguf", kind="BF16", **more)
         last = foretell.load(file, executor="native").models["target"].score(IDS)[-1]
         assert float((last - wanted[-1]).norm()) <= 0.1 * float(wanted[-1].norm())
@@ -194,7 +194,7 @@ def test_a_bias_that_the_file_lacks_is_zero(tmp_path: Path) -> None:
         layer.self_attn.o_proj.bias.data.zero_()
     lacking = tiny.gguf(model, tmp_path / "model.gguf", without=("attn_output.bias",))
     assert not any("attn_output.bias" in name for name in header.read_header(lacking).tensors)
-    found = rows(gguf.unpacked(lacking, torch.float32))
+    found = rows(gguf.read_unpacked(lacking, torch.float32))
     assert torch.allclose(found, rows(model), atol=1e-4)
 
 
@@ -207,7 +207,7 @@ def test_a_long_rotation_is_computed_within_its_short_range(tmp_path: Path) -> N
     }
     parts = {"rope_factors_long.weight": LONG, "rope_factors_short.weight": FACTORS}
     file = tiny.gguf(llama(**fields), tmp_path / "model.gguf", keys=keys, tensors=parts)
-    found = gguf.unpacked(file, torch.float32)
+    found = gguf.read_unpacked(file, torch.float32)
     assert torch.allclose(rows(found), rows(llama(**fields)), atol=1e-3)
     assert foretell.wrap(found).models["target"].context == 64
 
@@ -271,7 +271,7 @@ NEUTRAL = {
 def test_what_would_change_numbers_unread_is_refused_by_name(key: str, tmp_path: Path) -> None:
     file = tiny.gguf(llama(), tmp_path / "model.gguf", keys={key: REFUSED[key]})
     with pytest.raises(LookupError) as refused:
-        gguf.unpacked(file, torch.float32)
+        gguf.read_unpacked(file, torch.float32)
     assert key in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -288,14 +288,14 @@ def test_a_refusal_says_the_key_in_every_runtime(tmp_path: Path) -> None:
 
 def test_keys_that_say_nothing_are_passed(tmp_path: Path) -> None:
     file = tiny.gguf(llama(), tmp_path / "model.gguf", keys=NEUTRAL)
-    assert torch.equal(rows(gguf.unpacked(file, torch.float32)), rows(llama()))
+    assert torch.equal(rows(gguf.read_unpacked(file, torch.float32)), rows(llama()))
 
 
 @pytest.mark.parametrize("key", ["block_count", "attention.layer_norm_rms_epsilon"])
 def test_a_key_that_is_missing_is_named(key: str, tmp_path: Path) -> None:
     file = tiny.gguf(llama(), tmp_path / "model.gguf", keys={f"llama.{key}": None})
     with pytest.raises(LookupError, match=f"lacks llama.{key}"):
-        gguf.unpacked(file, torch.float32)
+        gguf.read_unpacked(file, torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ def test_a_key_that_is_missing_is_named(key: str, tmp_path: Path) -> None:
 def test_tensors_that_nothing_reads_are_refused_by_name(name: str, tmp_path: Path) -> None:
     file = tiny.gguf(llama(), tmp_path / "m.gguf", tensors={name: np.ones(32, np.float32)})
     with pytest.raises(LookupError, match=name):
-        gguf.unpacked(file, torch.float32)
+        gguf.read_unpacked(file, torch.float32)
 
 
 def constants(group: type = lib.Keys) -> list[str]:
@@ -347,7 +347,7 @@ def test_a_key_has_one_meaning() -> None:
 
 @pytest.mark.parametrize("end", ["eos", "eot", "eom"])
 def test_every_end_that_a_file_names_ends_a_text(end: str, tmp_path: Path) -> None:
-    for executor in ("native", "torch") if library.available() else ("torch",):
+    for executor in ("native", "torch") if library.is_available() else ("torch",):
 
         def text(token: int, executor: str = executor) -> list[int]:
             keys = {f"tokenizer.ggml.{end}_token_id": token}
@@ -371,4 +371,4 @@ def test_a_control_token_of_a_known_text_is_an_end(tmp_path: Path) -> None:
     texts[5], kinds[5], texts[6] = "<|im_end|>", header.CONTROL, "<|eot_id|>"
     keys = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.token_type": kinds}
     renamed = tiny.gguf(llama(), tmp_path / "renamed.gguf", keys=keys)
-    assert header.ends(header.read_header(renamed)) == [0, 5]
+    assert header.end_tokens(header.read_header(renamed)) == [0, 5]

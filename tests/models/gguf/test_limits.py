@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 
 from foretell.errors import BadModel
-from foretell.loading.gguf_export import read_tokenizer, unpack
+from foretell.loading.gguf_export import read_tokenizer, unpack_file
 from foretell.models.gguf import gguf
 from foretell.models.gguf import limits as gguf_limits
 from foretell.native import library
 from tests import tiny
 from tests.models.decoder import families
 
-pytestmark = pytest.mark.skipif(not library.available(), reason="the C library is not built")
+pytestmark = pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 
 SIZES = {
     "hidden_size": 64,
@@ -95,7 +95,7 @@ def test_a_header_that_cannot_be_is_refused_before_anyone_else_reads_it(
 
     monkeypatch.setattr(lib, "GGUFReader", never)
     path = headed(tmp_path, HARMFUL[said])
-    for read in (gguf.read, read_tokenizer, lambda file: unpack(file, tmp_path / "to")):
+    for read in (gguf.read_packed, read_tokenizer, lambda file: unpack_file(file, tmp_path / "to")):
         with pytest.raises(BadModel, match=f"cannot be read .*{said.strip()}") as refused:
             read(path)
         assert "\n" not in str(refused.value)
@@ -140,7 +140,7 @@ def test_a_tensor_of_another_size_than_its_configuration_says_is_refused_by_name
 ) -> None:
     path = rewritten(file_of(tmp_path), lambda it, data: SHORT[name](data) if it == name else data)
     with pytest.raises(LookupError, match=f"{name} has the shape .*, and its header says"):
-        gguf.read(path)
+        gguf.read_packed(path)
 
 
 def test_so_is_a_bias_of_another_size(tmp_path: Path) -> None:
@@ -148,30 +148,30 @@ def test_so_is_a_bias_of_another_size(tmp_path: Path) -> None:
         "qwen2", **{**SIZES, "hidden_size": 128, "vocab_size": len(tiny.tokenizer())}
     )
     source = tiny.gguf(model, tmp_path / "model.gguf", kind="Q8_0")
-    gguf.read(source)
+    gguf.read_packed(source)
     for name in ("blk.0.attn_q.bias", "blk.1.attn_v.bias"):
         path = rewritten(source, lambda it, data, name=name: data[:-1] if it == name else data)
         with pytest.raises(LookupError, match=f"{name} has the shape .*, and its header says"):
-            gguf.read(path)
+            gguf.read_packed(path)
 
 
 def test_so_is_a_table_without_rows_for_all_tokens(tmp_path: Path) -> None:
     tables = ("token_embd.weight", "output.weight")
     path = rewritten(file_of(tmp_path), lambda it, data: data[:-1] if it in tables else data)
     with pytest.raises(LookupError, match="rows for 329 tokens, and its tokenizer has 330"):
-        gguf.read(path)
+        gguf.read_packed(path)
 
 
 def test_so_are_layers_that_its_configuration_does_not_count(tmp_path: Path) -> None:
     source = file_of(tmp_path)
     path = rewritten(source, lambda name, data: None if name.startswith("blk.1.") else data)
     with pytest.raises(LookupError, match="block_count is 2, and it has 1 layers"):
-        gguf.read(path)
+        gguf.read_packed(path)
 
 
 def test_a_good_file_is_read_as_its_writer_wrote_it(tmp_path: Path) -> None:
     path = file_of(tmp_path)
-    header, reader = gguf_limits.check(path), lib.GGUFReader(path)
+    header, reader = gguf_limits.check_file(path), lib.GGUFReader(path)
     for key, field in reader.fields.items():
         if key.startswith("GGUF."):
             continue
@@ -180,4 +180,4 @@ def test_a_good_file_is_read_as_its_writer_wrote_it(tmp_path: Path) -> None:
         assert found == (len(value) if isinstance(value, list) else value), key
     sizes = {tensor.name: tuple(map(int, tensor.shape)) for tensor in reader.tensors}
     assert header.tensors == sizes
-    assert gguf_limits.check(path) is header, "it is read once"
+    assert gguf_limits.check_file(path) is header, "it is read once"

@@ -27,7 +27,7 @@ from foretell.errors import Unsupported
 from foretell.models.recurrent.recurrent import Recurrent, StateCache
 from foretell.speculation.strategy import Speculative
 from foretell.strategies.plain import Plain
-from foretell.verification.acceptance import sequential
+from foretell.verification.acceptance import verify_in_order
 from tests import laws
 from tests.cache.users import Evictor, Guess, run
 from tests.models.decoder.families import RECURRENT, VOCAB, tiny
@@ -244,7 +244,7 @@ def test_interrupted_forwards_are_forgotten(family: str, monkeypatch: pytest.Mon
     for more, text in ((tree.chain([3], at=2), prompt), (TokenTree(4), [*prompt, 1, 4])):
         job, _ = held.prepare(Ask(more, rows=[len(more) - 1]), text, 512)
         with monkeypatch.context() as patch:
-            patch.setattr(last, "project", fail)
+            patch.setattr(last, "project_inputs", fail)
             with pytest.raises(RuntimeError, match="interrupted"), torch.inference_mode():
                 model.forward([job])
     answer(model, held, Ask(TokenTree(4).chain([6, 6])), [*prompt, 1, 4])
@@ -358,7 +358,7 @@ def test_texts_that_begin_alike_share_no_rows() -> None:
     assert engine.reuse.tree.bytes == engine.reuse.tree.reused == 0
     alone = [run(models, request)[0].ctx.output for request in requests]
     assert [live.ctx.output for live in lives] == alone
-    assert not adapter("falcon_h1").cache().adopt(None)  # type: ignore[arg-type]
+    assert not adapter("falcon_h1").cache().adopt_segment(None)  # type: ignore[arg-type]
 
 
 def test_verifying_a_drawn_tree_changes_no_law_and_no_row() -> None:
@@ -376,7 +376,8 @@ def test_verifying_a_drawn_tree_changes_no_law_and_no_row() -> None:
     before = rows.clone(), chances.double().clone()
     sampler = Sampler(Sampling(temperature=1.0), prompt, (), VOCAB, None)
     outcomes = [
-        sequential(tree, Target(rows, sampler, [], tree), Rng(seed % 4), 0) for seed in range(8)
+        verify_in_order(tree, Target(rows, sampler, [], tree), Rng(seed % 4), 0)
+        for seed in range(8)
     ]
     assert outcomes[:4] == outcomes[4:]
     assert torch.equal(rows, before[0]) and torch.equal(law.dense(VOCAB), before[1])

@@ -9,7 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from foretell.cache.masks import ancestors
-from foretell.models.recurrent.scans import advance_dual, by_head, convolve, dual_outputs, slide
+from foretell.models.recurrent.scans import (
+    advance_dual,
+    by_head,
+    convolve_rows,
+    dual_outputs,
+    slide_window,
+)
 
 HEADS, GROUPS, WIDTH, STATE = 4, 2, 3, 5
 Parts = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
@@ -162,20 +168,22 @@ def test_convolutions_over_trees_are_those_of_their_paths(bias: bool) -> None:
 
     for seed in range(4):
         parents = random_parents(count, seed)
-        whole = convolve(rows, parents, 0, window, weight, added)
+        whole = convolve_rows(rows, parents, 0, window, weight, added)
         for node in range(count):
             assert torch.allclose(whole[node], alone(path(parents, node)), atol=1e-12)
-        late = convolve(rows, parents, 5, window, weight, added)
+        late = convolve_rows(rows, parents, 5, window, weight, added)
         assert torch.allclose(late, whole[5:], atol=1e-12)
-    as_tree = convolve(rows, chain(count), 0, window, weight, added)
-    as_chain = convolve(rows, None, 0, window, weight, added)
+    as_tree = convolve_rows(rows, chain(count), 0, window, weight, added)
+    as_chain = convolve_rows(rows, None, 0, window, weight, added)
     assert torch.allclose(as_tree, as_chain, atol=1e-12)
-    assert torch.allclose(convolve(rows, None, 7, window, weight, added), as_chain[7:], atol=1e-12)
+    assert torch.allclose(
+        convolve_rows(rows, None, 7, window, weight, added), as_chain[7:], atol=1e-12
+    )
 
 
 def test_windows_slide() -> None:
     window = torch.arange(3.0)[:, None]
     rows = torch.arange(10.0, 15.0)[:, None]
-    assert slide(window, rows[:0]) is window
-    assert slide(window, rows[:1]).flatten().tolist() == [1, 2, 10]
-    assert slide(window, rows).flatten().tolist() == [12, 13, 14]
+    assert slide_window(window, rows[:0]) is window
+    assert slide_window(window, rows[:1]).flatten().tolist() == [1, 2, 10]
+    assert slide_window(window, rows).flatten().tolist() == [12, 13, 14]

@@ -151,8 +151,8 @@ def test_fields_have_bounds() -> None:
 def test_an_ended_text_among_the_best_is_kept_and_no_other() -> None:
     """Slip: an end that ranks behind the first `width` continuations counts."""
     group = Group(2, penalty=0.0)
-    (root,) = group.alive
+    (root,) = group.living_beams
     law = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     going = group.advance({root: law}, 4, lambda text: "stop" if text[-1] in (1, 2) else None)
     assert [beam.tokens for _, beam in going] == [(0,), (3,)]
-    assert [ended.beam.tokens for ended in group.ended] == [(1,)] and not group.over
+    assert [ended.beam.tokens for ended in group.ended_beams] == [(1,)] and not group.is_over

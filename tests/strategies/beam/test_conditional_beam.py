@@ -25,7 +25,7 @@ from foretell.strategies.beam.beam import Beam
 from foretell.strategies.beam.conditional_beam import ConditionalBeam
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy, ToyRecurrent
-from foretell.verification.judge_model import LinearJudge, save
+from foretell.verification.judge_model import LinearJudge, save_judge
 from tests import laws
 from tests.strategies.choosing import law_after, write
 from tests.strategies.lookahead.test_contrastive import fresh_states
@@ -192,7 +192,7 @@ def expected(config: ConditionalBeam, chance: Chance, seed: int, count: int) -> 
     ("how", "weight"), [("attribute", 1.0), ("attribute", 4.0), ("reward", 4.0)]
 )
 def test_the_text_is_that_of_plain_loops(how: str, weight: float, tmp_path: Path) -> None:
-    save(JUDGE, tmp_path / "judge.safetensors")
+    save_judge(JUDGE, tmp_path / "judge.safetensors")
     path = str(tmp_path / "judge.safetensors")
     given: dict[str, Any] = {"attribute": path} if how == "attribute" else {"reward": Share()}
     config = ConditionalBeam(3, 4, weight, least=0, grams=0, **given)
@@ -240,17 +240,23 @@ def test_where_the_budget_is_spent_the_best_so_far_is_told() -> None:
 
 def test_conditions_by_hand() -> None:
     grams = conditions.Condition(grams=2)
-    assert grams.open((1, 2, 1)) and not grams.open((1, 2, 1, 2)) and grams.open((1, 1))
-    assert not grams.open((1, 1, 1)) and conditions.Condition().open((1, 1, 1))
+    assert (
+        grams.stays_open((1, 2, 1))
+        and not grams.stays_open((1, 2, 1, 2))
+        and grams.stays_open((1, 1))
+    )
+    assert not grams.stays_open((1, 1, 1)) and conditions.Condition().stays_open((1, 1, 1))
     assert not conditions.Condition() and conditions.Condition(least=1)
     least = conditions.Condition(least=2)
-    assert least.met((0, 1, STOP), (STOP,), laws.spell)
-    assert not least.met((0, STOP), (STOP,), laws.spell)
-    assert not least.met((0, 1), (), lambda tokens: " " * len(tokens)), "spaces alone are no text"
-    assert least.met((0, 1), (), None)
+    assert least.is_met((0, 1, STOP), (STOP,), laws.spell)
+    assert not least.is_met((0, STOP), (STOP,), laws.spell)
+    assert not least.is_met((0, 1), (), lambda tokens: " " * len(tokens)), (
+        "spaces alone are no text"
+    )
+    assert least.is_met((0, 1), (), None)
     words = conditions.Condition(pattern="a+")
     cut = lambda tokens: laws.spell(tokens).partition("b")[0]  # noqa: E731
-    assert words.met((0, 0, 1), (), cut) and not words.met((0, 1), (), laws.spell)
+    assert words.is_met((0, 0, 1), (), cut) and not words.is_met((0, 1), (), laws.spell)
     assert grams.label((1, 2, 1, STOP), (STOP,), laws.spell)
     assert not grams.label((1, 1, 1, 0, STOP), (STOP,), laws.spell)
 
@@ -270,7 +276,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path) -> None:
         ConditionalBeam(exact=True, reward=Even())
     with pytest.raises(BadFile, match=r"cannot be read.*foretell train attribute"):
         toy_run(ConditionalBeam(attribute=str(tmp_path / "none")), 0)
-    save(replace(JUDGE, norm="another"), tmp_path / "other.safetensors")
+    save_judge(replace(JUDGE, norm="another"), tmp_path / "other.safetensors")
     with pytest.raises(BadFile, match="was made for another target than toy"):
         toy_run(ConditionalBeam(attribute=str(tmp_path / "other.safetensors")), 0)
     chains = Engine({"target": ToyRecurrent(4)})

@@ -114,7 +114,7 @@ def test_small_trees_and_small_forwards_find_the_same(monkeypatch: pytest.Monkey
 def test_what_cannot_win_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     config = Extract(PASSAGE)
     pruned = sum(write(config, seed).ctx.stats.calls["target"] for seed in range(5))
-    monkeypatch.setattr(spans.Search, "hopeful", lambda self, place: True)
+    monkeypatch.setattr(spans.Search, "is_hopeful", lambda self, place: True)
     seen = sum(write(config, seed).ctx.stats.calls["target"] for seed in range(5))
     assert pruned < seen
 
@@ -123,9 +123,9 @@ def test_a_bound_that_is_too_low_is_noticed(monkeypatch: pytest.MonkeyPatch) -> 
     """Slip: a normalised score is bounded by the mean so far, which a good token may raise."""
 
     def hopeful(self: spans.Search, place: spans.Place) -> bool:
-        return not self.best or place.total / len(place.text) > self.best[-1].score
+        return not self.best_spans or place.total / len(place.text) > self.best_spans[-1].score
 
-    monkeypatch.setattr(spans.Search, "hopeful", hopeful)
+    monkeypatch.setattr(spans.Search, "is_hopeful", hopeful)
     with pytest.raises(AssertionError):
         for longest in (0, 2):
             test_the_answer_is_the_best_of_all_spans_scored_singly("plain", True, longest)
@@ -186,11 +186,11 @@ def test_on_a_transformer_it_is_the_best_of_all_spans() -> None:
 
 def test_the_passage_is_where_it_is_said_to_be() -> None:
     text = "Story: a b. End. Story: c"
-    assert spans.between(text, "Story:", "End.") == " a b. "
-    assert spans.between(text, "", "") == text
-    assert spans.between(text, "End. ", "") == "Story: c"
-    assert spans.between(text, "Tale:", "") is None
-    assert spans.between(text, "End.", "Nowhere") is None
+    assert spans.text_between(text, "Story:", "End.") == " a b. "
+    assert spans.text_between(text, "", "") == text
+    assert spans.text_between(text, "End. ", "") == "Story: c"
+    assert spans.text_between(text, "Tale:", "") is None
+    assert spans.text_between(text, "End.", "Nowhere") is None
     live = write(Extract(start="y", stop="."))  # of " x yxy y. x"
     assert live.ctx.stats.notes["spans"] == len({"xy", " xy", "xy y", " xy y", "y", " y"})
 

@@ -128,21 +128,21 @@ def test_the_answers_are_those_of_a_plain_loop(seed: int) -> None:
 
 def mean(path: ucb.Path, leaf: ucb.Node, reward: float) -> None:
     """Backs up the mean of the rewards."""
-    ucb.up(path, leaf, reward)
+    ucb.propagate_reward(path, leaf, reward)
     for _, edge in path:
         edge.value += (reward - edge.value) / edge.visits
 
 
 def uncounted(path: ucb.Path, leaf: ucb.Node, reward: float) -> None:
     """Forgets to count the texts on the way."""
-    ucb.up(path, leaf, reward)
+    ucb.propagate_reward(path, leaf, reward)
     for node, _ in path:
         node.visits = min(node.visits, 2)
 
 
 @pytest.mark.parametrize("slip", [mean, uncounted])
 def test_a_slip_is_noticed(slip: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pg_td, "up", slip)
+    monkeypatch.setattr(pg_td, "propagate_reward", slip)
     with pytest.raises(AssertionError):
         for seed in range(4):
             agrees(PgTd(Noise(salt=seed), rollouts=40, c=3.0), seed)
@@ -182,18 +182,18 @@ def test_equal_chances_are_taken_in_the_order_of_tokens() -> None:
 
 def test_visits_and_values_hold_what_they_say() -> None:
     """N = 1, with one for the text's own rollout, and n of its edges; Q never falls."""
-    root = ucb.Node((), ucb.children([(0, 0.7), (1, 0.3)]))
+    root = ucb.Node((), ucb.make_edges([(0, 0.7), (1, 0.3)]))
     rewards = [0.2, 0.9, -1.0, 0.4, 0.0, 0.5, 1.0]
     nodes = [root]
     for reward in rewards:
         before = {id(edge): edge.value for node in nodes for edge in node.edges if edge.visits}
-        path, leaf = ucb.down(root, 1.0, 10.0)
+        path, leaf = ucb.descend_tree(root, 1.0, 10.0)
         if leaf is None:
             parent, edge = path[-1]
             leaf = edge.node = ucb.Node((*parent.text, edge.token))
             if len(leaf.text) < 3:
-                leaf.edges = ucb.children([(0, 0.5), (1, 0.5)])
-        ucb.up(path, leaf, reward)
+                leaf.edges = ucb.make_edges([(0, 0.5), (1, 0.5)])
+        ucb.propagate_reward(path, leaf, reward)
         for edge in (edge for node in nodes for edge in node.edges):
             assert edge.value >= before.get(id(edge), -math.inf)
         if leaf not in nodes:

@@ -13,7 +13,7 @@ from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 from foretell.rewards.base import Reward
 from foretell.strategies.lookahead.deal import Deal
-from foretell.strategies.lookahead.transfer_q import TransferQ, carried
+from foretell.strategies.lookahead.transfer_q import TransferQ, transfer_value
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import laws
@@ -95,7 +95,7 @@ def test_an_aligned_models_continuations_are_worth_more_than_the_targets_own() -
 
 
 def test_the_same_reward_on_both_sides_is_direct_transfer() -> None:
-    assert carried(1.7, 1.7) == 1.7 and carried(-math.inf, 1.0) == -math.inf
+    assert transfer_value(1.7, 1.7) == 1.7 and transfer_value(-math.inf, 1.0) == -math.inf
     for seed in range(3):
         same = TransferQ(Count(), Count(), k=3, ahead=4)
         direct = TransferQ(Count(), k=3, ahead=4)

@@ -19,7 +19,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.drafters.heads.extra_rows import read_beside
 from foretell.drafters.heads.networks.anchored import Rows
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.models.decoder.decoder import Decoder
@@ -43,12 +43,12 @@ def target() -> Any:
 
 def folder_of(where: Path) -> str:
     """A network of random numbers that survive bfloat16."""
-    head: Any = build("k-forcing", target_shape(target()))
+    head: Any = build_head("k-forcing", target_shape(target()))
     torch.manual_seed(3)
     with torch.no_grad():
         for weight in head.parameters():
             weight.copy_((0.3 * torch.randn_like(weight)).bfloat16())
-    save(head, None, where, target(), {})
+    save_head(head, None, where, target(), {})
     return str(where)
 
 
@@ -67,7 +67,7 @@ def by_loops(head: Any, k: int, count: int) -> list[int]:
         rows = min(k, len(TEXT) + count - len(tokens))
         done = len(tokens) - len(TEXT)
         noise = torch.tensor([Rng(SEED).uniform("target", done + i) for i in range(rows)])
-        made = head.noised(noise.double(), torch.full((rows,), 0.7).double())
+        made = head.noise_vectors(noise.double(), torch.full((rows,), 0.7).double())
         inputs = hf.get_input_embeddings()(torch.tensor(tokens))
         inputs = torch.cat([inputs, made.to(inputs)])
         logits = hf(inputs_embeds=inputs[None], use_cache=False).logits[0]
@@ -119,9 +119,9 @@ def test_tokens_ignore_later_noise_and_hear_their_own(
             )
 
     holds()
-    noised = Rows.noised
+    noised = Rows.noise_vectors
     leaking = lambda self, noise, heat: noised(self, [sum(noise) / 9] * len(noise), heat)  # noqa: E731
-    monkeypatch.setattr(Rows, "noised", leaking)
+    monkeypatch.setattr(Rows, "noise_vectors", leaking)
     with pytest.raises(AssertionError):
         holds()
 

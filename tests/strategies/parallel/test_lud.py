@@ -18,11 +18,11 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Sampling
 from foretell.drafters.heads.extra_rows import read_beside
 from foretell.drafters.heads.networks.anchored import Rows
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.speculation.strategy import settle
+from foretell.speculation.strategy import verify_and_commit
 from foretell.strategies.parallel import lud
 from foretell.strategies.parallel.lud import Lud
 from foretell.strategies.plain import Plain
@@ -45,11 +45,11 @@ def target() -> Any:
 
 def folder_of(where: Path) -> str:
     """A PAD row of random numbers that survive bfloat16."""
-    head: Any = build("lud", target_shape(target()))
+    head: Any = build_head("lud", target_shape(target()))
     torch.manual_seed(3)
     with torch.no_grad():
         head.vectors.copy_(torch.randn_like(head.vectors).bfloat16())
-    save(head, None, where, target(), {})
+    save_head(head, None, where, target(), {})
     return str(where)
 
 
@@ -96,8 +96,8 @@ def test_the_comparison_has_power(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """A row that repeats is noticed, and one that enters as something else."""
     strategy = Lud(head=folder_of(tmp_path), beta=0.0)
     right = tokens_of(strategy)[0]
-    sure = Lud.sure
-    monkeypatch.setattr(Lud, "sure", lambda self, scores, before: sure(self, scores, -1))
+    sure = Lud.is_sure
+    monkeypatch.setattr(Lud, "is_sure", lambda self, scores, before: sure(self, scores, -1))
     repeating = tokens_of(strategy)[0]
     assert repeating != right
     monkeypatch.undo()
@@ -140,9 +140,9 @@ def test_a_verifier_that_trusts_is_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     def trusting(ctx: Any, tree: Any, reply: Any) -> Any:
         path = [*range(1, len(tree))]
         best = int(reply.logits[len(tree) - 1].argmax())
-        return settle(ctx, tree, reply, lambda *_: Outcome(path, best))
+        return verify_and_commit(ctx, tree, reply, lambda *_: Outcome(path, best))
 
-    monkeypatch.setattr(lud, "settle", trusting)
+    monkeypatch.setattr(lud, "verify_and_commit", trusting)
     with pytest.raises(AssertionError):
         laws.check_law(VERIFIED, "plain", drafts=False)
     with pytest.raises(AssertionError):
@@ -166,7 +166,7 @@ def test_verified_rows_that_are_right_save_forwards(
         return reply, below
 
     monkeypatch.setattr(lud, "read_beside", knowing)
-    monkeypatch.setattr(Lud, "sure", lambda self, scores, before: True)
+    monkeypatch.setattr(Lud, "is_sure", lambda self, scores, before: True)
     output, stats = tokens_of(strategy)
     assert output == plain and stats.calls["target"] == 7  # 1 + 5 * 4 + 3
 

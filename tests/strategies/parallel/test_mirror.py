@@ -19,7 +19,7 @@ from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.strategies.parallel import mirror
 from foretell.strategies.parallel.mirror import Mirror
 from foretell.strategies.plain import Plain
@@ -67,13 +67,13 @@ def test_more_guesses_make_more_of_the_windows() -> None:
 
 def count_windows(patch: pytest.MonkeyPatch) -> list[int]:
     count = [0]
-    draft = Mirror.draft
+    draft = Mirror.draft_window
 
     def counted(self: Mirror, *args: Any) -> Any:
         count[0] += 1
         return draft(self, *args)
 
-    patch.setattr(Mirror, "draft", counted)
+    patch.setattr(Mirror, "draft_window", counted)
     return count
 
 
@@ -115,11 +115,11 @@ def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(AssertionError, match="off by"):
             check()
     with monkeypatch.context() as patch:  # a branch is used whatever the correction is
-        patch.setattr(mirror, "prepared", any_branch)
+        patch.setattr(mirror, "find_prepared_node", any_branch)
         with pytest.raises(AssertionError, match="a tree hangs below"):
             run(Mirror(3, 2, exit=1), 60, temperature=1.0)
     with monkeypatch.context() as patch:  # all branches draw with the keys of the window
-        patch.setattr(mirror, "children", same_keys)
+        patch.setattr(mirror, "continue_chains", same_keys)
         with pytest.raises(AssertionError, match="used twice"):
             check()
 
@@ -138,8 +138,8 @@ def any_branch(window: Any, branches: Any, outcome: Any) -> int | None:
     return guessed[0] if guessed else None
 
 
-def same_keys(*args: Any, draws: int = 0, **more: Any) -> Any:
-    return chains.children(*args, draws=0, **more)
+def same_keys(*args: Any, draw_count: int = 0, **more: Any) -> Any:
+    return chains.continue_chains(*args, draw_count=0, **more)
 
 
 def test_the_early_guess_decides_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,10 +151,10 @@ def test_the_early_guess_decides_no_token(monkeypatch: pytest.MonkeyPatch) -> No
         return {
             slot: [token]
             for slot, token in enumerate(worst)
-            if window.child(slot, token) < 0 and not ctx.ends(window, slot)
+            if window.find_child(slot, token) < 0 and not ctx.ends(window, slot)
         }
 
-    monkeypatch.setattr(Mirror, "guesses", wrong)
+    monkeypatch.setattr(Mirror, "guess_tokens", wrong)
     assert run(Mirror(3, 1), 60).ctx.output == plain.ctx.output
 
 
@@ -177,8 +177,8 @@ def test_no_two_decisions_share_a_draw(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_transformer_in_two_parts_writes_plain_tokens() -> None:
     llama = tiny.llama(num_hidden_layers=4)
     made: dict[str, Model] = {
-        "target": Decoder(llama, "tiny", blocks),
-        "draft": Decoder(tiny.relative(llama), "draft", blocks),
+        "target": Decoder(llama, "tiny", fused_blocks),
+        "draft": Decoder(tiny.relative(llama), "draft", fused_blocks),
     }
     prompt = [5, 9, 13, 5, 9]
     setting = laws.Setting(Sampling(max_new_tokens=24))
@@ -206,7 +206,7 @@ def test_a_request_may_have_to_make_room_between_any_two_forwards() -> None:
     while engine.live:
         engine.step()
         if engine.live:
-            assert engine.preempt(live)
+            assert engine.preempt_request(live)
     assert live.ctx.output == run(Plain(), 30).ctx.output
 
 

@@ -22,7 +22,7 @@ from foretell.strategies.parallel import pearl
 from foretell.strategies.parallel.pearl import Pearl
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
-from foretell.verification.acceptance import default
+from foretell.verification.acceptance import verify_by_default
 from tests import laws
 
 SPECS = ["pearl:gamma=1", "pearl:gamma=2,lane=thread"]
@@ -179,7 +179,7 @@ def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     check = partial(laws.check_law, Pearl(2), "plain", tokens=3, **TWO)
     check()
     with monkeypatch.context() as patch:
-        patch.setattr(pearl, "children", drawn_again)
+        patch.setattr(pearl, "continue_chains", drawn_again)
         with pytest.raises(AssertionError, match="used twice"):
             check()
     with monkeypatch.context() as patch:
@@ -187,11 +187,13 @@ def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(AssertionError, match="off by"):
             check()
     with monkeypatch.context() as patch:
-        patch.setattr(pearl, "cut", lambda chain, depth: chains.cut(chain, depth - 1))
+        patch.setattr(pearl, "cut_chain", lambda chain, depth: chains.cut_chain(chain, depth - 1))
         with pytest.raises((AssertionError, IndexError)):
             check()
     with monkeypatch.context() as patch:
-        patch.setattr(pearl, "default", lambda t, p, *a: default(plainly(t), p, *a))
+        patch.setattr(
+            pearl, "verify_by_default", lambda t, p, *a: verify_by_default(plainly(t), p, *a)
+        )
         with pytest.raises(AssertionError, match="off by"):
             check()
 
@@ -204,7 +206,7 @@ def plainly(tree: Any) -> Any:
 
 
 def test_other_rows_of_the_draft_model_change_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading.DraftReader, "rows", unwarped)
+    monkeypatch.setattr(reading.DraftReader, "resized_rows", unwarped)
     laws.check_law(Pearl(2), "plain", tokens=3, drafts=False, **TWO)
 
 

@@ -29,11 +29,11 @@ from foretell.strategies.parallel.superposed import MIXED, Superposed
 from foretell.strategies.parallel.superposing import (
     WEIGHTS,
     Draft,
-    likeliest,
+    best_candidates,
     mixed_scores,
-    mixture,
-    nucleus,
-    superpose,
+    mixing_weights,
+    nucleus_probs,
+    superpose_states,
 )
 from foretell.strategies.parallel.text_counts import TextCounts
 from foretell.strategies.plain import Plain
@@ -225,7 +225,7 @@ def test_scores_are_those_of_a_search_over_the_whole_grid(
     got: tuple[list[Draft], list[Draft]] = [Draft(0.0, [])], []
     want = got
     for row in rows:
-        got = config.extend(ctx, texts, torch.from_numpy(row), *got)
+        got = config.extend_drafts(ctx, texts, torch.from_numpy(row), *got)
         want = extended(config, row.tolist(), *want, prompt, [prompt, other], [6], penalty)
         same(got[0], want[0])
         same(got[1], want[1])
@@ -256,9 +256,9 @@ def test_one_draft_without_counts_is_greedy_decoding(family: str) -> None:
 
 def test_ties_go_to_the_lowest_id() -> None:
     row = torch.tensor([0.0, 2.0, -torch.inf, 2.0, 1.0, 2.0, 1.0])
-    ids, logs = likeliest(row, 2, 1.0)
+    ids, logs = best_candidates(row, 2, 1.0)
     assert ids.tolist() == [1, 3] and np.exp(logs) == pytest.approx([0.5, 0.5])
-    assert likeliest(row, 9, 0.06)[0].tolist() == [1, 3, 5, 4, 6, 0], (
+    assert best_candidates(row, 9, 0.06)[0].tolist() == [1, 3, 5, 4, 6, 0], (
         "what is forbidden cannot follow"
     )
 
@@ -280,7 +280,7 @@ def test_weights_are_the_softmax_of_the_scores_and_sum_to_one(
     drafts = sorted(
         (Draft(score, [1, token]) for score, token in pairs), key=lambda draft: -draft.score
     )
-    shares = mixture(drafts)
+    shares = mixing_weights(drafts)
     assert sum(shares.values()) == pytest.approx(1, abs=1e-12)
     weights = (
         torch.tensor([draft.score for draft in drafts], dtype=torch.float64).softmax(0).tolist()
@@ -293,9 +293,9 @@ def test_weights_are_the_softmax_of_the_scores_and_sum_to_one(
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_drafts_that_agree_on_a_token_give_its_own_embedding(dtype: torch.dtype) -> None:
     states = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).to(dtype)
-    shares = mixture([Draft(-0.1, [4]), Draft(-0.3, [4]), Draft(-7.7, [4])])
-    assert shares == {4: 1.0} and torch.equal(superpose(states[:1], [1.0]), states[:1])
-    mixed = superpose(states, [0.25, 0.75])
+    shares = mixing_weights([Draft(-0.1, [4]), Draft(-0.3, [4]), Draft(-7.7, [4])])
+    assert shares == {4: 1.0} and torch.equal(superpose_states(states[:1], [1.0]), states[:1])
+    mixed = superpose_states(states, [0.25, 0.75])
     assert mixed.dtype == dtype and mixed.shape == (1, 8)
     want = 0.25 * states[0].double() + 0.75 * states[1].double()
     assert torch.allclose(
@@ -637,7 +637,7 @@ def test_an_opening_is_drawn_from_the_nucleus_and_the_drafts_go_on_from_it() -> 
         (opening,) = {tuple(tokens[:3]) for tokens in texts}
         for length, token in enumerate(opening):
             row = decoder().score([*prompt, *opening[:length]])[-1]
-            assert nucleus(row, 0.6)[token] > 0
+            assert nucleus_probs(row, 0.6)[token] > 0
         rest = generate(Superposed(k=2), [*prompt, *opening], max_new_tokens=3)
         assert [tokens[3:] for tokens in texts] == [tokens for tokens, _, _ in rest.answers]
         seen.add(opening)
@@ -647,7 +647,7 @@ def test_an_opening_is_drawn_from_the_nucleus_and_the_drafts_go_on_from_it() -> 
 def test_the_nucleus_is_the_fewest_tokens_that_have_the_mass() -> None:
     scores = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()
     for mass, count in ((0.4, 1), (0.41, 2), (0.7, 2), (0.75, 3), (1.0, 4)):
-        law = nucleus(scores, mass)
+        law = nucleus_probs(scores, mass)
         kept = torch.tensor([0.4, 0.3, 0.2, 0.1])[:count]
         assert law[:count].tolist() == pytest.approx((kept / kept.sum()).tolist())
         assert not law[count:].any()

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.strategies.parallel import text_counts
-from foretell.strategies.parallel.text_counts import TextCounts, count_in
+from foretell.strategies.parallel.text_counts import TextCounts, count_in_texts
 
 
 @given(
@@ -92,5 +92,5 @@ def test_several_are_counted_together() -> None:
     one, two = TextCounts(1), TextCounts(1)
     one.add([1, 2, 1, 3])
     two.add([1, 2])
-    hits, totals = count_in([one, two], [1], np.array([2, 3]), 1)
+    hits, totals = count_in_texts([one, two], [1], np.array([2, 3]), 1)
     assert hits.tolist() == [[2, 1]] and totals.tolist() == [3]

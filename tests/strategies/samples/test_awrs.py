@@ -18,7 +18,7 @@ from foretell.guidance.cfg import Cfg
 from foretell.strategies.plain import Plain
 from foretell.strategies.samples import awrs
 from foretell.strategies.samples.awrs import Awrs, Particle
-from foretell.strategies.samples.rejection import Trial, recursive
+from foretell.strategies.samples.rejection import Trial, draw_recursively
 from foretell.testing.outcomes import Enumerator
 from foretell.testing.toy import Toy
 from tests import laws
@@ -79,7 +79,7 @@ def outcomes(config: Awrs, wanted: laws.Setting) -> tuple[Law, Law, int]:
     law: Law = defaultdict(float)
     weights: Law = defaultdict(float)
     count = 0
-    for chance, live in Enumerator.walk(lambda door: run(config, wanted, door)):
+    for chance, live in Enumerator.walk_outcomes(lambda door: run(config, wanted, door)):
         count += 1
         law[tuple(live.ctx.output)] += chance
         for tokens, log, _ in live.answers:
@@ -109,10 +109,10 @@ def test_two_particles_keep_the_evidence_and_come_nearer_to_the_law_given_the_wh
     wanted, times = letters("(a|b)b(a|b)", 3), 0
 
     class Noting(Awrs):
-        def anew(self, *args: Any) -> Any:
+        def resample_particles(self, *args: Any) -> Any:
             nonlocal times
             times += 1
-            return (yield from super().anew(*args))
+            return (yield from super().resample_particles(*args))
 
     chances = free(wanted)
     total = sum(chances.values())
@@ -131,7 +131,9 @@ def ancestry(config: Awrs, logs: list[float]) -> list[float]:
     def once(door: Enumerator) -> dict[int, float]:
         engine = Engine({"target": Toy(3)})
         ctx = engine.add(Request([0], Plain(), Sampling(temperature=1.0), rng=door)).ctx
-        steps = config.anew(ctx, [Particle(branch, log) for branch, log in enumerate(logs)], 1)
+        steps = config.resample_particles(
+            ctx, [Particle(branch, log) for branch, log in enumerate(logs)], 1
+        )
         parents = {branch: branch for branch in range(len(logs))}
         answer: Any = None
         while True:
@@ -152,7 +154,7 @@ def ancestry(config: Awrs, logs: list[float]) -> list[float]:
         assert len(drawn) == config.n == len({one.branch for one in drawn})
         return share
 
-    for chance, share in Enumerator.walk(once):
+    for chance, share in Enumerator.walk_outcomes(once):
         for branch, weight in share.items():
             found[branch] += chance * weight
     return found
@@ -166,9 +168,9 @@ def test_particles_are_drawn_anew_in_proportion_to_their_weights() -> None:
     class Slip(Awrs):
         """Keeps the weights by which it has drawn."""
 
-        def anew(self, ctx: Any, particles: Any, place: int) -> Any:
+        def resample_particles(self, ctx: Any, particles: Any, place: int) -> Any:
             kept = {particle.branch: particle.log for particle in particles}
-            drawn = yield from super().anew(ctx, particles, place)
+            drawn = yield from super().resample_particles(ctx, particles, place)
             return [Particle(one.branch, kept.get(one.branch, one.log)) for one in drawn]
 
     assert ancestry(Slip(4), logs) != pytest.approx(weights, abs=1e-2)
@@ -184,19 +186,19 @@ def test_one_particle_has_the_law_of_masks(spec: str, estimator: str) -> None:
 
 def unweighted(trial: Trial, *_: Any) -> tuple[int, float]:
     """As if masks lost nothing."""
-    return recursive(trial)[0], 1.0
+    return draw_recursively(trial)[0], 1.0
 
 
 def ordered(trial: Trial, *_: Any) -> tuple[int, float]:
     """Likelier tokens first, without noise."""
-    return recursive(dataclasses.replace(trial, draw=lambda law: int(law.argmax())))
+    return draw_recursively(dataclasses.replace(trial, draw=lambda law: int(law.argmax())))
 
 
 def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(awrs, "weighted", unweighted)
+    monkeypatch.setattr(awrs, "draw_weighted", unweighted)
     assert off(Awrs(1), setting()) > 1e-2
     laws.check_law(Awrs(1), "form", tokens=2, drafts=False)
-    monkeypatch.setattr(awrs, "weighted", ordered)
+    monkeypatch.setattr(awrs, "draw_weighted", ordered)
     assert off(Awrs(1), setting()) > 1e-2
     with pytest.raises(AssertionError):
         laws.check_law(Awrs(1), "form", tokens=2, drafts=False)

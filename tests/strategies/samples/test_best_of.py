@@ -16,7 +16,7 @@ from foretell.drafters.lookup.ngram import Ngram
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.strategies.plain import Plain
-from foretell.strategies.samples.best_of import BestOf, rank
+from foretell.strategies.samples.best_of import BestOf, rank_share
 from foretell.testing.toy import Toy
 from tests import laws
 from tests.strategies.choosing import PROMPT, VOCAB, Count, words, write
@@ -62,7 +62,7 @@ def test_ranks_among_references_decide_as_rewards_do_and_softly_by_chance() -> N
     for seed in range(12):
         texts = samples(seed, 9)
         values = [Count().score(laws.spell(text)) for text in texts]
-        ranks = [rank(value, sorted(values[3:])) for value in values[:3]]
+        ranks = [rank_share(value, sorted(values[3:])) for value in values[:3]]
         live = write(BestOf(3, Count(), references=6), sampled(seed))
         assert live.answers[0][1] == max(ranks)
         soft = write(BestOf(3, Count(), references=6, soft=True, t=2.0), sampled(seed))
@@ -89,8 +89,8 @@ def test_soft_choices_among_many_win_as_the_tilted_law_does(
 
     ctx: Any = SimpleNamespace(rng=SimpleNamespace(sample=sample))
     rewards = [math.exp(0.01 * place) for place in range(count)]  # of any range
-    BestOf(4, Count(), references=1, soft=True, t=t).chosen(
-        ctx, [rank(r, rewards) for r in rewards]
+    BestOf(4, Count(), references=1, soft=True, t=t).choose_sample(
+        ctx, [rank_share(r, rewards) for r in rewards]
     )
     (law,) = seen
 
@@ -104,8 +104,8 @@ def test_soft_choices_among_many_win_as_the_tilted_law_does(
 
 
 def test_a_rank_counts_ties_by_half() -> None:
-    assert rank(2.0, [1.0, 2.0, 2.0, 3.0]) == 0.5
-    assert rank(0.0, [1.0, 2.0]) == 0.0 and rank(9.0, [1.0, 2.0]) == 1.0
+    assert rank_share(2.0, [1.0, 2.0, 2.0, 3.0]) == 0.5
+    assert rank_share(0.0, [1.0, 2.0]) == 0.0 and rank_share(9.0, [1.0, 2.0]) == 1.0
 
 
 def test_samples_without_a_number_are_left_out() -> None:

@@ -40,7 +40,7 @@ def traces(seed: int, n: int, most: int) -> list[list[int]]:
     class Patient(FirstFinish):
         def sample(self, ctx: Any, finished: list[tuple[int, int]]) -> Any:
             texts[ctx.branch] = ctx
-            yield from self.drawn(ctx)
+            yield from self.draw_sample(ctx)
             finished.append((len(ctx.output), ctx.branch))
             outputs[ctx.branch] = list(ctx.output)
 

@@ -81,7 +81,7 @@ def run(
     )
     costs = engine.costs_of(engine.models["target"])
     costs.seconds = {1: 1.0, 8: 1.05, 16: 1.1, 128: 3.0}  # no clock decides what is drafted
-    costs.freeze()
+    costs.freeze_curve()
     asked = {"max_new_tokens": 4000, "temperature": 1.0, "seed": seed, **options}
     request = Request(prompt, config, Sampling(**asked), text=spell, budget=budget, policy=policy)
     live = engine.add(request)

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.strategies.samples.refinement import SETTLED, Node, best_first, refined, tally
+from foretell.strategies.samples.refinement import (
+    SETTLED,
+    Node,
+    refined,
+    sort_best_first,
+    tally_verdicts,
+)
 
 YES, NO = "All is met.\nFinal Judgement: Yes", "It lacks a b.\n**Final judgment**: [[No]], sorry"
 
@@ -22,12 +28,12 @@ YES, NO = "All is met.\nFinal Judgement: Yes", "It lacks a b.\n**Final judgment*
     ],
 )
 def test_the_share_of_yes_among_verdicts(said: list[str], share: float | None) -> None:
-    found = tally(said)
+    found = tally_verdicts(said)
     assert (None if found is None else found[0]) == share
 
 
 def test_the_critique_is_the_first_of_the_majority_up_to_its_verdict() -> None:
-    assert tally([YES, NO, f"Other. {NO}"]) == (1 / 3, NO.removesuffix("]], sorry"))
+    assert tally_verdicts([YES, NO, f"Other. {NO}"]) == (1 / 3, NO.removesuffix("]], sorry"))
 
 
 def test_a_verdict_is_settled_when_its_word_cannot_become_longer() -> None:
@@ -42,4 +48,4 @@ def test_the_answer_between_the_marks() -> None:
 
 def test_of_equal_scores_the_later_one_stands_first() -> None:
     nodes = [Node(number, "", score) for number, score in enumerate((0.5, 0.2, 0.5, 0.2))]
-    assert [node.branch for node in best_first(nodes)] == [2, 0, 3, 1]
+    assert [node.branch for node in sort_best_first(nodes)] == [2, 0, 3, 1]

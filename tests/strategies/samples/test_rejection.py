@@ -11,7 +11,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretell.strategies.samples.rejection import Trial, geometric, mean_weight, recursive, weighted
+from foretell.strategies.samples.rejection import (
+    Trial,
+    draw_geometrically,
+    draw_recursively,
+    draw_weighted,
+    mean_weight,
+)
 from foretell.testing.outcomes import Enumerator
 
 P = [0.4, 0.3, 0.15, 0.1, 0.05]
@@ -40,9 +46,9 @@ def outcomes(
 
         mask = torch.tensor([token in allowed for token in range(len(p))])
         trial = Trial(law / law.sum(), draw, passes, lambda: mask, most)
-        return *weighted(trial, estimator, accepts), len(checked)
+        return *draw_weighted(trial, estimator, accepts), len(checked)
 
-    for chance, (token, weight, checks) in Enumerator.walk(once):
+    for chance, (token, weight, checks) in Enumerator.walk_outcomes(once):
         found.append((chance, token, weight, checks))
     return found
 
@@ -157,10 +163,10 @@ def test_a_slip_is_caught() -> None:
             refused += token not in (1, 3)
             return token in (1, 3)
 
-        token, _ = geometric(Trial(law, draw, passes, lambda: law > 0), 2)
+        token, _ = draw_geometrically(Trial(law, draw, passes, lambda: law > 0), 2)
         return token, 1 / (1 + refused)
 
-    slipped = sum(chance * weight for chance, (_, weight) in Enumerator.walk(counted))
+    slipped = sum(chance * weight for chance, (_, weight) in Enumerator.walk_outcomes(counted))
     right = sum(chance * weight for chance, _, weight, _ in found)
     assert right == pytest.approx(0.4, abs=1e-9) and abs(slipped - 0.4) > 1e-2
 
@@ -168,4 +174,4 @@ def test_a_slip_is_caught() -> None:
 def test_a_weight_of_one_token_is_its_chance() -> None:
     law = torch.tensor([0.75, 0.25], dtype=torch.float64)
     trial = Trial(law, lambda left: int(left.argmax()), lambda token: token == 1, lambda: law < 0.5)
-    assert recursive(trial) == (1, 0.25)
+    assert draw_recursively(trial) == (1, 0.25)

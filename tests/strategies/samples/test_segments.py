@@ -20,10 +20,10 @@ from foretell.strategies.samples.segments import (
     THINK,
     THOUGHT,
     Watch,
-    asking,
-    marked,
-    opening,
-    shown,
+    count_opening,
+    encode_marked,
+    question_tokens,
+    shown_text,
     summary_of,
 )
 from foretell.testing.toy import Toy
@@ -40,14 +40,14 @@ PIECES = Words([*(bytes([code]) for code in range(128)), b"k></", b"y>"])
 @pytest.mark.parametrize("words", [LETTERS, SPECIAL, PIECES])
 def test_marks_are_found_in_tokens_of_any_size(words: Words) -> None:
     text = f"a{THINK}b{THOUGHT}\n{SUMMARY}"
-    tokens = marked(words, text)
-    assert shown(words, tokens) == text
+    tokens = encode_marked(words, text)
+    assert shown_text(words, tokens) == text
     watch = Watch(words)
     found: dict[str, int] = {}
     for count, token in enumerate(tokens, 1):
         watch.push(token)
         for mark in MARKS:
-            if mark in shown(words, tokens[:count]):
+            if mark in shown_text(words, tokens[:count]):
                 found.setdefault(mark, count)
     assert watch.ends == found and set(found) == {THINK, THOUGHT, SUMMARY}
     assert watch.length == len(tokens) and not watch.thinking
@@ -55,16 +55,16 @@ def test_marks_are_found_in_tokens_of_any_size(words: Words) -> None:
 
 
 def test_of_special_tokens_only_marks_are_shown() -> None:
-    assert shown(SPECIAL, [128, 130, 97]) == "<think>a"
+    assert shown_text(SPECIAL, [128, 130, 97]) == "<think>a"
 
 
 def test_thoughts_that_a_prompt_opens() -> None:
     for words in (LETTERS, SPECIAL):
         for end in ("", "\n", "\n\n"):
-            prompt = marked(words, f"user{THINK}?\n{THINK}{end}")
-            count = opening(words, prompt)
-            assert shown(words, prompt[-count:]) == f"{THINK}{end}"
-        assert opening(words, marked(words, f"{THINK}a")) == 0
+            prompt = encode_marked(words, f"user{THINK}?\n{THINK}{end}")
+            count = count_opening(words, prompt)
+            assert shown_text(words, prompt[-count:]) == f"{THINK}{end}"
+        assert count_opening(words, encode_marked(words, f"{THINK}a")) == 0
 
 
 @pytest.mark.parametrize(
@@ -82,17 +82,17 @@ def test_a_summary_has_no_marks(text: str, summary: str) -> None:
 
 def speaker(model: Any) -> Speaker:
     engine = Engine({"target": model})
-    return Speaker.of(Context(engine, Request([1], Plain(), Sampling())), "asker")
+    return Speaker.find_speaker(Context(engine, Request([1], Plain(), Sampling())), "asker")
 
 
 def test_a_question_goes_on_with_the_conversation() -> None:
-    asked = asking(speaker(Speaking(one_of)), "Why?")  # type: ignore[arg-type]
+    asked = question_tokens(speaker(Speaking(one_of)), "Why?")  # type: ignore[arg-type]
     begun = tokens_of([("user", "So?")])
     said = [*begun, *b"Hm", *asked]
     assert whole(said) == chat([("user", "So?"), ("assistant", "Hm"), ("user", "Why?")])
     bare = Toy(128)
     bare.tokenizer = LETTERS
-    assert LETTERS.text(asking(speaker(bare), "Why?")) == b"\n\nWhy?\n\n"
+    assert LETTERS.text(question_tokens(speaker(bare), "Why?")) == b"\n\nWhy?\n\n"
 
 
 class Forgetful(Chat):
@@ -106,4 +106,4 @@ def test_a_template_that_changes_what_was_said_is_refused() -> None:
     model = Speaking(one_of)  # type: ignore[arg-type]
     model.tokenizer = Forgetful()
     with pytest.raises(Unsupported, match="a chat template that only adds to what was said"):
-        asking(speaker(model), "Why?")
+        question_tokens(speaker(model), "Why?")

@@ -199,7 +199,7 @@ def test_it_is_the_search_of_the_paper() -> None:
 def test_a_slip_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of equal scores the earlier one, in place of the later."""
     monkeypatch.setattr(
-        "foretell.strategies.samples.spar.best_first",
+        "foretell.strategies.samples.spar.sort_best_first",
         lambda nodes: sorted(nodes, key=lambda one: -one.score),
     )
     config = Spar(**SMALL)

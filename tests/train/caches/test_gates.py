@@ -12,7 +12,7 @@ import foretell
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
-from foretell.kv.select.gates import GATES, streaming
+from foretell.kv.select.gates import GATES, select_streaming
 from foretell.kv.select.ragged import Ragged
 from foretell.train.caches.gates import Gating, Reading, TrainGates, train_gates
 from foretell.train.caches.passkeys import Planted
@@ -51,7 +51,7 @@ def test_gates_of_0_and_1_are_the_policy(heads: list[list[int]]) -> None:
     learner = Gating(target, CONFIG)
     chosen = torch.tensor(heads, dtype=torch.bool)
     with torch.no_grad():
-        _, rows = learner.full(TEXT)
+        _, rows = learner.full_states(TEXT)
         reading = Reading(CONFIG.sinks, CONFIG.recent, (~chosen).float(), rows)
         states = learner.states(TEXT.tokens[24:], 24, reading)
         policy = Ragged(CONFIG.sinks, CONFIG.recent, 8, whole=False, streaming=chosen)
@@ -63,10 +63,10 @@ def test_gates_of_0_and_1_are_the_policy(heads: list[list[int]]) -> None:
 
 def test_open_gates_change_nothing_and_halves_are_learned_by() -> None:
     learner = Gating(lm().models["target"], CONFIG)
-    assert float(learner.difference(TEXT).detach()) < 1e-9
+    assert float(learner.states_difference(TEXT).detach()) < 1e-9
     with torch.no_grad():
         learner.gates.copy_(torch.tensor([[0.5, 0.9], [0.2, 0.7]]))
-    learner.difference(TEXT).backward()
+    learner.states_difference(TEXT).backward()
     assert learner.gates.grad is not None
     step = 1e-2
     for place in ((0, 0), (1, 1)):
@@ -74,7 +74,7 @@ def test_open_gates_change_nothing_and_halves_are_learned_by() -> None:
         for sign in (1, -1):
             with torch.no_grad():
                 learner.gates[place] += sign * step
-                found.append(float(learner.difference(TEXT)))
+                found.append(float(learner.states_difference(TEXT)))
                 learner.gates[place] -= sign * step
         slope = (found[0] - found[1]) / (2 * step)
         assert slope == pytest.approx(float(learner.gates.grad[place]), rel=0.05, abs=1e-4)
@@ -86,7 +86,7 @@ def test_gates_are_learned_and_the_model_stays_as_it_is(tmp_path: Path) -> None:
     before = {name: part.clone() for name, part in target.hf.state_dict().items()}
     texts = [" ".join(tiny.TEXTS) * 40]
     report = train_gates(made, texts, tmp_path / "g", CONFIG)
-    gates, _ = GATES.read(tmp_path / "g")
+    gates, _ = GATES.read_table(tmp_path / "g")
     assert gates.shape == (2, 2) and len(gates.unique()) > 1
     assert report["steps"] == 24 and 0 < report["mean"] < 1
     after = target.hf.state_dict()
@@ -97,9 +97,9 @@ def test_gates_are_learned_and_the_model_stays_as_it_is(tmp_path: Path) -> None:
     def loss(chosen: torch.Tensor) -> float:
         with torch.no_grad():
             learner.gates.copy_((~chosen).float())
-            return float(learner.difference(planted))
+            return float(learner.states_difference(planted))
 
-    assert loss(streaming(gates, 0.5)) < loss(streaming(1 - gates, 0.5))
+    assert loss(select_streaming(gates, 0.5)) < loss(select_streaming(1 - gates, 0.5))
 
 
 def test_rates_rise_and_fall() -> None:

@@ -14,7 +14,13 @@ import foretell
 from foretell.errors import BadConfig, Unsupported
 from foretell.loading.wrap import wrap
 from foretell.testing.toy import Toy
-from foretell.train.caches.kv_heads import Corpus, TrainKVHeads, choose, compressed, train
+from foretell.train.caches.kv_heads import (
+    Corpus,
+    TrainKVHeads,
+    choose_learning,
+    compress_heads,
+    train_kv_heads,
+)
 from tests import tiny
 from tests.models.decoder import families
 
@@ -41,7 +47,7 @@ def test_a_setting_decides_what_learns(tmp_path: Path, tune: str) -> None:
         told.append((what, done, total))
 
     config = replace(QUICK, tune=tune, stored="float32")
-    report = train(lm, DOCUMENTS, tmp_path, config, quiet=True, tell=tell)
+    report = train_kv_heads(lm, DOCUMENTS, tmp_path, config, quiet=True, tell=tell)
     assert told[0][0] == "reading" and told[-1][1] + 1 == told[-1][2]
     now = lm.models["target"].hf.state_dict()
     assert all(torch.equal(weight, now[name]) for name, weight in before.items())
@@ -50,7 +56,7 @@ def test_a_setting_decides_what_learns(tmp_path: Path, tune: str) -> None:
     hf: Any = found.models["target"].hf  # type: ignore[attr-defined]
     assert found.models["target"].layout == ((1, 8, 8),) * 2
     other = tmp_path / "before"
-    train(lm, DOCUMENTS, other, replace(config, tune="none"), quiet=True)
+    train_kv_heads(lm, DOCUMENTS, other, replace(config, tune="none"), quiet=True)
     start: Any = foretell.load(other / "model", executor="torch").models["target"]
     same = {
         name for name, weight in start.hf.state_dict().items()
@@ -67,7 +73,7 @@ def test_a_setting_decides_what_learns(tmp_path: Path, tune: str) -> None:
     if tune != "none":
         assert report["perplexity"]["tuned"] < report["perplexity"]["merged"]
         assert json.loads((tmp_path / "report.json").read_text()) == report
-        again = train(lm, DOCUMENTS, tmp_path, config, quiet=True)
+        again = train_kv_heads(lm, DOCUMENTS, tmp_path, config, quiet=True)
         assert again["perplexity"] == report["perplexity"]
 
 
@@ -76,7 +82,7 @@ def test_what_is_lost_is_least_where_nothing_hinders_it(tmp_path: Path) -> None:
     lost = {}
     for basis in ("svd", "folded", "mean"):
         config = replace(QUICK, basis=basis, tune="none", merge=4)
-        report = train(lm, DOCUMENTS, tmp_path / basis, config, quiet=True)
+        report = train_kv_heads(lm, DOCUMENTS, tmp_path / basis, config, quiet=True)
         lost[basis] = report["lost"]["keys"]
         loaded = foretell.load(tmp_path / basis / "model", executor="torch")
         assert loaded.models["target"].layout == ((1, 8, 8),) * 2
@@ -88,8 +94,8 @@ def test_what_is_lost_is_least_where_nothing_hinders_it(tmp_path: Path) -> None:
 def test_the_loss_reaches_every_matrix_that_was_changed() -> None:
     lm = model()
     width = (2, 2, 1, 2, 8, 8)
-    hf = compressed(lm.models["target"].hf, torch.rand(width, dtype=torch.float64), False)
-    choose(hf, QUICK)
+    hf = compress_heads(lm.models["target"].hf, torch.rand(width, dtype=torch.float64), False)
+    choose_learning(hf, QUICK)
     hf(torch.tensor([[1, 2, 3, 4]])).logits.sum().backward()
     learns = {name for name, p in hf.named_parameters() if p.requires_grad}
     assert all(bool(p.grad.any()) for p in hf.parameters() if p.requires_grad)
@@ -103,24 +109,24 @@ def test_documents_are_held_out_whole() -> None:
     corpus = Corpus.of(lm, DOCUMENTS, config)
     assert len(corpus.documents) == len(DOCUMENTS) - 4
     whole = [lm.encode(text, special=False) for text in DOCUMENTS]
-    assert len(corpus.learnt) + len(corpus.held) == sum(map(len, whole)) + len(DOCUMENTS)
+    assert len(corpus.learnt) + len(corpus.held_out) == sum(map(len, whole)) + len(DOCUMENTS)
     missing = [text for text in DOCUMENTS if text not in corpus.documents]
-    held = "".join(lm.decode(corpus.held.tolist()) for _ in range(1))
+    held = "".join(lm.decode(corpus.held_out.tolist()) for _ in range(1))
     assert all(text in held for text in missing)
 
 
 def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     lm = model()
     with pytest.raises(BadConfig, match=r"merge=3: must be a divisor of the 2 key heads.*1, 2"):
-        train(lm, DOCUMENTS, tmp_path, replace(QUICK, merge=3))
+        train_kv_heads(lm, DOCUMENTS, tmp_path, replace(QUICK, merge=3))
     normed = wrap(families.tiny("qwen3"), None, name="normed")
     with pytest.raises(Unsupported, match=r"basis=folded.*no norm stands behind"):
-        train(normed, DOCUMENTS, tmp_path, replace(QUICK, basis="folded"))
+        train_kv_heads(normed, DOCUMENTS, tmp_path, replace(QUICK, basis="folded"))
     for other in (foretell.LM(Toy(8)), wrap(tiny.gpt2(), tiny.tokenizer())):
         with pytest.raises(Unsupported, match=r"train kv-heads.*llama family's build"):
-            train(other, DOCUMENTS, tmp_path, QUICK)
+            train_kv_heads(other, DOCUMENTS, tmp_path, QUICK)
     with pytest.raises(BadConfig, match="texts are too few"):
-        train(lm, DOCUMENTS[:1], tmp_path, QUICK)
+        train_kv_heads(lm, DOCUMENTS[:1], tmp_path, QUICK)
     for fields in ({"basis": "pca"}, {"tune": "some"}, {"merge": 0}, {"stored": "int3"}):
         with pytest.raises(BadConfig, match=next(iter(fields))):
             TrainKVHeads(**fields)  # type: ignore[arg-type]

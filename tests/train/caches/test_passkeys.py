@@ -27,7 +27,10 @@ def test_every_answer_is_the_passkey_that_was_planted() -> None:
     lengths = []
     for text in islice(PLANTING.texts(encode, [BOOK, BOOK], 1), 17):
         lengths.append(len(text.tokens))
-        context, tail = decode(text.tokens[: text.asked]), decode(text.tokens[text.asked :])
+        context, tail = (
+            decode(text.tokens[: text.question_start]),
+            decode(text.tokens[text.question_start :]),
+        )
         assert tail.startswith("What is the first passkey")
         places = []
         for nth, (first, last) in zip(("first", "second", "third"), text.answers, strict=True):

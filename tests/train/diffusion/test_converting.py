@@ -15,16 +15,16 @@ import torch
 from safetensors.torch import load_file
 
 import foretell
-from foretell.train.amateur import TrainAmateur, merge_lora, save, with_lora
+from foretell.train.amateur import TrainAmateur, merge_lora, save_lora, with_lora
 from foretell.train.diffusion.adapter_merging import main
-from foretell.train.diffusion.converting import MASK_TOKEN, converted
-from foretell.train.diffusion.dlm import TrainDLM, train
+from foretell.train.diffusion.converting import MASK_TOKEN, convert_model
+from foretell.train.diffusion.dlm import TrainDLM, train_dlm
 from tests import tiny
 
 
 def test_a_tokenizer_that_is_shorter_than_the_model_is_filled_up() -> None:
     lm = foretell.wrap(tiny.llama(vocab_size=340), tiny.tokenizer(), None, "tiny")
-    reader, tokenizer = converted(lm, 0)
+    reader, tokenizer = convert_model(lm, 0)
     assert reader.mask_id == 340 == tokenizer.mask_token_id and len(tokenizer) == 341
     assert len(reader.hf.get_input_embeddings().weight) == 341
 
@@ -33,7 +33,7 @@ def test_a_token_that_is_called_a_mask_already_becomes_it() -> None:
     words = copy.deepcopy(tiny.tokenizer())
     words.add_tokens([MASK_TOKEN])
     lm = foretell.wrap(tiny.llama(vocab_size=len(words)), words, None, "tiny")
-    reader, tokenizer = converted(lm, 0)
+    reader, tokenizer = convert_model(lm, 0)
     assert reader.mask_id == len(words) - 1 == tokenizer.mask_token_id
     assert len(tokenizer) == len(words) and words.mask_token_id is None
     table = reader.hf.get_input_embeddings().weight
@@ -49,7 +49,7 @@ def test_what_adapters_have_learnt_can_be_added_again(block: int, cut: int, tmp_
     run = {"block": block, "cut": cut, "rate": 0.01, "examples": 16, "batch": 8}
     config = TrainDLM(rank=2, matrix_rate=0.0, **run)  # type: ignore[arg-type]
     lm = foretell.load(base, dtype="float32", executor="torch")
-    train(tmp_path / "run", config, lm, lists=40, quiet=True)
+    train_dlm(tmp_path / "run", config, lm, lists=40, quiet=True)
     made = tmp_path / "made"
     made.mkdir()
     assert main([str(base), str(tmp_path / "run" / "lora"), str(made)]) == 0
@@ -79,7 +79,7 @@ def test_weights_without_a_canvas_are_added_too(tmp_path: Path) -> None:
     layers = with_lora(hf, settings)
     for lora in layers.values():
         lora.b.data.normal_()
-    save(tmp_path / "lora", layers, settings, "base")
+    save_lora(tmp_path / "lora", layers, settings, "base")
     made = tmp_path / "made"
     made.mkdir()
     assert main([str(base), str(tmp_path / "lora"), str(made)]) == 0
@@ -94,7 +94,7 @@ def test_weights_of_another_model_are_one_line(
 ) -> None:
     base = tiny.save(tiny.llama(), tmp_path / "base")
     hf, settings = tiny.llama(num_hidden_layers=3), TrainAmateur(rank=2)
-    save(tmp_path / "lora", with_lora(hf, settings), settings, "base")
+    save_lora(tmp_path / "lora", with_lora(hf, settings), settings, "base")
     capsys.readouterr()
     assert main([str(base), str(tmp_path / "lora"), str(tmp_path)]) == 2
     said = capsys.readouterr().err

@@ -16,19 +16,19 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import foretell
-from foretell.core.masked_text import MASKED, look
+from foretell.core.masked_text import MASKED, make_look
 from foretell.errors import BadConfig, BadFile
 from foretell.models.diffusion.canvas import Denoiser
-from foretell.train.answers import PIECE, Text, save, write_texts
+from foretell.train.answers import PIECE, Text, save_texts, write_texts
 from foretell.train.diffusion import dlm
 from foretell.train.diffusion.dlm import (
     Answers,
     DLMRun,
     TrainDLM,
     new_model,
-    padded,
-    texts_of,
-    train,
+    pad_texts,
+    answers_in,
+    train_dlm,
 )
 from foretell.train.diffusion.lists import LONGEST, Example, Lists
 from foretell.train.diffusion.masking import OUTSIDE, Reader
@@ -51,7 +51,7 @@ TUNED = replace(TINY, matrix_rate=0.0, rate=1e-3, examples=4 * 8, window=64)
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("whole") / "run"
-    train(out, TINY, quiet=True)
+    train_dlm(out, TINY, quiet=True)
     return out
 
 
@@ -65,7 +65,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
         none = np.zeros((len(tokens) - 4, 1))
         texts.append(Text(tokens, 4, none.astype(np.int64), none))
     path = tmp_path_factory.mktemp("answers") / "0.safetensors"
-    save(path, texts)
+    save_texts(path, texts)
     return [path]
 
 
@@ -77,7 +77,7 @@ def rows(model: Any, canvas: list[int]) -> torch.Tensor:
     """Of the masked positions, as decoding computes them."""
     wanted = [place for place, token in enumerate(canvas) if token == MASKED]
     cache = model.cache()
-    job, _ = cache.prepare(look(canvas[0], canvas, wanted), canvas[:1], len(canvas))
+    job, _ = cache.prepare(make_look(canvas[0], canvas, wanted), canvas[:1], len(canvas))
     with torch.inference_mode():
         found: torch.Tensor = model.forward([job])[0].logits
     return found
@@ -119,14 +119,14 @@ def test_it_learns_and_resumes_to_the_same_weights(
 
     monkeypatch.setattr(DLMRun, "advance_on", breaks)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path / "parts", TINY, quiet=True)
+        train_dlm(tmp_path / "parts", TINY, quiet=True)
     assert int(load_file(tmp_path / "parts" / "state.safetensors")["step"]) == 5
-    train(tmp_path / "parts", TINY, quiet=True, workers=1)
+    train_dlm(tmp_path / "parts", TINY, quiet=True, workers=1)
     one, two = (load_file(folder / "state.safetensors") for folder in (made, tmp_path / "parts"))
     assert one.keys() == two.keys()
     assert all(torch.equal(one[key], two[key]) for key in one)
     with pytest.raises(BadConfig, match="other settings"):
-        train(tmp_path / "parts", replace(TINY, seed=1), quiet=True)
+        train_dlm(tmp_path / "parts", replace(TINY, seed=1), quiet=True)
 
 
 def test_what_it_writes_fills_canvases(made: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_model_that_wrote_from_left_to_right_is_converted(
     before = {n: p.clone() for n, p in lm.models["target"].hf.state_dict().items()}  # type: ignore[attr-defined]
     vocab = lm.models["target"].vocab
     config = replace(TUNED, rank=rank, masks="rate", precision=precision)
-    report = train(tmp_path / "run", config, lm, answers, quiet=True)
+    report = train_dlm(tmp_path / "run", config, lm, answers, quiet=True)
     assert report["examples_seen"] == 32
     sizes = [p.numel() for p in lm.models["target"].hf.parameters()]  # type: ignore[attr-defined]
     adapted = 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))  # layers, rank, matrices
@@ -210,12 +210,12 @@ def test_certainty_is_learnt_on_its_own_answers(
     def start() -> foretell.LM:
         return foretell.load(made / "model", dtype="float32", executor="torch")
 
-    train(tmp_path / "run", config, start(), own=40, quiet=True)
+    train_dlm(tmp_path / "run", config, start(), own=40, quiet=True)
     kept = load_file(tmp_path / "run" / "own.safetensors")
     assert len(kept["given"]) == 40
     lm = start()
     example = Lists(0)[3]
-    prompt = example.ids[: example.given].tolist()
+    prompt = example.ids[: example.given_count].tolist()
     told = lm.generate(prompt, "confidence:block=8", max_new_tokens=8, temperature=0.0)
     low, high = kept["starts"][3:5].tolist()
     cut = told.finish_reason == "length"
@@ -223,7 +223,7 @@ def test_certainty_is_learnt_on_its_own_answers(
     assert kept["ids"][low:high].tolist() == [*prompt, *own]
     assert kept["cut"][3] == cut
     monkeypatch.setattr(dlm, "own_answers", None)  # they are there
-    train(tmp_path / "run", replace(config, examples=48), start(), own=40, quiet=True)
+    train_dlm(tmp_path / "run", replace(config, examples=48), start(), own=40, quiet=True)
     assert [line["step"] for line in log(tmp_path / "run")] == [*range(1, 7)]
     model: Any = foretell.load(tmp_path / "run" / "model", dtype="float32").models["target"]
     assert (model.mask_id, model.shift) == (1, 0), "it fills canvases as it did"
@@ -234,7 +234,7 @@ def test_own_answers_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "own.safetensors"
     save_file({"ids": torch.arange(3), "starts": torch.tensor([0, 3])}, path)
     with pytest.raises(BadFile, match="earlier version; remove it"):
-        dlm.kept(path, list)
+        dlm.keep_texts(path, list)
 
 
 def words(text: Example) -> str:
@@ -252,12 +252,12 @@ def test_answers_end_and_some_are_held_back() -> None:
     assert [words(data[45 + i]) for i in range(45)] != [words(text) for text in turn]
     more = [len(text.ids) for text in turn if text.ids[-2] == 0]
     assert more and len(more) < 20 and max(more) == 7, "some have more ends, up to the window"
-    ids, answers = padded([data.train[0], Example(np.full(9, 4), 3)])
+    ids, answers = pad_texts([data.train[0], Example(np.full(9, 4), 3)])
     assert ids.shape == answers.shape == (2, 9)
     length = len(data.train[0].ids)
     assert ids[0, length:].eq(OUTSIDE).all() and not ids[1].eq(OUTSIDE).any()
     assert answers[0].tolist() == [False] * 2 + [True] * (length - 2) + [False] * (9 - length)
-    cut = Answers([Example(np.full(6, 9), 1, cut=True)] * 40, 0, 7, 1)
+    cut = Answers([Example(np.full(6, 9), 1, is_cut=True)] * 40, 0, 7, 1)
     assert all(len(cut[i].ids) == 6 for i in range(80)), "what goes on has no end"
     with pytest.raises(BadConfig, match="too few"):
         Answers(texts[:1], 0, 7, 1)
@@ -265,12 +265,12 @@ def test_answers_end_and_some_are_held_back() -> None:
 
 def test_answers_that_learn_certainty_fill_their_blocks_with_ends() -> None:
     """As canvases do, whose last block is never cut behind the answer."""
-    texts = [Example(np.full(5 + i % 5, 9), 2, cut=not i % 7) for i in range(70)]
+    texts = [Example(np.full(5 + i % 5, 9), 2, is_cut=not i % 7) for i in range(70)]
     data = Answers(texts, 0, 30, 1, block=4)
     for text in (data[i] for i in range(2 * len(data.train))):
-        answer = text.ids[text.given :].tolist()
+        answer = text.ids[text.given_count :].tolist()
         assert len(answer) <= data.longest == 8
-        if text.cut:
+        if text.is_cut:
             assert 0 not in answer
         else:
             ends = answer.count(0)
@@ -281,10 +281,10 @@ def test_pieces_of_plain_texts_are_cut_where_they_are_whole(tmp_path: Path) -> N
     path = tmp_path / "text.jsonl"
     path.write_text(json.dumps({"text": "ab " * 700}))
     files = write_texts(tiny.lm(draft=False).encode, [str(path)], tmp_path / "text", 10_000, 0)
-    texts = texts_of(files, {0})
-    assert {text.given for text in texts} == {1} and len(texts) > 1
-    assert [text.cut for text in texts] == [len(text.ids) == PIECE for text in texts]
-    assert any(text.cut for text in texts) and not all(text.cut for text in texts)
+    texts = answers_in(files, {0})
+    assert {text.given_count for text in texts} == {1} and len(texts) > 1
+    assert [text.is_cut for text in texts] == [len(text.ids) == PIECE for text in texts]
+    assert any(text.is_cut for text in texts) and not all(text.is_cut for text in texts)
 
 
 def test_answers_in_files_that_came_to_no_end_are_cut(tmp_path: Path) -> None:
@@ -294,9 +294,9 @@ def test_answers_in_files_that_came_to_no_end_are_cut(tmp_path: Path) -> None:
     for tokens in ([1, 2, 3, 4, end], [1, 2, 3, 4, 5], [1, 2, end]):
         none = np.zeros((len(tokens) - 2, 1))
         texts.append(Text(np.array(tokens), 2, none.astype(np.int64), none))
-    save(tmp_path / "0.safetensors", texts)
-    found = texts_of([tmp_path / "0.safetensors"], {end})
-    assert [(text.ids.tolist(), text.cut) for text in found] == [
+    save_texts(tmp_path / "0.safetensors", texts)
+    found = answers_in([tmp_path / "0.safetensors"], {end})
+    assert [(text.ids.tolist(), text.is_cut) for text in found] == [
         ([1, 2, 3, 4], False),
         ([1, 2, 3, 4, 5], True),
     ]
@@ -314,7 +314,7 @@ def test_layers_are_left_out_at_even_distances(
     lm = foretell.wrap(tiny.llama(num_hidden_layers=5), tiny.tokenizer(), None, "tiny")
     before: Any = lm.models["target"]
     config = replace(TUNED, cut=layers, examples=8, rate=1e-7)
-    train(tmp_path / "run", config, lm, answers, quiet=True)
+    train_dlm(tmp_path / "run", config, lm, answers, quiet=True)
     model: Any = foretell.load(tmp_path / "run" / "model", dtype="float32").models["target"]
     assert len(model.hf.model.layers) == model.hf.config.num_hidden_layers == layers
     assert len(before.hf.model.layers) == 5, "the model to begin with is as it was"
@@ -323,7 +323,7 @@ def test_layers_are_left_out_at_even_distances(
         assert torch.allclose(one, two, atol=0.01)
     check_read_as_trained(model, Reader(model.hf, before.vocab, 1))
     with pytest.raises(BadConfig, match="at most 5, the model's layers"):
-        train(tmp_path / "more", replace(config, cut=6), lm, answers, quiet=True)
+        train_dlm(tmp_path / "more", replace(config, cut=6), lm, answers, quiet=True)
 
 
 def test_lists_stand_beside_the_answers(answers: list[Path], tmp_path: Path) -> None:
@@ -337,24 +337,24 @@ def test_lists_stand_beside_the_answers(answers: list[Path], tmp_path: Path) -> 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dlm, "Answers", watched)
-        train(tmp_path / "run", config, lm, answers, quiet=True, lists=40)
+        train_dlm(tmp_path / "run", config, lm, answers, quiet=True, lists=40)
     assert len(seen) == 120
     asked = [lm.decode(text.ids) for text in seen[80:]]
     assert any(text.endswith('"]') for text in asked) and all("Answer:" in text for text in asked)
-    train(tmp_path / "alone", config, lm, quiet=True, lists=40)
+    train_dlm(tmp_path / "alone", config, lm, quiet=True, lists=40)
 
 
 def test_what_does_not_go_together_is_refused(tmp_path: Path, answers: list[Path]) -> None:
     with pytest.raises(BadConfig, match="give --init"):
-        train(tmp_path / "a", replace(TINY, objective="certainty"))
+        train_dlm(tmp_path / "a", replace(TINY, objective="certainty"))
     with pytest.raises(BadConfig, match="give --answers, --text or --lists N"):
-        train(tmp_path / "b", TUNED, tiny.lm(draft=False))
+        train_dlm(tmp_path / "b", TUNED, tiny.lm(draft=False))
     with pytest.raises(BadConfig, match="give --init"):
-        train(tmp_path / "b", TUNED, lists=3)
+        train_dlm(tmp_path / "b", TUNED, lists=3)
     with pytest.raises(BadConfig, match="writes from left to right"):
-        train(tmp_path / "c", TUNED, tiny.lm(draft=False), answers, own=3)
+        train_dlm(tmp_path / "c", TUNED, tiny.lm(draft=False), answers, own=3)
     with pytest.raises(BadConfig, match="device='nowhere' cannot be used"):
-        train(tmp_path / "d", TINY, device="nowhere")
+        train_dlm(tmp_path / "d", TINY, device="nowhere")
     for bad in (
         {"masks": "all"},
         {"objective": "kl"},

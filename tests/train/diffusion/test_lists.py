@@ -7,16 +7,16 @@ import random
 import pytest
 
 import foretell
-from foretell.bench.suites.parallel.tasks import WORDINGS, items, split_of
+from foretell.bench.suites.parallel.tasks import WORDINGS, make_items, split_of
 from foretell.train.diffusion.lists import (
     LONGEST,
     PUZZLES,
     Lists,
-    drawn_item,
-    item,
-    put_to,
-    tokenizer,
-    words,
+    seeded_item,
+    draw_item,
+    model_questions,
+    build_tokenizer,
+    list_tokens,
 )
 from tests import tiny
 
@@ -30,7 +30,7 @@ def test_answers_are_right_and_of_the_part_for_training(task: str) -> None:
     draw = random.Random(task)
     lengths = set()
     for number in range(24):
-        made = item(task, draw, one_word=number % 2 == 0)
+        made = draw_item(task, draw, one_word=number % 2 == 0)
         assert made.score(made.completion) == 1
         lengths.add(len(made.question.entries))
         if task in WORDINGS and number % 2 == 0:
@@ -42,9 +42,12 @@ def test_answers_are_right_and_of_the_part_for_training(task: str) -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_the_tokenizer_knows_all_words_and_gives_texts_back(task: str) -> None:
-    made = tokenizer()
+    made = build_tokenizer()
     draw = random.Random(task)
-    asked = [*items(task, 6, split="test"), *(item(task, draw, n % 2 == 0) for n in range(6))]
+    asked = [
+        *make_items(task, 6, split="test"),
+        *(draw_item(task, draw, n % 2 == 0) for n in range(6)),
+    ]
     for one in asked:
         text = one.prompt + one.completion
         ids = made.encode(text, add_special_tokens=False)
@@ -55,10 +58,10 @@ def test_the_tokenizer_knows_all_words_and_gives_texts_back(task: str) -> None:
 
 
 def test_a_name_of_one_word_is_one_token() -> None:
-    made = tokenizer()
+    made = build_tokenizer()
     ids = made.encode(' ["Astrid", "Lotte"]', add_special_tokens=False)
-    assert [words()[i] for i in ids] == [' ["', "Astrid", '", "', "Lotte", '"]']
-    assert len(made) == len(words()) == len(set(words()))
+    assert [list_tokens()[i] for i in ids] == [' ["', "Astrid", '", "', "Lotte", '"]']
+    assert len(made) == len(list_tokens()) == len(set(list_tokens()))
 
 
 def test_examples_are_functions_of_seed_and_number() -> None:
@@ -66,9 +69,9 @@ def test_examples_are_functions_of_seed_and_number() -> None:
     two[7]
     for number in (0, 5, 1000):
         a, b, c = one[number], two[number], other[number]
-        assert a.given == b.given and a.ids.tolist() == b.ids.tolist()
+        assert a.given_count == b.given_count and a.ids.tolist() == b.ids.tolist()
         assert a.ids.tolist() != c.ids.tolist()
-        assert a.ids[-1] == one.end and len(a.ids) - a.given <= LONGEST + 1
+        assert a.ids[-1] == one.end and len(a.ids) - a.given_count <= LONGEST + 1
 
 
 @pytest.mark.parametrize("template", [None, TURNS])
@@ -77,12 +80,17 @@ def test_another_model_is_asked_as_the_suite_asks_it(template: str | None) -> No
     own = type(own)(tokenizer_object=own.backend_tokenizer, eos_token=tiny.EOS)
     own.chat_template = template
     lm = foretell.wrap(tiny.llama(), own, None, "tiny")
-    found = put_to(lm, 5, 3)
-    assert [one.ids.tolist() for one in put_to(lm, 7, 3)[:5]] == [one.ids.tolist() for one in found]
+    found = model_questions(lm, 5, 3)
+    assert [one.ids.tolist() for one in model_questions(lm, 7, 3)[:5]] == [
+        one.ids.tolist() for one in found
+    ]
     for number, one in enumerate(found):
-        asked, _ = drawn_item(3, number)
-        prompt, answer = lm.decode(one.ids[: one.given]), lm.decode(one.ids[one.given :])
-        assert asked.score(answer) == 1 and not one.cut
+        asked, _ = seeded_item(3, number)
+        prompt, answer = (
+            lm.decode(one.ids[: one.given_count]),
+            lm.decode(one.ids[one.given_count :]),
+        )
+        assert asked.score(answer) == 1 and not one.is_cut
         if template:
             assert prompt == f"U:{asked.prompt}\nA:" and answer == asked.completion.lstrip()
         else:

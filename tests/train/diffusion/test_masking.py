@@ -19,12 +19,12 @@ from foretell.train.diffusion.masking import (
     by_count,
     by_rate,
     certainty_loss,
-    complements,
-    drawn,
+    split_blocks,
+    draw_masks,
     in_block,
     masked_loss,
-    right_at,
-    seen_by,
+    count_right,
+    block_mask,
 )
 from tests import tiny
 
@@ -108,7 +108,7 @@ def test_rates_mask_answers_alone_and_weigh_by_the_rate() -> None:
 def test_the_loss_is_that_of_a_loop_over_texts(reader: Reader, shift: int, masks: str) -> None:
     reader = Reader(reader.hf, MASK, shift)
     ids, answers = texts()
-    masked = drawn(answers, [11, 12, 13], masks)
+    masked = draw_masks(answers, [11, 12, 13], masks)
     found = masked_loss(reader, ids, masked)
     zeros = torch.zeros(1, 1, 7, 7)
     for row in range(3):
@@ -127,13 +127,13 @@ def test_the_loss_is_that_of_a_loop_over_texts(reader: Reader, shift: int, masks
 def test_a_batch_is_the_mean_of_its_texts(reader: Reader, masks: str) -> None:
     """Published trainers that draw or count over a batch are right for one text only."""
     ids, answers = texts()
-    whole = masked_loss(reader, ids, drawn(answers, [5, 6, 7], masks))
+    whole = masked_loss(reader, ids, draw_masks(answers, [5, 6, 7], masks))
     alone = [
-        masked_loss(reader, ids[i : i + 1], drawn(answers[i : i + 1], [5 + i], masks))
+        masked_loss(reader, ids[i : i + 1], draw_masks(answers[i : i + 1], [5 + i], masks))
         for i in range(3)
     ]
     assert torch.allclose(whole, torch.cat(alone), atol=1e-4)
-    masked = drawn(answers, [5, 6, 7], masks)
+    masked = draw_masks(answers, [5, 6, 7], masks)
     quotas = Masked(masked.places, masked.weight.mean().expand(3))
     assert not torch.allclose(masked_loss(reader, ids, quotas), whole, atol=1e-3)
 
@@ -145,7 +145,9 @@ def test_the_mask_itself_is_never_told_and_learns_nothing(reader: Reader) -> Non
     nats = F.cross_entropy(logits, ids[answers])
     (found,) = torch.autograd.grad(nats, reader.hf.lm_head.weight)
     told = torch.arange(found.shape[0]) != MASK
-    whole = reader.hf(torch.where(answers, MASK, ids), attention_mask=seen_by(7, 0)).logits[answers]
+    whole = reader.hf(torch.where(answers, MASK, ids), attention_mask=block_mask(7, 0)).logits[
+        answers
+    ]
     nats = F.cross_entropy(whole[:, told], ids[answers] - (ids[answers] > MASK).long())
     (without,) = torch.autograd.grad(nats, reader.hf.lm_head.weight)
     assert torch.allclose(found, without, atol=1e-6) and not found[MASK].any()
@@ -166,7 +168,7 @@ def test_positions_see_both_sides_or_their_block_and_those_before(reader: Reader
         masked[0, 5] = False  # in the second block, to the right
         same = torch.allclose(reader.logits(ids, masked, wanted), before, atol=1e-5)
         assert same == bool(block)
-    hidden = seen_by(5, 2)[0, 0] == -torch.inf
+    hidden = block_mask(5, 2)[0, 0] == -torch.inf
     assert hidden.int().tolist() == [
         [0, 0, 1, 1, 1],
         [0, 0, 1, 1, 1],
@@ -192,7 +194,7 @@ def test_parts_of_a_block_are_complements() -> None:
     _, answers = texts(3, 14)
     seen = set()
     for seed in range(30):
-        one, two, later = complements(answers, [seed, seed + 100, seed + 200], 4)
+        one, two, later = split_blocks(answers, [seed, seed + 100, seed + 200], 4)
         assert not (one & two).any() and not (later & (one | two)).any()
         assert not (one | two | later)[~answers].any()
         for row in range(3):
@@ -249,7 +251,7 @@ def test_certainty_reads_two_canvases_of_each_text(reader: Reader) -> None:
     """A part is masked with the later blocks, and reads the other part; each text has its mean."""
     ids, answers = texts(3, 12)
     seeds = [1, 2, 3]
-    parts = complements(answers, seeds, 4)
+    parts = split_blocks(answers, seeds, 4)
     whole = certainty_loss(reader, ids, parts, 2.0)
     for row in range(3):
         total = torch.zeros(())
@@ -273,7 +275,7 @@ def test_how_often_it_is_right_is_counted(reader: Reader) -> None:
     best = reader.logits(ids, answers).argmax(-1)
     told = ids.clone()
     told[answers] = best
-    assert right_at(reader, told, answers, 1.0, [1, 2, 3]) == (len(best), len(best))
-    right, count = right_at(reader, ids, answers, 0.5, [1, 2, 3])
+    assert count_right(reader, told, answers, 1.0, [1, 2, 3]) == (len(best), len(best))
+    right, count = count_right(reader, ids, answers, 0.5, [1, 2, 3])
     assert 0 <= right < count < len(best)
-    assert right_at(reader, ids, answers, 0.0, [1, 2, 3]) == (0, 0)
+    assert count_right(reader, ids, answers, 0.0, [1, 2, 3]) == (0, 0)

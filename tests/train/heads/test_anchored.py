@@ -15,10 +15,10 @@ import torch
 
 from foretell.core.tree import TokenTree
 from foretell.drafters.heads.networks.anchored import Anchored
-from foretell.drafters.heads.networks.folder import load
+from foretell.drafters.heads.networks.folder import load_head
 from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.packed import pack
+from foretell.models.decoder.packed import pack_layers
 from foretell.speculation.costs import Costs
 from foretell.train import answers
 from foretell.train.heads.anchored import (
@@ -26,13 +26,13 @@ from foretell.train.heads.anchored import (
     AnchoredRun,
     Through,
     anchors_of,
-    beginning,
+    begin_anchored,
     hits_of,
-    loss_of,
-    plan,
+    anchored_loss,
+    plan_anchored,
     ranks_in,
     runs_through_target,
-    train,
+    train_anchored,
 )
 from foretell.train.heads.head import TrainHead
 from foretell.train.heads.head_data import NONE, Corpus, Known
@@ -60,20 +60,20 @@ def greedy(prompt: list[int]) -> answers.Text:
 @cache
 def known(seed: int = 0) -> Known:
     text = greedy(np.random.default_rng(seed).integers(0, 90, PROMPT).tolist())
-    return Known(text.tokens, text.prompt, text.best[:, 0], NONE)
+    return Known(text.tokens, text.prompt, text.top_tokens[:, 0], NONE)
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     draw = np.random.default_rng(0)
     path = tmp_path_factory.mktemp("answers") / "0.safetensors"
-    answers.save(path, [greedy(draw.integers(0, 90, PROMPT).tolist()) for _ in range(6)])
+    answers.save_texts(path, [greedy(draw.integers(0, 90, PROMPT).tolist()) for _ in range(6)])
     return [path]
 
 
 def fresh(**settings: Any) -> Anchored:
-    head = beginning(target(), dataclasses.replace(SETTINGS, **settings))
-    head.begin(target())
+    head = begin_anchored(target(), dataclasses.replace(SETTINGS, **settings))
+    head.take_weights(target())
     return head
 
 
@@ -91,7 +91,7 @@ def test_the_loss_is_the_divergence_from_the_targets_laws_at_each_place() -> Non
     """By a loop over anchors and rows, each of a text of its own."""
     text, head = known(), fresh(anchors=99)
     through = Through(target())
-    loss = loss_of(head, text, through, dataclasses.replace(SETTINGS, anchors=99), 0).item()
+    loss = anchored_loss(head, text, through, dataclasses.replace(SETTINGS, anchors=99), 0).item()
     with torch.no_grad():
         tokens = torch.from_numpy(text.tokens[None].astype(np.int64))
         laws = target().hf(tokens).logits[0].softmax(-1)
@@ -125,7 +125,7 @@ def test_ranks_are_those_of_the_texts_own_tokens(kind: str) -> None:
         order = logits_by_row(head, text, anchor).argsort(-1, descending=True).tolist()
         own = [order[i].index(text.tokens[anchor + i + 2]) for i in range(3)]
         assert row.tolist() == [min(rank, RANKS) for rank in own]
-    other = Known(text.tokens, text.prompt, text.best + 1, NONE)
+    other = Known(text.tokens, text.prompt, text.top_tokens + 1, NONE)
     assert ranks_in(head, [other], Through(target())) == []  # it is not greedy
 
 
@@ -142,7 +142,7 @@ def test_one_text_is_learnt_by_heart(kind: str, rate: float) -> None:
     optimiser = torch.optim.Adam(head.parameters(), lr=rate)
     losses = []
     for _ in range(40):
-        loss = loss_of(head, text, through, settings, 0)
+        loss = anchored_loss(head, text, through, settings, 0)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -159,17 +159,17 @@ def test_weights_loaded_for_inference_are_trained_beside_and_stay_as_they_are() 
                 setattr(module, name, torch.nn.Parameter(weight.clone(), requires_grad=False))
     before = model.score([3, 5, 7], TokenTree(7))
     head = fresh()
-    loss = loss_of(head, known(), Through(model), SETTINGS, 0)
+    loss = anchored_loss(head, known(), Through(model), SETTINGS, 0)
     loss.backward()  # type: ignore[no-untyped-call]
     assert head.vectors.grad is not None
     assert torch.equal(model.score([3, 5, 7], TokenTree(7)), before)
-    again = loss_of(head, known(), Through(target()), SETTINGS, 0)
+    again = anchored_loss(head, known(), Through(target()), SETTINGS, 0)
     assert loss.item() == pytest.approx(again.item())
 
 
 def run(files: list[Path], out: Path, settings: TrainHead, **more: Any) -> dict[str, Any]:
     lm: Any = SimpleNamespace(models={"target": target()})
-    return train(lm, files, out, settings, quiet=True, **more)
+    return train_anchored(lm, files, out, settings, quiet=True, **more)
 
 
 @pytest.mark.parametrize("kind", ["ppd", "hidden-transfer"])
@@ -196,14 +196,14 @@ def test_stopped_and_run_again_it_is_the_same_to_the_last_bit(
     monkeypatch.undo()
     run(files, tmp_path / "parts", settings)
     one, other = (
-        load(tmp_path / name / "head", target())[0].state_dict() for name in ("whole", "parts")
+        load_head(tmp_path / name / "head", target())[0].state_dict() for name in ("whole", "parts")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
     begun = fresh(kind=kind).state_dict()
     assert any(not torch.allclose(one[name], begun[name], atol=2e-3) for name in one)
     told = json.loads((tmp_path / "parts" / "report.json").read_text())
     assert told["ranks"] == report["ranks"] and len(report["ranks"]) == 3
-    head, _ = load(tmp_path / "whole" / "head", target(), kind)
+    head, _ = load_head(tmp_path / "whole" / "head", target(), kind)
     assert head.ranks == report["ranks"]
 
 
@@ -211,8 +211,8 @@ def test_it_goes_on_from_another_of_the_same_options(files: list[Path], tmp_path
     run(files, tmp_path / "first", SETTINGS)
     settings = dataclasses.replace(SETTINGS, tokens=64, rate=1e-9)
     run(files, tmp_path / "second", settings, init=tmp_path / "first" / "head")
-    first, _ = load(tmp_path / "first" / "head", target())
-    second, _ = load(tmp_path / "second" / "head", target())
+    first, _ = load_head(tmp_path / "first" / "head", target())
+    second, _ = load_head(tmp_path / "second" / "head", target())
     assert torch.equal(first.state_dict()["vectors"], second.state_dict()["vectors"])
     other = dataclasses.replace(settings, depths=2)
     with pytest.raises(BadConfig, match="has options"):
@@ -220,11 +220,13 @@ def test_it_goes_on_from_another_of_the_same_options(files: list[Path], tmp_path
 
 
 def test_settings_become_options() -> None:
-    assert beginning(target(), dataclasses.replace(SETTINGS, depths=2)).deepest == 2
-    maps = beginning(target(), TrainHead(kind="hidden-transfer", entry=2))
-    assert maps.entry == 2 and beginning(target(), TrainHead(kind="hidden-transfer")).entry == 1
+    assert begin_anchored(target(), dataclasses.replace(SETTINGS, depths=2)).deepest == 2
+    maps = begin_anchored(target(), TrainHead(kind="hidden-transfer", entry=2))
+    assert (
+        maps.entry == 2 and begin_anchored(target(), TrainHead(kind="hidden-transfer")).entry == 1
+    )
     with pytest.raises(BadConfig, match="ppd: has no option 'entry'"):
-        beginning(target(), dataclasses.replace(SETTINGS, entry=1))
+        begin_anchored(target(), dataclasses.replace(SETTINGS, entry=1))
     for field, value in (("anchors", 0), ("rate", -1.0)):
         with pytest.raises(BadConfig, match=f"{field}={value}"):
             dataclasses.replace(SETTINGS, **{field: value})
@@ -236,19 +238,19 @@ def test_hours_are_told_by_the_costs_of_forwards() -> None:
     costs = Costs()
     costs.seconds = dict.fromkeys((1, 64, 128), 3.6)
     settings = dataclasses.replace(SETTINGS, window=72, batch=72, micro=72, tokens=128_000)
-    told = plan(100, 48, settings, 3, costs)
+    told = plan_anchored(100, 48, settings, 3, costs)
     # 4,800 tokens 48 at a time; 1,000 forwards of 128, and 3 * 3 * 8 / 72 = 1 row's work beside.
     assert "4,800 tokens of answers: 0.1 hours" in told and "about 2.0 hours" in told
 
 
 def test_packed_weights_are_refused_by_name() -> None:
     hf = tiny("llama").bfloat16()
-    pack(hf, "int8")
+    pack_layers(hf, "int8")
     with pytest.raises(Unsupported, match="states-dtype bfloat16"):
         Through(Decoder(hf, "tiny"))
 
 
 def test_nothing_is_held_back_from_too_few_answers(tmp_path: Path) -> None:
-    answers.save(tmp_path / "0.safetensors", [greedy([1, 2, 3, 4])])
+    answers.save_texts(tmp_path / "0.safetensors", [greedy([1, 2, 3, 4])])
     with pytest.raises(BadConfig, match="too few answers"):
         Corpus([tmp_path / "0.safetensors"], None, 32)

@@ -18,7 +18,13 @@ import torch
 from foretell.drafters.heads.networks.anchored import Anchored
 from foretell.drafters.heads.networks.base import Drafted, Head, Texts
 from foretell.drafters.heads.networks.falcon import Falcon
-from foretell.drafters.heads.networks.folder import build, kinds, load, save, target_shape
+from foretell.drafters.heads.networks.folder import (
+    build_head,
+    head_kinds,
+    load_head,
+    save_head,
+    target_shape,
+)
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig
 from foretell.models.decoder.decoder import Decoder
@@ -27,14 +33,14 @@ from foretell.train import answers, states
 from foretell.train.heads import anchored
 from foretell.train.heads.head import (
     TrainHead,
-    beginning,
-    head_before,
-    loss_of,
+    begin_head,
+    read_head,
+    head_loss,
     taps_of,
-    train,
+    train_head,
 )
-from foretell.train.heads.head_data import Corpus, Known, Teacher, places
-from foretell.train.heads.head_report import hits, overlaps
+from foretell.train.heads.head_data import Corpus, Known, Teacher, answer_places
+from foretell.train.heads.head_report import hit_shares, mean_overlaps
 from tests.models.decoder.families import tiny
 
 PROMPT, LENGTH = 4, 24
@@ -83,7 +89,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[Pa
     for number, count in enumerate((33, 7)):
         path = folder / f"{number}.safetensors"
         texts = [greedy(draw.integers(0, 90, PROMPT).tolist()) for _ in range(count)]
-        answers.save(path, texts)
+        answers.save_texts(path, texts)
         written.append(path)
     taps = taps_of("eagle3", target_shape(target()))
     told = fingerprint(target())
@@ -103,18 +109,18 @@ class Perfect(Head):
     kind = "eagle3"
 
     def __init__(self, late: int = 0):
-        super().__init__(build("eagle3", target_shape(target())).config)
+        super().__init__(build_head("eagle3", target_shape(target())).config)
         self.late = late
         self.nothing = torch.nn.Parameter(torch.zeros(1))
 
     @property
     def taps(self) -> tuple[int, ...]:
-        return build("eagle3", target_shape(target())).taps
+        return build_head("eagle3", target_shape(target())).taps
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         for depth in range(depths):
             by = depth - self.late
-            moved = texts.shifted(texts.finals, by) if by >= 0 else texts.finals.roll(1, 1)
+            moved = texts.shift_left(texts.finals, by) if by >= 0 else texts.finals.roll(1, 1)
             yield Drafted(depth, moved + self.nothing)
 
 
@@ -125,33 +131,33 @@ def teacher_of(head: Head, kept: int = 0) -> Teacher:
 
 def test_the_target_as_its_own_head_is_always_right(files: Any) -> None:
     corpus = Corpus(*files, window=32)
-    right = hits(Perfect(), corpus.held_back, teacher_of(Perfect()), 4, 64)
+    right = hit_shares(Perfect(), corpus.held_back, teacher_of(Perfect()), 4, 64)
     # States are kept in bfloat16, and a random target's best tokens are hardly ahead of others.
     assert right[0] > 0.85 and right[3] > 0.6
-    late = hits(Perfect(late=1), corpus.held_back, teacher_of(Perfect()), 4, 64)
+    late = hit_shares(Perfect(late=1), corpus.held_back, teacher_of(Perfect()), 4, 64)
     assert late[0] < 0.5 and late[3] < 0.1
 
 
 def test_without_greedy_answers_there_are_no_hits(files: Any) -> None:
     corpus = Corpus(*files, window=32)
-    drawn = [dataclasses.replace(text, best=text.best + 1) for text in corpus.held_back]
-    assert hits(Perfect(), drawn, teacher_of(Perfect()), 4, 64) == []
+    drawn = [dataclasses.replace(text, top_tokens=text.top_tokens + 1) for text in corpus.held_back]
+    assert hit_shares(Perfect(), drawn, teacher_of(Perfect()), 4, 64) == []
 
 
 def test_overlaps_are_the_chances_that_a_drawn_token_is_accepted(files: Any) -> None:
     corpus = Corpus(*files, window=32)
     perfect = Perfect()
-    shares = overlaps(perfect, corpus.held_back, teacher_of(perfect), 3, 64)
+    shares = mean_overlaps(perfect, corpus.held_back, teacher_of(perfect), 3, 64)
     assert shares == pytest.approx([1, 1, 1], abs=1e-3)
     # A head that drafts 30 tokens alone cannot share more than the target gives these.
     few = teacher_of(perfect, kept=30)
     batch, marks = few.texts(corpus.held_back, 0.0, 0)
-    row, place = places(marks, 0).T
-    laws = (batch.finals[row, place].float() @ few.whole.float().T).softmax(-1)
+    row, place = answer_places(marks, 0).T
+    laws = (batch.finals[row, place].float() @ few.full_matrix.float().T).softmax(-1)
     given = float(laws[:, :30].sum(-1).mean())
-    assert overlaps(perfect, corpus.held_back, few, 1, 64) == [pytest.approx(given, abs=0.01)]
+    assert mean_overlaps(perfect, corpus.held_back, few, 1, 64) == [pytest.approx(given, abs=0.01)]
     late = Perfect(late=1)
-    assert overlaps(late, corpus.held_back, teacher_of(late), 1, 64)[0] < 0.9
+    assert mean_overlaps(late, corpus.held_back, teacher_of(late), 1, 64)[0] < 0.9
 
 
 def test_its_loss_is_nothing_and_that_of_another_place_is_not(files: Any) -> None:
@@ -160,20 +166,22 @@ def test_its_loss_is_nothing_and_that_of_another_place_is_not(files: Any) -> Non
         head = Perfect(late)
         teacher = teacher_of(head)
         batch, marks = teacher.texts(corpus.train[:3], 0.0, 0)
-        loss = float(loss_of(head, batch, marks, teacher, SETTINGS).detach())
+        loss = float(head_loss(head, batch, marks, teacher, SETTINGS).detach())
         assert low <= loss <= high
 
 
 def test_nothing_is_learnt_from_prompts(files: Any) -> None:
     """What stands in a prompt moves the loss through the states alone."""
     corpus = Corpus(*files, window=32)
-    head = build("eagle3", target_shape(target()))
+    head = build_head("eagle3", target_shape(target()))
     teacher = teacher_of(head)
     _, marks = teacher.texts(corpus.train[:2], 0.0, 0)
     for depth in range(3):
-        for row, place in places(marks, depth).tolist():
+        for row, place in answer_places(marks, depth).tolist():
             assert PROMPT <= place + depth + 1 < len(corpus.train[row].tokens)
-        assert len(places(marks, depth)) == 2 * (LENGTH - PROMPT) - 2 * max(0, depth - PROMPT + 1)
+        assert len(answer_places(marks, depth)) == 2 * (LENGTH - PROMPT) - 2 * max(
+            0, depth - PROMPT + 1
+        )
 
 
 def test_what_is_held_back_is_not_trained_on(files: Any) -> None:
@@ -185,7 +193,7 @@ def test_what_is_held_back_is_not_trained_on(files: Any) -> None:
 
 def test_each_state_belongs_to_its_token(files: Any) -> None:
     corpus = Corpus(*files, window=32)
-    head = build("eagle3", target_shape(target()))
+    head = build_head("eagle3", target_shape(target()))
     batch, _ = teacher_of(head).texts(corpus.train[:1], 0.0, 0)
     text = corpus.train[0].tokens.tolist()
     with torch.inference_mode():
@@ -202,7 +210,7 @@ def test_each_state_belongs_to_its_token(files: Any) -> None:
 
 def run(files: Any, out: Path, settings: TrainHead, **more: Any) -> dict[str, Any]:
     lm: Any = SimpleNamespace(models={"target": target()})
-    return train(lm, *files, taps(), out, settings, quiet=True, **more)
+    return train_head(lm, *files, taps(), out, settings, quiet=True, **more)
 
 
 def test_one_batch_is_learnt_by_heart(files: Any, tmp_path: Path) -> None:
@@ -210,17 +218,17 @@ def test_one_batch_is_learnt_by_heart(files: Any, tmp_path: Path) -> None:
     few = Corpus(*files, window=32)
     few.train = corpus.train[:2]
     torch.manual_seed(0)
-    head = build("eagle3", target_shape(target()))
-    head.begin(target())
+    head = build_head("eagle3", target_shape(target()))
+    head.take_weights(target())
     teacher = teacher_of(head)
     optimiser = torch.optim.AdamW(head.parameters(), lr=0.01)
     for _ in range(120):
         batch, marks = teacher.texts(few.train, 0.0, 0)
-        loss = loss_of(head, batch, marks, teacher, SETTINGS)
+        loss = head_loss(head, batch, marks, teacher, SETTINGS)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
-    assert hits(head, few.train, teacher, 1, 64)[0] > 0.75
+    assert hit_shares(head, few.train, teacher, 1, 64)[0] > 0.75
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "falcon"])  # the latter with dropout, and glancing
@@ -250,7 +258,7 @@ def test_stopped_and_run_again_it_is_the_same_to_the_last_bit(
             run(files, tmp_path / "parts", settings)
     run(files, tmp_path / "parts", settings)
     one, other = (
-        load(tmp_path / name / "head", target())[0].state_dict() for name in ("whole", "parts")
+        load_head(tmp_path / name / "head", target())[0].state_dict() for name in ("whole", "parts")
     )
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert json.loads((tmp_path / "parts" / "report.json").read_text())["hits"] == report["hits"]
@@ -261,7 +269,7 @@ def test_a_head_is_told_how_far_training_is_and_reads_what_it_is_shown(
 ) -> None:
     told: list[float] = []
     seen: list[Any] = []
-    glance, unroll = Falcon.glance, Falcon.unroll
+    glance, unroll = Falcon.glance, Falcon.unroll_depths
 
     def spy(self: Falcon, texts: Texts, answers: Any, best: Any, progress: float) -> Any:
         told.append(progress)
@@ -278,7 +286,7 @@ def test_a_head_is_told_how_far_training_is_and_reads_what_it_is_shown(
         return unroll(self, texts, depths)
 
     monkeypatch.setattr(Falcon, "glance", spy)
-    monkeypatch.setattr(Falcon, "unroll", reading)
+    monkeypatch.setattr(Falcon, "unroll_depths", reading)
     run(files, tmp_path, dataclasses.replace(SETTINGS, kind="falcon", tokens=64 * 4))
     assert told == [0.0, 0.25, 0.5, 0.75] and seen == ["read"] * 4
 
@@ -287,8 +295,8 @@ def test_a_head_goes_on_from_another(files: Any, tmp_path: Path) -> None:
     run(files, tmp_path / "first", SETTINGS)
     settings = dataclasses.replace(SETTINGS, tokens=64, matrix_rate=0.0, other_rate=0.0, common=30)
     run(files, tmp_path / "second", settings, init=tmp_path / "first" / "head")
-    first, kept = load(tmp_path / "first" / "head", target())
-    second, again = load(tmp_path / "second" / "head", target())
+    first, kept = load_head(tmp_path / "first" / "head", target())
+    second, again = load_head(tmp_path / "second" / "head", target())
     assert kept is not None and again is not None and torch.equal(kept, again)
     for name, value in first.state_dict().items():
         assert torch.equal(value, second.state_dict()[name])
@@ -307,7 +315,7 @@ def test_bad_settings_are_told() -> None:
 
 def test_too_few_answers_are_told(tmp_path: Path) -> None:
     text = greedy([1, 2, 3, 4])
-    answers.save(tmp_path / "0.safetensors", [text])
+    answers.save_texts(tmp_path / "0.safetensors", [text])
     shape = target_shape(target())
     made = states.write_states(
         target(), [tmp_path / "0.safetensors"], tmp_path / "s", taps_of("eagle", shape), {}
@@ -319,8 +327,8 @@ def test_too_few_answers_are_told(tmp_path: Path) -> None:
 class Elsewhere(Perfect):
     """The target as its own head, but for every other place, where it gives the next one's."""
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
-        for drafted in super().unroll(texts, depths):
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        for drafted in super().unroll_depths(texts, depths):
             states = drafted.states.clone()
             states[:, ::2] = states[:, 1::2]
             yield Drafted(drafted.depth, states)
@@ -332,18 +340,18 @@ def test_beside_a_reference_the_tokens_it_did_not_learn_are_left_out(files: Any)
     teacher = teacher_of(head)
     batch, marks = teacher.texts(corpus.train[:3], 0.0, 0)
     one_deep = dataclasses.replace(SETTINGS, depths=1, keep=0.4)
-    count = len(places(marks, 0))
+    count = len(answer_places(marks, 0))
     moved: list[torch.Tensor] = []
 
     class Told(Perfect):
-        def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
-            for drafted in super().unroll(texts, depths):
+        def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+            for drafted in super().unroll_depths(texts, depths):
                 drafted.states.retain_grad()
                 moved.append(drafted.states)
                 yield drafted
 
     told = Told(late=1)
-    loss_of(told, batch, marks, teacher, one_deep, Elsewhere()).backward()  # type: ignore[no-untyped-call]
+    head_loss(told, batch, marks, teacher, one_deep, Elsewhere()).backward()  # type: ignore[no-untyped-call]
     gradient = moved[0].grad
     assert gradient is not None
     learnt = gradient.abs().sum(-1).nonzero().tolist()
@@ -351,8 +359,8 @@ def test_beside_a_reference_the_tokens_it_did_not_learn_are_left_out(files: Any)
     # Elsewhere is right at odd places, which are fewer than the rest or more, by one a text.
     assert sum(place % 2 for _, place in learnt) > 0.8 * len(learnt)
     whole = dataclasses.replace(one_deep, keep=1.0)
-    every = loss_of(head, batch, marks, teacher, whole, Elsewhere())
-    assert torch.allclose(every, loss_of(head, batch, marks, teacher, one_deep))
+    every = head_loss(head, batch, marks, teacher, whole, Elsewhere())
+    assert torch.allclose(every, head_loss(head, batch, marks, teacher, one_deep))
 
 
 def test_a_head_is_no_reference_for_itself(files: Any, tmp_path: Path) -> None:
@@ -370,11 +378,13 @@ def test_a_head_is_no_reference_for_itself(files: Any, tmp_path: Path) -> None:
 
 def test_a_head_of_another_build_is_not_trained_on(tmp_path: Path) -> None:
     shape = target_shape(target())
-    save(build("medusa", shape), None, tmp_path / "ours", target(), {})
-    assert head_before(tmp_path / "ours", target(), "medusa")[1].tolist() == list(range(97))
-    save(build("medusa", shape, {"own_matrix": 97}), None, tmp_path / "theirs", target(), {})
+    save_head(build_head("medusa", shape), None, tmp_path / "ours", target(), {})
+    assert read_head(tmp_path / "ours", target(), "medusa")[1].tolist() == list(range(97))
+    save_head(
+        build_head("medusa", shape, {"own_matrix": 97}), None, tmp_path / "theirs", target(), {}
+    )
     with pytest.raises(BadConfig, match="theirs: has own_matrix of its own"):
-        head_before(tmp_path / "theirs", target(), "medusa")
+        read_head(tmp_path / "theirs", target(), "medusa")
 
 
 # Families whose last layer is built otherwise than llama's, wholly or in part.
@@ -406,19 +416,19 @@ def test_every_kind_begins_and_learns_on_every_family(name: str) -> None:
     taps = range(len(model.layout) + 1)
     tokens = torch.randint(90, (12,), generator=draw).numpy().astype(np.int32)
     text = answers.Text(tokens, PROMPT, tokens[PROMPT:, None], np.zeros((8, 1), np.float16))
-    (read,) = states.states_of(model, [text], list(taps))
-    known = Known(text.tokens, PROMPT, text.best[:, 0], read)
-    for kind, made in kinds().items():
+    (read,) = states.text_states(model, [text], list(taps))
+    known = Known(text.tokens, PROMPT, text.top_tokens[:, 0], read)
+    for kind, made in head_kinds().items():
         if made.bound:
             continue
         config = dataclasses.replace(SETTINGS, kind=kind, depths=0)
         if issubclass(made, Anchored):
-            anchored.beginning(model, config)
+            anchored.begin_anchored(model, config)
             continue
-        head = beginning(model, config).head
+        head = begin_head(model, config).head
         teacher = Teacher(model, list(taps), head, torch.arange(60))
         batch, marks = teacher.texts([known], 0.0, 0)
-        loss = loss_of(head, batch, marks, teacher, config)
+        loss = head_loss(head, batch, marks, teacher, config)
         loss.backward()  # type: ignore[no-untyped-call]
         assert loss.isfinite()
 
@@ -427,15 +437,15 @@ def test_states_go_through_the_last_norm_in_32_bits_whatever_it_is() -> None:
     for name in ("starcoder2", "llama", "gemma2"):
         narrow = Decoder(tiny(name, dtype=torch.bfloat16), name)
         states = torch.randn(3, 32, generator=torch.Generator().manual_seed(0))
-        found = Output(narrow, None).normed(states)
+        found = Output(narrow, None).norm_states(states)
         wide = copy.deepcopy(narrow.loop.norm).float()
         assert found.dtype == torch.float32 and torch.equal(found, wide(states))
-        assert Output(narrow, None).normed(states.bfloat16()).dtype == torch.bfloat16
+        assert Output(narrow, None).norm_states(states.bfloat16()).dtype == torch.bfloat16
 
 
 def test_a_head_begins_with_what_its_target_has_of_its_build() -> None:
-    joined = build("eagle3", target_shape(family("phi3")))
-    joined.begin(family("phi3"))
+    joined = build_head("eagle3", target_shape(family("phi3")))
+    joined.take_weights(family("phi3"))
     last = family("phi3").loop.layers[-1]
     q, k, v = (getattr(joined.layer.self_attn, f"{name}_proj").weight for name in "qkv")
     whole = torch.cat([part[:, 32:] for part in (q, k, v)])
@@ -444,22 +454,22 @@ def test_a_head_begins_with_what_its_target_has_of_its_build() -> None:
     both = torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])
     assert torch.equal(both, last.mlp.gate_up_proj.weight)
     # Experts are no feed-forward block: that begins at random, attention as the target's.
-    sparse = build("clover", target_shape(family("mixtral")))
+    sparse = build_head("clover", target_shape(family("mixtral")))
     before = sparse.augment[0].mlp.up_proj.weight.clone()
-    sparse.begin(family("mixtral"))
+    sparse.take_weights(family("mixtral"))
     assert torch.equal(sparse.augment[0].mlp.up_proj.weight, before)
     attention = family("mixtral").loop.layers[-1].self_attn
     assert torch.equal(sparse.augment[0].self_attn.o_proj.weight, attention.o_proj.weight)
 
 
 def test_a_norm_that_is_kept_less_one_begins_as_what_it_multiplies_with() -> None:
-    head = build("eagle3", target_shape(family("gemma2")))
-    head.begin(family("gemma2"))
+    head = build_head("eagle3", target_shape(family("gemma2")))
+    head.take_weights(family("gemma2"))
     kept = family("gemma2").loop.norm.weight
     assert torch.allclose(head.norm.weight, 1 + kept, atol=1e-5)
     # With a bias it is the factor alone.
-    other = build("clover", target_shape(family("starcoder2")))
-    other.begin(family("starcoder2"))
+    other = build_head("clover", target_shape(family("starcoder2")))
+    other.take_weights(family("starcoder2"))
     assert torch.allclose(other.norm.weight, family("starcoder2").loop.norm.weight, atol=1e-5)
 
 
@@ -481,16 +491,16 @@ def test_a_kind_with_fields_is_trained_and_read(kind: str, files: Any, tmp_path:
     told = fingerprint(target())
     beside = states.write_states(target(), files[0], tmp_path / "states", every, told)
     lm = SimpleNamespace(models={"target": target()})
-    train(lm, files[0], beside, every, tmp_path, config, quiet=True)  # type: ignore[arg-type]
+    train_head(lm, files[0], beside, every, tmp_path, config, quiet=True)  # type: ignore[arg-type]
     name = kind.partition(":")[0]
-    made, _ = load(tmp_path / "head", target(), name)
+    made, _ = load_head(tmp_path / "head", target(), name)
     assert made.config.options == config.options and len(made.config.options) >= 1
-    begun = beginning(target(), config, init=tmp_path / "head").head
+    begun = begin_head(target(), config, init=tmp_path / "head").head
     assert all(
         torch.equal(a, b) for a, b in zip(begun.parameters(), made.parameters(), strict=True)
     )
     with pytest.raises(BadConfig, match="give --kind the same"):
-        beginning(target(), dataclasses.replace(config, kind=name), init=tmp_path / "head")
+        begin_head(target(), dataclasses.replace(config, kind=name), init=tmp_path / "head")
 
 
 @pytest.mark.parametrize(

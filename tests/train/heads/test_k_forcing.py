@@ -15,7 +15,7 @@ pytest.importorskip("peft", reason="needs foretell[lora]")
 import foretell
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.errors import BadConfig
 from foretell.strategies.parallel.k_forcing import KForcing
 from foretell.train import answers
@@ -23,14 +23,14 @@ from foretell.train.heads.k_forcing import (
     KForcingRun,
     Places,
     TrainKForcing,
-    agreement,
-    at_noise,
+    row_agreement,
+    tokens_at_noise,
     by_rows,
     by_target,
     by_teacher,
-    loss_of,
+    k_forcing_loss,
     places_of,
-    train,
+    train_k_forcing,
 )
 from foretell.train.heads.tuned import Tuned, TunedRun
 from tests import tiny
@@ -45,7 +45,7 @@ SETTINGS = TrainKForcing(
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     path = tmp_path_factory.mktemp("answers") / "00000.safetensors"
-    answers.save(path, [random_text(seed) for seed in range(12)])
+    answers.save_texts(path, [random_text(seed) for seed in range(12)])
     return [path]
 
 
@@ -53,8 +53,8 @@ def model_of(moved: float = 0.05) -> Tuned:
     """A target with adapters that have been moved from doing nothing, and a network of rows."""
     target: Any = tiny.lm().models["target"]
     torch.manual_seed(1)
-    head: Any = build("k-forcing", target_shape(target))
-    head.begin(target)
+    head: Any = build_head("k-forcing", target_shape(target))
+    head.take_weights(target)
     made = Tuned(target, head, SETTINGS)
     with torch.no_grad():
         for name, p in made.adapted.named_parameters():
@@ -82,11 +82,13 @@ def test_noise_draws_each_token_as_often_as_its_law_has_it() -> None:
     torch.manual_seed(0)
     logits = torch.randn(7)
     grid = (torch.arange(20_000) + 0.5) / 20_000
-    drawn = at_noise(logits.expand(20_000, -1), grid.double(), 0.7)
+    drawn = tokens_at_noise(logits.expand(20_000, -1), grid.double(), 0.7)
     shares = torch.bincount(drawn, minlength=7) / 20_000
     torch.testing.assert_close(shares, (logits / 0.7).softmax(-1), atol=1e-3, rtol=0)
     assert drawn.tolist() == sorted(drawn.tolist())  # in the order of the vocabulary
-    assert at_noise(logits[None], torch.tensor([0.1]), 0.0).tolist() == [int(logits.argmax())]
+    assert tokens_at_noise(logits[None], torch.tensor([0.1]), 0.0).tolist() == [
+        int(logits.argmax())
+    ]
 
 
 def test_the_target_draws_one_by_one_as_plain_loops_do() -> None:
@@ -114,7 +116,7 @@ def test_rows_and_the_doubled_teacher_are_those_of_whole_forwards() -> None:
         heat = torch.full((4,), places.temperature).double()
         with torch.no_grad():
             before = embed(torch.tensor(text.tokens[: anchor + 1].tolist()))
-            rows = head.noised(places.noise[number], heat)
+            rows = head.noise_vectors(places.noise[number], heat)
             own = logits_after(hf, [before, rows])[anchor + 1 :].argmax(-1)
             assert own.tolist() == said[number].tolist()
             first = own[:2]
@@ -127,14 +129,14 @@ def test_the_loss_is_that_of_the_labels_and_of_the_laws_held() -> None:
     made, text = model_of(), random_text(3)
     places = places_of(text, SETTINGS, 2, 0)
     labels = by_target(made, text, places)
-    found = float(loss_of(made, text, SETTINGS, labels, places).detach())
+    found = float(k_forcing_loss(made, text, SETTINGS, labels, places).detach())
     hf, embed = inner(made), inner(made).get_input_embeddings()
     tokens = torch.tensor(text.tokens.tolist())
     total = [0.0, 0.0]
     heat = torch.full((2,), places.temperature).double()
     with torch.no_grad():
         for number, anchor in enumerate(places.anchors.tolist()):
-            rows = made.head.noised(places.noise[number], heat)
+            rows = made.head.noise_vectors(places.noise[number], heat)
             logs = logits_after(hf, [embed(tokens[: anchor + 1]), rows]).log_softmax(-1)
             for i in range(2):
                 total[i] -= float(logs[anchor + 1 + i, labels[number, i]])
@@ -147,8 +149,8 @@ def test_the_loss_is_that_of_the_labels_and_of_the_laws_held() -> None:
 
 
 def test_stages_double_and_the_teacher_is_the_student_before(tmp_path: Path) -> None:
-    assert [SETTINGS.said(step) for step in range(6)] == [1, 1, 2, 2, 4, 4]
-    assert [dataclasses.replace(SETTINGS, k=1).said(step) for step in (0, 5)] == [1, 1]
+    assert [SETTINGS.row_count_at(step) for step in range(6)] == [1, 1, 2, 2, 4, 4]
+    assert [dataclasses.replace(SETTINGS, k=1).row_count_at(step) for step in (0, 5)] == [1, 1]
     made = model_of(0.0)
     ran = KForcingRun(tmp_path, SETTINGS, made)
     assert ran.prepare() == 1 and ran.teacher is None
@@ -158,9 +160,9 @@ def test_stages_double_and_the_teacher_is_the_student_before(tmp_path: Path) -> 
     with torch.no_grad():
         for p in ran.trained.values():
             p.add_(1.0)
-    own = ran.swapped(ran.teacher or {})
+    own = ran.swap_weights(ran.teacher or {})
     assert all(torch.equal(p, before[name]) for name, p in ran.trained.items())
-    ran.swapped(own)
+    ran.swap_weights(own)
     assert all(torch.equal(p, before[name] + 1.0) for name, p in ran.trained.items())
     ran.teacher = None
     ran.taught = 1
@@ -174,9 +176,9 @@ def test_rows_learn_to_draw_as_the_target_does() -> None:
     settings = dataclasses.replace(SETTINGS, k=1, hold=0.0, anchors=99)
     fixed = places_of(text, settings, 1, 0)
     labels = by_target(made, text, fixed)
-    optimiser = torch.optim.Adam([*made.tuned, *made.head.parameters()], lr=0.01)
+    optimiser = torch.optim.Adam([*made.tuned_parameters, *made.head.parameters()], lr=0.01)
     for _ in range(80):
-        loss = loss_of(made, text, settings, labels, fixed)
+        loss = k_forcing_loss(made, text, settings, labels, fixed)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
@@ -187,7 +189,7 @@ def test_rows_learn_to_draw_as_the_target_does() -> None:
 
 def test_agreement_counts_a_row_if_all_before_it_are_right() -> None:
     made, text = model_of(), random_text(5)
-    shares = agreement(made, [text], SETTINGS, 1.0)
+    shares = row_agreement(made, [text], SETTINGS, 1.0)
     places = places_of(text, SETTINGS, 4, 0)
     places.temperature = 1.0
     right = (by_rows(made, text, places) == by_target(made, text, places)).numpy()
@@ -199,7 +201,7 @@ def test_what_is_written_is_a_model_with_rows_of_its_own(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And stopped and run again it is the same to the last bit."""
-    report = train(tiny.lm(), files, tmp_path / "whole", SETTINGS, quiet=True)
+    report = train_k_forcing(tiny.lm(), files, tmp_path / "whole", SETTINGS, quiet=True)
     assert len(report["drawn"]["shared"]) == len(report["greedy"]) == 4
     right, steps = TunedRun.advance_on, []
 
@@ -212,9 +214,9 @@ def test_what_is_written_is_a_model_with_rows_of_its_own(
 
     monkeypatch.setattr(TunedRun, "advance_on", stopping)
     with pytest.raises(KeyboardInterrupt):
-        train(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
+        train_k_forcing(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
     monkeypatch.undo()
-    train(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
+    train_k_forcing(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
     for part in ("model", "head"):
         one, other = (tmp_path / name / part / "model.safetensors" for name in ("whole", "parts"))
         assert one.read_bytes() == other.read_bytes()

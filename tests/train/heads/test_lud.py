@@ -16,11 +16,18 @@ pytest.importorskip("peft", reason="needs foretell[lora]")
 import foretell
 from foretell.core.request import Request
 from foretell.core.types import Sampling
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.errors import BadConfig
 from foretell.strategies.parallel.lud import Lud
 from foretell.train import answers
-from foretell.train.heads.lud import TrainLud, loss_of, rows_of, said, train, units_of
+from foretell.train.heads.lud import (
+    TrainLud,
+    unit_loss,
+    unit_rows,
+    measure_rows,
+    train_lud,
+    units_of,
+)
 from foretell.train.heads.tuned import Tuned, TunedRun
 from tests import tiny
 from tests.cache.users import run
@@ -48,16 +55,16 @@ def random_text(seed: int) -> answers.Text:
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     path = tmp_path_factory.mktemp("answers") / "00000.safetensors"
-    answers.save(path, [random_text(seed) for seed in range(12)])
+    answers.save_texts(path, [random_text(seed) for seed in range(12)])
     return [path]
 
 
 def model_of(moved: float = 0.05) -> Tuned:
     """A target with adapters that have been moved from doing nothing, and a PAD row."""
     target: Any = tiny.lm().models["target"]
-    head: Any = build("lud", target_shape(target), {"rows": SETTINGS.k - 1})
+    head: Any = build_head("lud", target_shape(target), {"rows": SETTINGS.k - 1})
     torch.manual_seed(1)
-    head.begin(target)
+    head.take_weights(target)
     made = Tuned(target, head, SETTINGS)
     with torch.no_grad():
         head.vectors.normal_()
@@ -75,17 +82,17 @@ def test_units_are_runs_of_tokens_that_were_sure() -> None:
     assert units_of(text, 0.9, 4) == [(3, 2), (5, 2), (7, 4), (11, 2), (13, 1)]
     units = units_of(text, 0.9, 4)
     assert [p for first, n in units for p in range(first, first + n)] == [*range(3, 14)]
-    below, places = rows_of(units, 99, 0)
+    below, places = unit_rows(units, 99, 0)
     assert below.tolist() == [2, 4, 6, 6, 6, 10] and places.tolist() == [0, 0, 0, 1, 2, 0]
-    some, _ = rows_of(units, 2, 0)
+    some, _ = unit_rows(units, 2, 0)
     assert len({*some.tolist()}) == 2 and {*some.tolist()} < {*below.tolist()}
-    assert rows_of([(3, 1)], 2, 0)[0].shape == (0,)
+    assert unit_rows([(3, 1)], 2, 0)[0].shape == (0,)
 
 
 def test_the_loss_is_that_of_whole_forwards() -> None:
     """By a loop over units, each behind an own forward of the text before it."""
     made, text = model_of(), random_text(5)
-    found = float(loss_of(made, text, SETTINGS, 0).detach())
+    found = float(unit_loss(made, text, SETTINGS, 0).detach())
     hf: Any = made.through.layers and made.adapted.base_model.model
     tokens = torch.tensor(text.tokens.tolist())
     with torch.no_grad():
@@ -103,16 +110,16 @@ def test_the_loss_is_that_of_whole_forwards() -> None:
 
 def test_rows_never_change_the_text_and_learn_it_by_heart() -> None:
     made, text = model_of(0.0), random_text(6)
-    optimiser = torch.optim.Adam([*made.tuned, *made.head.parameters()], lr=0.02)
+    optimiser = torch.optim.Adam([*made.tuned_parameters, *made.head.parameters()], lr=0.02)
     first = last = 0.0
     for _ in range(40):
-        loss = loss_of(made, text, SETTINGS, 0)
+        loss = unit_loss(made, text, SETTINGS, 0)
         optimiser.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimiser.step()
         first, last = first or loss.item(), loss.item()
     assert last < 0.2 * first
-    assert said(made, [text], SETTINGS)[0] == [1.0, 1.0]
+    assert measure_rows(made, [text], SETTINGS)[0] == [1.0, 1.0]
 
 
 def test_without_units_the_text_alone_is_learnt() -> None:
@@ -121,11 +128,11 @@ def test_without_units_the_text_alone_is_learnt() -> None:
     with torch.no_grad():
         tokens = made.tokens(text)
         alone = made.answer_loss(made.through.text(tokens)[1], tokens, PROMPT)
-        assert torch.equal(loss_of(made, text, SETTINGS, 0), alone)
+        assert torch.equal(unit_loss(made, text, SETTINGS, 0), alone)
 
 
 def test_what_is_written_is_a_model_with_rows_of_its_own(files: list[Path], tmp_path: Path) -> None:
-    report = train(tiny.lm(), files, tmp_path / "run", SETTINGS, quiet=True, merged="float32")
+    report = train_lud(tiny.lm(), files, tmp_path / "run", SETTINGS, quiet=True, merged="float32")
     assert report["tokens_seen"] == 384 and len(report["hits"]) == len(report["wrong"]) == 2
     assert report["tokens_a_unit"] > 1
     told = json.loads((tmp_path / "run" / "report.json").read_text())
@@ -142,7 +149,7 @@ def test_what_is_written_is_a_model_with_rows_of_its_own(files: list[Path], tmp_
 def test_stopped_and_run_again_it_is_the_same(
     files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train(tiny.lm(), files, tmp_path / "whole", SETTINGS, quiet=True)
+    train_lud(tiny.lm(), files, tmp_path / "whole", SETTINGS, quiet=True)
     right, steps = TunedRun.advance_on, []
 
     def stopping(self: TunedRun, *args: Any) -> float:
@@ -154,9 +161,9 @@ def test_stopped_and_run_again_it_is_the_same(
 
     monkeypatch.setattr(TunedRun, "advance_on", stopping)
     with pytest.raises(KeyboardInterrupt):
-        train(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
+        train_lud(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
     monkeypatch.undo()
-    train(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
+    train_lud(tiny.lm(), files, tmp_path / "parts", SETTINGS, quiet=True)
     for part in ("model", "head"):
         one, other = (tmp_path / name / part / "model.safetensors" for name in ("whole", "parts"))
         assert one.read_bytes() == other.read_bytes()

@@ -18,14 +18,20 @@ from safetensors.torch import load_file
 pytest.importorskip("peft", reason="needs foretell[lora]")
 
 import foretell
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.errors import BadConfig
 from foretell.train import answers
 from foretell.train.heads import medusa_2
 from foretell.train.heads.head import TrainHead
-from foretell.train.heads.head import train as train_head
+from foretell.train.heads.head import train_head
 from foretell.train.heads.head_data import Corpus
-from foretell.train.heads.medusa_2 import LiveTeacher, Medusa2Run, TrainMedusa2, joint_loss, train
+from foretell.train.heads.medusa_2 import (
+    LiveTeacher,
+    Medusa2Run,
+    TrainMedusa2,
+    joint_loss,
+    train_medusa_2,
+)
 from foretell.train.processes import Processes
 from foretell.train.states import write_states
 from tests import tiny
@@ -64,19 +70,19 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
                 answers.Text(tokens, PROMPT, best.astype(np.int32), logprobs.astype(np.float16))
             )
     path = tmp_path_factory.mktemp("answers") / "00000.safetensors"
-    answers.save(path, texts)
+    answers.save_texts(path, texts)
     return [path]
 
 
 def teacher(config: TrainMedusa2 = SETTINGS, moved: float = 0.0) -> LiveTeacher:
     """A fresh target with adapters; `moved`: how far these have been moved from doing nothing."""
     target: Any = tiny.lm().models["target"]
-    head = build("medusa", target_shape(target))
+    head = build_head("medusa", target_shape(target))
     torch.manual_seed(1)
     for p in head.parameters():
         torch.nn.init.normal_(p, std=0.05)
     made = LiveTeacher(
-        target, medusa_2.adapted(target.hf, config), head, torch.arange(target.vocab)
+        target, medusa_2.add_adapters(target.hf, config), head, torch.arange(target.vocab)
     )
     with torch.no_grad():
         for name, p in made.adapted.named_parameters():
@@ -127,7 +133,7 @@ def test_the_loss_is_that_of_the_paper(files: list[Path]) -> None:
 def test_adapters_do_nothing_at_first_and_learn_from_the_heads(files: list[Path]) -> None:
     made = teacher()
     batch, marks = batch_of(made, files)
-    torch.testing.assert_close(made.states(batch.ids), made.before(batch.ids))
+    torch.testing.assert_close(made.states(batch.ids), made.original_states(batch.ids))
     alone = dataclasses.replace(SETTINGS, weight=0.0)
     assert float(joint_loss(made, batch, marks, alone, 1).detach()) == pytest.approx(0, abs=1e-3)
     joint_loss(made, batch, marks, SETTINGS, 1).backward()  # type: ignore[no-untyped-call]
@@ -156,7 +162,7 @@ def test_the_target_is_brought_back_to_what_it_said(files: list[Path], tmp_path:
 
 
 def started(files: list[Path], out: Path, config: TrainMedusa2, **more: Any) -> dict[str, Any]:
-    return train(tiny.lm(), files, out, config, quiet=True, **more)
+    return train_medusa_2(tiny.lm(), files, out, config, quiet=True, **more)
 
 
 @cache

@@ -14,7 +14,7 @@ pytest.importorskip("peft", reason="needs foretell[lora]")
 from foretell.errors import BadConfig
 from foretell.train import answers
 from foretell.train.heads.head import TrainHead
-from foretell.train.heads.tuned import answers_of, check, export
+from foretell.train.heads.tuned import split_answers, check_tuning, export_tuned
 from tests import tiny
 from tests.train.heads.test_lud import PROMPT, model_of, random_text
 
@@ -27,7 +27,7 @@ def test_before_is_the_target_without_any_training() -> None:
         made.norm.mul_(1.5)
         hf = tiny.lm().models["target"].hf  # type: ignore[attr-defined]
         wanted = hf(tokens[None]).logits[0]
-        with made.before():
+        with made.original_target():
             before = made.logits(made.through.text(tokens)[1])
         now = made.logits(made.through.text(tokens)[1])
     torch.testing.assert_close(before, wanted)
@@ -61,24 +61,24 @@ def test_every_trained_weight_has_a_gradient_and_no_other() -> None:
 
 def test_answers_are_cut_and_some_held_back(tmp_path: Path) -> None:
     path = tmp_path / "00000.safetensors"
-    answers.save(path, [random_text(seed) for seed in range(30)])
-    learnt, held_back = answers_of([path], 16)
+    answers.save_texts(path, [random_text(seed) for seed in range(30)])
+    learnt, held_back = split_answers([path], 16)
     assert len(learnt) + len(held_back) == 30 and held_back
-    assert all(len(text.tokens) == 16 and len(text.best) == 13 for text in learnt)
+    assert all(len(text.tokens) == 16 and len(text.top_tokens) == 13 for text in learnt)
     with pytest.raises(BadConfig, match="too few answers"):
-        answers_of([path], 9)
+        split_answers([path], 9)
 
 
 def test_a_number_format_is_checked() -> None:
     with pytest.raises(BadConfig, match="merged='int8'"):
-        check("int8")
+        check_tuning("int8")
 
 
 def test_a_model_that_cannot_be_told_from_its_target_is_warned_of(tmp_path: Path) -> None:
     made, lm = model_of(), tiny.lm()
     lm.models["target"].tokenizer = None
     with pytest.warns(UserWarning, match="so little was trained"):
-        export(lm, made, tmp_path, "float32", {}, {})
+        export_tuned(lm, made, tmp_path, "float32", {}, {})
 
 
 @pytest.mark.parametrize("kind", ["lud", "k-forcing"])

@@ -12,7 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretell.errors import BadConfig
-from foretell.train.preferences.comments import UNREADABLE, bare, commented, functions, uncommented
+from foretell.train.preferences.comments import (
+    UNREADABLE,
+    strip_answer,
+    read_commented,
+    documented_functions,
+    strip_comments,
+)
 
 REMARK = st.sampled_from(["#", "# why", '# "quoted', "#: it's", "# ''' text '''", "# größer #2"])
 SIMPLE = st.sampled_from(
@@ -63,40 +69,40 @@ def tokens(code: str) -> list[tuple[int, str]]:
 
 
 def check(code: str) -> None:
-    plain = uncommented(code)
+    plain = strip_comments(code)
     assert tokens(plain) == tokens(code)
     kinds = {token.type for token in tokenize.generate_tokens(io.StringIO(plain).readline)}
     assert tokenize.COMMENT not in kinds
-    assert uncommented(plain) == plain
+    assert strip_comments(plain) == plain
 
 
 @settings(deadline=None, max_examples=200)
 @given(lines("", 2).map("\n".join), st.sampled_from(["", "\n", "\n# the end", "\n\n\n"]))
 def test_the_other_tokens_of_a_program_stay(code: str, end: str) -> None:
     check(code + end)
-    assert ast.dump(ast.parse(uncommented(code + end))) == ast.dump(ast.parse(code + end))
+    assert ast.dump(ast.parse(strip_comments(code + end))) == ast.dump(ast.parse(code + end))
 
 
 def test_cutting_lines_at_their_first_sign_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     def cut(code: str) -> str:
         return "\n".join(line.split("#")[0] for line in code.split("\n"))
 
-    monkeypatch.setitem(globals(), "uncommented", cut)
+    monkeypatch.setitem(globals(), "strip_comments", cut)
     with pytest.raises((AssertionError, *UNREADABLE)):
         check("a = '# no comment'  # one\nb = 2")
 
 
 def test_lines_with_a_comment_alone_go_and_others_are_cut() -> None:
     body = "    # first\n    a = 1  # one\n\n    if a:\n        # why\n        return '#'\n"
-    assert uncommented(body) == "    a = 1\n\n    if a:\n        return '#'\n"
+    assert strip_comments(body) == "    a = 1\n\n    if a:\n        return '#'\n"
     with pytest.raises(UNREADABLE):
-        uncommented("a = (1,  # open")
+        strip_comments("a = (1,  # open")
 
 
 def test_of_an_answer_the_fenced_code_counts() -> None:
     text = "# Title\n\n```python\na = 1  # one\n```\nand # this\n```\n# gone\nb\n```\n"
-    assert bare(text) == "# Title\n\n```python\na = 1\n```\nand # this\n```\nb\n```\n"
-    assert bare("a = 1  # one") == "a = 1"
+    assert strip_answer(text) == "# Title\n\n```python\na = 1\n```\nand # this\n```\nb\n```\n"
+    assert strip_answer("a = 1  # one") == "a = 1"
 
 
 FILE = '''
@@ -126,13 +132,13 @@ def only():
 
 
 def test_functions_with_docstrings_are_prompts_and_answers() -> None:
-    put, wait = functions(FILE)
+    put, wait = documented_functions(FILE)
     assert put == (
         'def put(self, thing):\n    """Puts it in."""',
         "\n    # There is room for one.\n    self.thing = thing\n",
     )
     assert wait == ('async def wait(box):\n    """Waits."""', "\n    return box\n")
-    assert not list(functions("def (")) and not list(functions("a = '\0'"))
+    assert not list(documented_functions("def (")) and not list(documented_functions("a = '\0'"))
 
 
 def test_what_is_in_rows_and_folders_is_read(tmp_path: Path) -> None:
@@ -140,12 +146,12 @@ def test_what_is_in_rows_and_folders_is_read(tmp_path: Path) -> None:
     (tmp_path / "notes.md").write_text(FILE)
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "Add.", "answer": "a + b  # the sum"}\n')
-    assert [prompt for prompt, _ in commented([str(rows)])] == ["Add."]
-    assert len(list(commented([str(tmp_path / "box.py")]))) == 2
+    assert [prompt for prompt, _ in read_commented([str(rows)])] == ["Add."]
+    assert len(list(read_commented([str(tmp_path / "box.py")]))) == 2
     rows.write_text('{"prompt": "Add.", "answer": " "}\n')
     with pytest.raises(BadConfig, match="row 1: `answer` must be code"):
-        list(commented([str(rows)]))
+        list(read_commented([str(rows)]))
     with pytest.raises(BadConfig, match="no such file or folder"):
-        list(commented([str(tmp_path / "gone")]))
+        list(read_commented([str(tmp_path / "gone")]))
     rows.unlink()
-    assert len(list(commented([str(tmp_path)]))) == 2
+    assert len(list(read_commented([str(tmp_path)]))) == 2

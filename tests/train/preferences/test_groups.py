@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from foretell.train.preferences.groups import (
     Group,
     advantages,
-    hardest,
+    hardest_prompts,
     k2,
     k3,
-    means,
-    objective,
-    of_round,
+    mean_rewards,
+    grpo_loss,
+    round_prompts,
     parts_of,
-    transformed,
+    transform_rewards,
 )
 
 numbers = st.floats(-4, 4, width=32).map(lambda value: round(value, 3))
@@ -93,7 +93,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_paper(case: tuple[Any, ...])
     mask = (torch.arange(4) < torch.tensor(lengths)[:, None]).double()
     held = None if reference is None else torch.tensor(reference, dtype=torch.float64)
     before, weights = torch.tensor(old, dtype=torch.float64), torch.tensor(worth).double()
-    losses = objective(leaf, before, held, weights, mask, 0.2, 0.04, kl)
+    losses = grpo_loss(leaf, before, held, weights, mask, 0.2, 0.04, kl)
     assert losses.tolist() == pytest.approx(by_loops(now, old, reference, worth, lengths, kl))
     losses.sum().backward()  # type: ignore[no-untyped-call]
     assert leaf.grad is not None
@@ -121,18 +121,18 @@ def test_slips_would_be_seen() -> None:
     mask = (torch.arange(4) < torch.tensor(lengths)[:, None]).double()
     whole = torch.ones_like(mask)
     wanted = by_loops(now.tolist(), old.tolist(), held.tolist(), worth.tolist(), lengths, "k3")
-    right = objective(now, old, held, worth, mask, 0.2, 0.04, "k3")
+    right = grpo_loss(now, old, held, worth, mask, 0.2, 0.04, "k3")
     assert right.tolist() == pytest.approx(wanted)
     slips = {
-        "not clipped": objective(now, old, held, worth, mask, 1e9, 0.04, "k3"),
-        "ratio upside down": objective(old, now, held, worth, mask, 0.2, 0.04, "k3"),
-        "without the divergence": objective(now, old, None, worth, mask, 0.2, 0.04, "k3"),
-        "divergence the other way": objective(
+        "not clipped": grpo_loss(now, old, held, worth, mask, 1e9, 0.04, "k3"),
+        "ratio upside down": grpo_loss(old, now, held, worth, mask, 0.2, 0.04, "k3"),
+        "without the divergence": grpo_loss(now, old, None, worth, mask, 0.2, 0.04, "k3"),
+        "divergence the other way": grpo_loss(
             now, old, 2 * now - held, worth, mask, 0.2, 0.04, "k3"
         ),
-        "the other estimator": objective(now, old, held, worth, mask, 0.2, 0.04, "k2"),
-        "sign of the reward": objective(now, old, held, -worth, mask, 0.2, 0.04, "k3"),
-        "filled up places count": objective(now, old, held, worth, whole, 0.2, 0.04, "k3"),
+        "the other estimator": grpo_loss(now, old, held, worth, mask, 0.2, 0.04, "k2"),
+        "sign of the reward": grpo_loss(now, old, held, -worth, mask, 0.2, 0.04, "k3"),
+        "filled up places count": grpo_loss(now, old, held, worth, whole, 0.2, 0.04, "k3"),
         "mean over all tokens": right * mask.sum(1) / mask.sum() * 3,
     }
     for name, found in slips.items():
@@ -142,9 +142,9 @@ def test_slips_would_be_seen() -> None:
 def test_equal_rewards_leave_the_divergence_alone_and_no_beta_nothing() -> None:
     now, old = torch.randn(2, 3), torch.randn(2, 3)
     mask, none = torch.ones(2, 3), torch.zeros(2)
-    alone = objective(now, old, old, none, mask, 0.2, 0.5, "k3")
+    alone = grpo_loss(now, old, old, none, mask, 0.2, 0.5, "k3")
     assert torch.allclose(alone, 0.5 * k3(old - now).mean(1))
-    assert not bool(objective(now, old, None, none, mask, 0.2, 0.5, "k3").any())
+    assert not bool(grpo_loss(now, old, None, none, mask, 0.2, 0.5, "k3").any())
 
 
 @pytest.mark.parametrize("kl", [k2, k3])
@@ -178,7 +178,7 @@ def optimum(values: torch.Tensor, beta: float, kl: str) -> torch.Tensor:
         worth = values - (chances * values).sum()
         columns = (now[:, None], now.detach()[:, None], reference[:, None])
         mask = torch.ones_like(values)[:, None]
-        losses = objective(*columns, worth, mask, 0.2, beta, kl)
+        losses = grpo_loss(*columns, worth, mask, 0.2, beta, kl)
         (slope,) = torch.autograd.grad((chances * losses).sum(), logits)
         with torch.no_grad():
             logits -= 0.2 / beta * slope / chances.clamp_min(1e-12)
@@ -203,7 +203,7 @@ def test_trained_by_ranks_it_wins_after_best_of_4_as_often_as_theory_says(
     of 4 beats the reference's by 1 - ∫ F(u)^4 4 u^3 du, of 400 answers and in the limit.
     """
     rewards = [math.log(1 + number) for number in range(400)]  # of any scale
-    ranks = torch.tensor(transformed(rewards, rewards, 0), dtype=torch.float64)
+    ranks = torch.tensor(transform_rewards(rewards, rewards, 0), dtype=torch.float64)
     law = optimum(ranks, 1 / t, "k2")
     assert torch.allclose(law, (t * ranks).softmax(0), rtol=1e-6)
     assert win_rate(law, 4) == pytest.approx(rate, abs=5e-5)
@@ -223,28 +223,28 @@ def test_the_other_estimator_has_another_optimum() -> None:
 
 def test_ranks_and_their_transform() -> None:
     known = [1.0, 2.0, 2.0, 5.0]
-    assert transformed([0, 1, 2, 3, 9], known, 0) == [0, 0.125, 0.5, 0.75, 1]
-    assert transformed([9, 0], known, 10) == pytest.approx([math.exp(10), 1])
-    assert transformed([9, 0], known, -10) == pytest.approx([-math.exp(-10), -1])
+    assert transform_rewards([0, 1, 2, 3, 9], known, 0) == [0, 0.125, 0.5, 0.75, 1]
+    assert transform_rewards([9, 0], known, 10) == pytest.approx([math.exp(10), 1])
+    assert transform_rewards([9, 0], known, -10) == pytest.approx([-math.exp(-10), -1])
     once = [math.exp(one) for one in known]  # any rising change of rewards changes nothing
-    assert transformed([math.exp(3)], once, 4) == transformed([3], known, 4)
+    assert transform_rewards([math.exp(3)], once, 4) == transform_rewards([3], known, 4)
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=9), st.floats(0.01, 1))
 def test_the_hardest_are_those_of_the_lowest_bleu(bleus: list[float], share: float) -> None:
-    chosen = hardest(bleus, share)
+    chosen = hardest_prompts(bleus, share)
     assert len(chosen) == max(1, round(share * len(bleus))) and chosen == sorted(chosen)
     rest = [bleus[number] for number in range(len(bleus)) if number not in chosen]
     assert max(bleus[number] for number in chosen) <= min(rest, default=1)
 
 
 def test_each_pass_has_every_prompt_once_in_another_order() -> None:
-    passes = [of_round(6, 4, number, 3) for number in range(6)]
+    passes = [round_prompts(6, 4, number, 3) for number in range(6)]
     flat = [number for some in passes for number in some]
     orders = [flat[start : start + 6] for start in range(0, 24, 6)]
     assert all(sorted(order) == list(range(6)) for order in orders)
     assert len({tuple(order) for order in orders}) > 1
-    assert [of_round(6, 4, number, 4) for number in range(6)] != passes
+    assert [round_prompts(6, 4, number, 4) for number in range(6)] != passes
 
 
 def test_answers_are_filled_up_behind_and_their_tokens_marked() -> None:
@@ -252,7 +252,7 @@ def test_answers_are_filled_up_behind_and_their_tokens_marked() -> None:
     worth = torch.tensor([1.0, -1.0, 0.0], dtype=torch.float64)
     first, second = parts_of(group, worth, 2, torch.device("cpu"))
     assert first.ids.tolist() == [[7, 8, 4, 0], [7, 8, 5, 6]]
-    assert first.mask.tolist() == [[1, 0], [1, 1]] and first.worth.tolist() == [-1, 0]
-    assert second.ids.tolist() == [[7, 8, 1, 2, 3]] and second.worth.tolist() == [1]
-    assert means([group, Group((1,), [], [])]) == {"reward": 0.5, "tokens": 2}
-    assert means([]) == {}
+    assert first.mask.tolist() == [[1, 0], [1, 1]] and first.advantages.tolist() == [-1, 0]
+    assert second.ids.tolist() == [[7, 8, 1, 2, 3]] and second.advantages.tolist() == [1]
+    assert mean_rewards([group, Group((1,), [], [])]) == {"reward": 0.5, "tokens": 2}
+    assert mean_rewards([]) == {}

@@ -26,9 +26,9 @@ from foretell.train.preferences.groups import Group
 from foretell.train.preferences.grpo import (
     GrpoRun,
     TrainGrpo,
-    plan,
-    train,
-    untrained,
+    plan_grpo,
+    train_grpo,
+    untrained_model,
     worth_of,
     write_model,
 )
@@ -62,7 +62,7 @@ def no_bars() -> None:
 
 def trained(out: Path, config: TrainGrpo = QUICK, **more: Any) -> dict[str, Any]:
     questions = more.pop("questions", PROMPTS)
-    return train(
+    return train_grpo(
         tiny.lm(draft=False), questions, out, config, OPTIONS, "float32", quiet=True, **more
     )
 
@@ -157,7 +157,7 @@ def test_a_round_is_a_loop_over_answers_and_tokens(tmp_path: Path) -> None:
             text = torch.tensor([[*group.prompt, *answer]])
             first = len(group.prompt)
             laws = (twin.model(text).logits[0] / 0.7).log_softmax(-1)
-            with torch.no_grad(), untrained(twin.layers):
+            with torch.no_grad(), untrained_model(twin.layers):
                 was = (twin.model(text).logits[0] / 0.7).log_softmax(-1)
             for place, token in enumerate(answer, first - 1):
                 now, reference = laws[place, token], was[place, token]
@@ -287,7 +287,7 @@ def test_written_matrices_have_the_lora_weights_in_them(tmp_path: Path) -> None:
 
 
 def test_a_plan_says_what_is_drawn() -> None:
-    told = plan(PROMPTS, replace(QUICK, calibrate=10))
+    told = plan_grpo(PROMPTS, replace(QUICK, calibrate=10))
     assert "8 prompts to learn from and 1 to measure by" in told
     assert f"{(2 * 1 * 6 + 9 * 10) * 8:,} tokens are drawn to measure" in told
     assert f"{4 * 2 * 6 * 8:,} in 4 rounds" in told and "of 4 forwards over 480 tokens" in told
@@ -327,13 +327,13 @@ def test_what_cannot_be_done_is_told_before_the_work(tmp_path: Path) -> None:
     with pytest.raises(foretell.errors.UnknownMethod, match="sufix"):
         trained(out, replace(QUICK, drafter="sufix"))
     with pytest.raises(BadConfig, match="merged='int8'"):
-        train(tiny.lm(), PROMPTS, out, QUICK, OPTIONS, "int8")
+        train_grpo(tiny.lm(), PROMPTS, out, QUICK, OPTIONS, "int8")
     with pytest.raises(Unsupported, match="a plain decoder"):
-        train(foretell.LM(Toy(8)), PROMPTS, out, QUICK, OPTIONS)
+        train_grpo(foretell.LM(Toy(8)), PROMPTS, out, QUICK, OPTIONS)
     assert not out.exists()
     tied = foretell.wrap(tiny.llama(tie_word_embeddings=True), tiny.tokenizer(), name="tied")
     with pytest.raises(BadConfig, match="not the embeddings too"):
-        train(tied, PROMPTS, out, replace(QUICK, layers="lm_head"), OPTIONS)
+        train_grpo(tied, PROMPTS, out, replace(QUICK, layers="lm_head"), OPTIONS)
 
     @dataclass(frozen=True)
     class Nothing(Reward):
@@ -346,7 +346,9 @@ def test_what_cannot_be_done_is_told_before_the_work(tmp_path: Path) -> None:
 
 def test_prompts_that_were_held_back_are_not_learnt_from() -> None:
     doubled = [*PROMPTS, *PROMPTS]
-    learnt, held = grpo.divided(doubled, QUICK)
+    learnt, held = grpo.divide_questions(doubled, QUICK)
     assert held and not set(held) & set(learnt)
     assert set(learnt) | set(held) == set(PROMPTS)
-    assert grpo.divided([Question((1,), Keywords("a")), Question((2,), Keywords("a"))], QUICK)
+    assert grpo.divide_questions(
+        [Question((1,), Keywords("a")), Question((2,), Keywords("a"))], QUICK
+    )

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from foretell.errors import BadConfig
-from foretell.train.preferences.infty import Cut, packed, steps_of, write_rounds
+from foretell.train.preferences.infty import Cut, pack_steps, steps_of, write_rounds
 
 THOUGHTS = "One two.\n\nand more.\n\nThree four five.\n\n\n\nÉtape six seven.\n\n8 nine."
 
@@ -21,9 +21,11 @@ def test_thoughts_are_cut_before_capital_letters() -> None:
         "One two.\n\nand more.", "Three four five.", "Étape six seven.\n\n8 nine.",
     ]  # fmt: skip
     assert "".join(steps) == THOUGHTS
-    sizes = {most: len(packed(steps, lambda text: len(text.split()), most)) for most in (4, 7, 12)}
+    sizes = {
+        most: len(pack_steps(steps, lambda text: len(text.split()), most)) for most in (4, 7, 12)
+    }
     assert sizes == {4: 3, 7: 2, 12: 1}
-    assert packed(steps, lambda text: 99, 4) == [step.strip() for step in steps]
+    assert pack_steps(steps, lambda text: 99, 4) == [step.strip() for step in steps]
 
 
 class Scripted:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.train.preferences.mango import TrainMango, read
-from foretell.train.preferences.preferences import train
+from foretell.train.preferences.mango import TrainMango, read_mango
+from foretell.train.preferences.preferences import train_pairs
 from tests import tiny
 
 SETTINGS = TrainMango(
@@ -52,8 +52,8 @@ def code(folder: Path, count: int = 10) -> str:
 
 def test_comments_are_learnt(tmp_path: Path) -> None:
     lm, path = tiny.lm(), code(tmp_path)
-    report = train(
-        lm, read(lm, [path], SETTINGS), tmp_path / "run", SETTINGS, quiet=True, merged=""
+    report = train_pairs(
+        lm, read_mango(lm, [path], SETTINGS), tmp_path / "run", SETTINGS, quiet=True, merged=""
     )
     assert (report["pairs"], report["held_out"]) == (8, 2)
     assert report["left_out"] == {"without comments": 1, "not read by Python": 1}
@@ -65,7 +65,7 @@ def test_comments_are_learnt(tmp_path: Path) -> None:
 
 def test_the_other_form_of_an_answer_is_the_same_without_comments(tmp_path: Path) -> None:
     lm = tiny.lm()
-    better, other = read(lm, [code(tmp_path)], SETTINGS).pairs[0]
+    better, other = read_mango(lm, [code(tmp_path)], SETTINGS).pairs[0]
     assert lm.decode(better[0]).startswith("def add_0(a, b):\n    # The sum.\n    return a + b + 0")
     assert lm.decode(other[0]).removesuffix(tiny.EOS) == "def add_0(a, b):\n    return a + b + 0\n"
     assert better[1] == other[1] == len(lm.encode("def add_0(a, b):"))
@@ -77,5 +77,5 @@ def test_what_is_wrong_is_told(tmp_path: Path) -> None:
             TrainMango(**fields)
     with pytest.raises(BadConfig, match=r"code.jsonl: 1 pairs .*1 without comments; 1 not read"):
         lm = tiny.lm()
-        train(lm, read(lm, [code(tmp_path, 1)], SETTINGS), tmp_path / "run", SETTINGS)
+        train_pairs(lm, read_mango(lm, [code(tmp_path, 1)], SETTINGS), tmp_path / "run", SETTINGS)
     assert not (tmp_path / "run").exists()

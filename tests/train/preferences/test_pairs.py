@@ -14,7 +14,7 @@ import pytest
 
 import foretell
 from foretell import spec
-from foretell.api.outputs import Output, outputs
+from foretell.api.outputs import Output, list_outputs
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
@@ -41,9 +41,11 @@ def searched(seed: int, method: str, longest: int, t: float) -> Output:
     # What is read of a question beside steps is a matter of time, unless there is plenty of it.
     engine = Engine({"target": Speaking(script)}, eos=(0,), plan=FairPlan(between_tokens=1e9))
     sampling = Sampling(seed=seed, max_new_tokens=longest, temperature=t)
-    live = engine.add(Request(tokens_of(ASKED), spec.resolve(method)[1], sampling, text=spell))
+    live = engine.add(
+        Request(tokens_of(ASKED), spec.resolve_method(method)[1], sampling, text=spell)
+    )
     list(engine.run())
-    found = outputs(live, [], spell)
+    found = list_outputs(live, [], spell)
     found[0].samples = found
     return found[0]
 
@@ -79,7 +81,7 @@ def test_a_pair_is_the_first_answer_and_its_best_refinement(tmp_path: Path) -> N
     assert rows == [json.loads(line) for line in path.read_text().splitlines()]
     found = 0
     for number, row in enumerate(rows):
-        how: Any = spec.resolve(SPEC)[1]
+        how: Any = spec.resolve_method(SPEC)[1]
         twin = Twin(how, SEARCH.seed + number)
         first, best = twin.tree[0], twin.best
         assert row["messages"] == PROMPTS[0]

@@ -18,16 +18,16 @@ import foretell
 from foretell.errors import BadConfig, Unsupported
 from foretell.testing.toy import Toy
 from foretell.train.amateur import with_lora
-from foretell.train.preferences.dpo import TrainDpo, read
+from foretell.train.preferences.dpo import TrainDpo, read_dpo
 from foretell.train.preferences.preferences import (
     Example,
     PairRun,
     Plan,
     Reader,
-    logprobs,
-    plan,
+    answer_logprobs,
+    plan_pairs,
     switched_off,
-    train,
+    train_pairs,
 )
 from tests import tiny
 
@@ -56,7 +56,7 @@ def trained(folder: Path, out: str = "run", config: TrainDpo = SETTINGS, **more:
 def started(
     lm: foretell.LM, path: Path, out: Path, config: TrainDpo = SETTINGS, **more: Any
 ) -> Any:
-    return train(lm, read(lm, [path], config), out, config, quiet=True, **more)
+    return train_pairs(lm, read_dpo(lm, [path], config), out, config, quiet=True, **more)
 
 
 def moved(hf: Any) -> Any:
@@ -73,16 +73,16 @@ ROWS: list[Example] = [([5, 6, 7, 8, 9], 2), ([4, 3, 2, 1, 9, 9, 8, 5], 5), ([7,
 
 def test_log_probabilities_are_those_of_each_answer_alone() -> None:
     hf = tiny.llama()
-    sums, counts = logprobs(hf, ROWS)
+    sums, counts = answer_logprobs(hf, ROWS)
     for (tokens, asked), found, count in zip(ROWS, sums, counts, strict=True):
         law = hf(torch.tensor([tokens])).logits[0].log_softmax(-1)
         wanted = sum(law[place - 1, tokens[place]] for place in range(asked, len(tokens)))
         torch.testing.assert_close(found, wanted)
         assert count == len(tokens) - asked
     gradient = torch.autograd.grad(sums[1], hf.lm_head.weight)[0]
-    alone = torch.autograd.grad(logprobs(hf, ROWS[1:2])[0].sum(), hf.lm_head.weight)[0]
+    alone = torch.autograd.grad(answer_logprobs(hf, ROWS[1:2])[0].sum(), hf.lm_head.weight)[0]
     torch.testing.assert_close(gradient, alone)
-    half = logprobs(hf, ROWS, "bfloat16")[0]
+    half = answer_logprobs(hf, ROWS, "bfloat16")[0]
     torch.testing.assert_close(half, sums, rtol=0.02, atol=0.02)
     assert not torch.equal(half, sums)
 
@@ -90,11 +90,11 @@ def test_log_probabilities_are_those_of_each_answer_alone() -> None:
 def test_switched_off_it_is_the_model_before() -> None:
     plain, hf = tiny.llama(), tiny.llama()
     layers = moved(hf)
-    assert not torch.allclose(logprobs(hf, ROWS)[0], logprobs(plain, ROWS)[0])
+    assert not torch.allclose(answer_logprobs(hf, ROWS)[0], answer_logprobs(plain, ROWS)[0])
     with switched_off(layers.values()):
-        found = logprobs(hf, ROWS)[0]
-    assert torch.equal(found, logprobs(plain, ROWS)[0]) and not found.requires_grad
-    assert not torch.allclose(logprobs(hf, ROWS)[0], found)
+        found = answer_logprobs(hf, ROWS)[0]
+    assert torch.equal(found, answer_logprobs(plain, ROWS)[0]) and not found.requires_grad
+    assert not torch.allclose(answer_logprobs(hf, ROWS)[0], found)
 
 
 def run_of(folder: Path, config: TrainDpo = SETTINGS, count: int = 6) -> PairRun:
@@ -106,10 +106,10 @@ def run_of(folder: Path, config: TrainDpo = SETTINGS, count: int = 6) -> PairRun
 def test_every_pair_is_seen_once_a_round_and_steps_are_full(tmp_path: Path) -> None:
     run = run_of(tmp_path)
     assert run.config.steps == 3  # two rounds of 6 pairs, 4 at a time
-    seen = [json.dumps(pair) for step in range(3) for pair in run.chosen(step)]
+    seen = [json.dumps(pair) for step in range(3) for pair in run.step_pairs(step)]
     assert len(seen) == 12 and all(seen.count(pair) == 2 for pair in seen)
-    rounds = [pair for step in range(6) for pair in run.chosen(step)]
-    assert rounds[:12] != rounds[12:] and run.chosen(1) == run_of(tmp_path).chosen(1)
+    rounds = [pair for step in range(6) for pair in run.step_pairs(step)]
+    assert rounds[:12] != rounds[12:] and run.step_pairs(1) == run_of(tmp_path).step_pairs(1)
 
 
 def test_a_step_s_gradient_does_not_depend_on_the_forwards(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_what_a_run_takes_is_told() -> None:
     lm = tiny.lm()
     lm.measure()
     costs = lm.engine.costs_of(lm.models["target"])
-    told = plan([(ROWS[0], ROWS[1])] * 6, SETTINGS, costs)
+    told = plan_pairs([(ROWS[0], ROWS[1])] * 6, SETTINGS, costs)
     assert told.startswith("6 pairs, 3 steps over 156 tokens with their gradients: about 0.0 hours")
 
 

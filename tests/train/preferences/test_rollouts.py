@@ -14,7 +14,7 @@ import pytest
 
 from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.rewards.base import Reward
-from foretell.rewards.bleu import Bleu, bleu
+from foretell.rewards.bleu import Bleu, bleu_score
 from foretell.rewards.keywords import Keywords
 from foretell.rewards.r3 import R3
 from foretell.rewards.reward_anything import RewardAnything
@@ -22,13 +22,13 @@ from foretell.train.preferences.rollouts import (
     Question,
     bleu_of_first,
     check_ranked,
-    compared,
-    drawn,
-    fingerprint,
-    in_parts,
-    kept,
+    with_references,
+    draw_answers,
+    questions_digest,
+    measure_parts,
+    keep_json,
     read_questions,
-    sampled,
+    sampling_method,
 )
 from tests import tiny
 
@@ -68,7 +68,10 @@ def test_rows_have_prompts_rewards_and_references(tmp_path: Path) -> None:
     assert found[2].references == ("f",) and found[3].reward == Bleu()
     # A reference's own line of --- does not divide it.
     score = found[1].reward.scores("", ["d --- e", "c"])
-    assert score == [bleu(text, ["c", "d\n---\ne"]) for text in ("d --- e", "c")] and score[0] < 1
+    assert (
+        score == [bleu_score(text, ["c", "d\n---\ne"]) for text in ("d --- e", "c")]
+        and score[0] < 1
+    )
     assert len(read_questions(lm, [path, path], "bleu", 512, 8)) == 10
     longest = tiny.CONTEXT - len(lm.encode("one"))
     assert len(read_questions(lm, [path], "bleu", 512, longest)) == 3  # "three" has more tokens
@@ -91,28 +94,33 @@ def test_a_wrong_row_is_told_with_its_number(row: Any, words: str, tmp_path: Pat
 
 
 def test_a_reward_takes_references_by_the_field_it_has() -> None:
-    assert compared(R3("folder"), ["a", "b"]) == R3("folder", reference="a")
-    assert compared(Keywords("a"), ["b"]) == Keywords("a") and compared(Bleu(), []) == Bleu()
+    assert with_references(R3("folder"), ["a", "b"]) == R3("folder", reference="a")
+    assert (
+        with_references(Keywords("a"), ["b"]) == Keywords("a")
+        and with_references(Bleu(), []) == Bleu()
+    )
 
 
 def test_answers_are_samples_with_their_rewards_whatever_drafts() -> None:
     lm = tiny.lm()
     questions = [Question((5, 6, 7), Letters()), Question((8, 9), Keywords("a"))]
     options: dict[str, Any] = {"tokens": 12, "temperature": 0.8}
-    groups = drawn(lm, questions, 6, 3, **options)
+    groups = draw_answers(lm, questions, 6, 3, **options)
     for question, group in zip(questions, groups, strict=True):
         assert group.prompt == question.ids and len(group.answers) <= 6
         texts = [lm.decode([one for one in answer if one]) for answer in group.answers]
         assert group.rewards == pytest.approx(question.reward.scores("", texts))
         assert all(len(answer) == 12 or answer[-1] == 0 for answer in group.answers)
     assert len({tuple(answer) for answer in groups[0].answers}) > 3
-    assert drawn(lm, questions, 6, 3, **options) == groups
-    assert drawn(lm, questions[1:], 6, 4, **options) == groups[1:]  # a prompt's seed is its own
-    assert drawn(lm, questions, 6, 4, **options) != groups
-    assert sampled(3, "") == "best-of:n=3"
-    stats = lm.generate([5, 6, 7], sampled(3, "draft:length=2"), max_new_tokens=8).stats
+    assert draw_answers(lm, questions, 6, 3, **options) == groups
+    assert (
+        draw_answers(lm, questions[1:], 6, 4, **options) == groups[1:]
+    )  # a prompt's seed is its own
+    assert draw_answers(lm, questions, 6, 4, **options) != groups
+    assert sampling_method(3, "") == "best-of:n=3"
+    stats = lm.generate([5, 6, 7], sampling_method(3, "draft:length=2"), max_new_tokens=8).stats
     assert stats.calls["draft"] > 0
-    assert drawn(lm, [], 6, 3, **options) == []
+    assert draw_answers(lm, [], 6, 3, **options) == []
 
 
 def test_answers_without_a_reward_are_left_out() -> None:
@@ -123,7 +131,7 @@ def test_answers_without_a_reward_are_left_out() -> None:
         def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
             return [float("nan"), 1.0, 2.0]
 
-    (group,) = drawn(lm, [Question((5, 6), Some())], 3, 0, tokens=4, temperature=1.0)
+    (group,) = draw_answers(lm, [Question((5, 6), Some())], 3, 0, tokens=4, temperature=1.0)
     assert sorted(group.rewards) == [1, 2] and len(group.answers) == 2
 
 
@@ -136,7 +144,7 @@ def test_what_a_request_fails_with_is_raised() -> None:
             raise Unsupported("there is no sandbox here")
 
     with pytest.raises(Unsupported, match="no sandbox"):
-        drawn(lm, [Question((5, 6), Cannot())], 3, 0, tokens=4, temperature=1.0)
+        draw_answers(lm, [Question((5, 6), Cannot())], 3, 0, tokens=4, temperature=1.0)
 
 
 def test_the_first_answer_is_compared_with_the_references() -> None:
@@ -144,7 +152,7 @@ def test_the_first_answer_is_compared_with_the_references() -> None:
     said = lm.generate([5, 6, 7], "plain", max_new_tokens=9).text
     questions = [Question((5, 6, 7), Bleu(), (said,)), Question((5, 6, 7), Bleu(), ("no",))]
     assert bleu_of_first(lm, questions, 9) == pytest.approx(
-        [bleu(said, [said]), bleu(said, ["no"])]
+        [bleu_score(said, [said]), bleu_score(said, ["no"])]
     )
 
 
@@ -166,14 +174,16 @@ def test_what_was_measured_is_not_measured_again(tmp_path: Path) -> None:
         return [[one.ids[0] / 3] for one in part]
 
     with pytest.raises(KeyboardInterrupt):
-        in_parts(tmp_path, "some thing", questions, measure)
-    assert in_parts(tmp_path, "some thing", questions, measure) == [[n / 3] for n in range(70)]
+        measure_parts(tmp_path, "some thing", questions, measure)
+    assert measure_parts(tmp_path, "some thing", questions, measure) == [[n / 3] for n in range(70)]
     assert asked == [0, 32, 64, 64]
     (tmp_path / "some-thing-00001.json").write_text("[1,", "utf-8")
     with pytest.raises(BadFile, match=r"some-thing-00001\.json: cannot be read"):
-        in_parts(tmp_path, "some thing", questions, measure)
+        measure_parts(tmp_path, "some thing", questions, measure)
     assert (
-        kept(tmp_path / "new.json", lambda: "a") == kept(tmp_path / "new.json", lambda: "b") == "a"
+        keep_json(tmp_path / "new.json", lambda: "a")
+        == keep_json(tmp_path / "new.json", lambda: "b")
+        == "a"
     )
 
 
@@ -181,5 +191,5 @@ def test_other_prompts_or_rewards_have_another_fingerprint() -> None:
     some = [Question((1, 2), Bleu("a"), ("a",))]
     others = [Question((1, 3), Bleu("a"), ("a",)), Question((1, 2), Bleu(), ("a",)),
               Question((1, 2), Bleu("a"))]  # fmt: skip
-    marks = {fingerprint([one]) for one in [*some, *others]}
-    assert len(marks) == 4 and fingerprint(some) == fingerprint(list(some))
+    marks = {questions_digest([one]) for one in [*some, *others]}
+    assert len(marks) == 4 and questions_digest(some) == questions_digest(list(some))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from foretell.errors import Unsupported, first_line
+from foretell.errors import Unsupported, first_message_line
 
 
 class Checker:
@@ -28,20 +28,22 @@ class Checker:
         or refers to what is not here.
         """
         latest = self.package.Draft202012Validator
-        kind = self.package.validators.validator_for(schema, default=latest)
+        validator_class = self.package.validators.validator_for(schema, default=latest)
         try:
-            kind.check_schema(schema, format_checker=None)
+            validator_class.check_schema(schema, format_checker=None)
         except self.package.SchemaError as error:
-            return "unchecked", f"not a valid schema: {first_line(error)}"
+            return "unchecked", f"not a valid schema: {first_message_line(error)}"
         try:
-            value = json.loads(text)
+            parsed_answer = json.loads(text)
         except (ValueError, RecursionError) as error:
-            return "invalid", f"not JSON: {first_line(error)}"
-        checked = kind(schema, registry=self.registry, format_checker=kind.FORMAT_CHECKER)
+            return "invalid", f"not JSON: {first_message_line(error)}"
+        validator = validator_class(
+            schema, registry=self.registry, format_checker=validator_class.FORMAT_CHECKER
+        )
         try:
-            found = self.package.exceptions.best_match(checked.iter_errors(value))
+            best_error = self.package.exceptions.best_match(validator.iter_errors(parsed_answer))
         except Exception as error:  # a reference that leads nowhere, a pattern Python cannot read
-            return "unchecked", f"{type(error).__name__}: {first_line(error)}"
-        if found is None:
+            return "unchecked", f"{type(error).__name__}: {first_message_line(error)}"
+        if best_error is None:
             return "valid", ""
-        return "invalid", f"{found.validator}: {first_line(found)}"
+        return "invalid", f"{best_error.validator}: {first_message_line(best_error)}"

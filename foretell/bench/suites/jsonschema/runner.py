@@ -11,14 +11,14 @@ from typing import Any
 
 from foretell.api.lm import LM
 from foretell.bench.contenders import EngineRun, Method
-from foretell.bench.document import begin as begin_document
+from foretell.bench.document import begin_document
 from foretell.bench.runner import Load, Tell
 from foretell.bench.sets import prompt_ids
 from foretell.bench.settings import Settings
 from foretell.bench.suites.jsonschema.checking import Checker
-from foretell.bench.suites.jsonschema.figures import KEY, TIMES, cells
+from foretell.bench.suites.jsonschema.figures import KEY, TIMES, schema_cells
 from foretell.bench.suites.jsonschema.schemas import Item
-from foretell.bench.turns import reason
+from foretell.bench.turns import one_line_reason
 from foretell.constraints.grammars import Grammars
 from foretell.errors import BadConfig, ForetellError, PromptTooLong
 
@@ -35,14 +35,14 @@ def begin(settings: Settings, items: Sequence[Item], path: Path | None = None) -
     Unsupported without the package that judges answers.
     """
     Checker()
-    usual = Settings()
+    default_settings = Settings()
     for name in ("peers", "requests", "contexts", "tasks", "budget"):
-        if getattr(settings, name) != getattr(usual, name):
+        if getattr(settings, name) != getattr(default_settings, name):
             raise BadConfig(f"--{name}: --suite jsonschema has no use for it; leave it out")
-    sets: dict[str, list[Any]] = {}
+    schemas_by_set: dict[str, list[Any]] = {}
     for item in items:
-        sets.setdefault(item.set, []).append([item.name, item.schema])
-    document = begin_document(settings, sets, path, SCHEMA)
+        schemas_by_set.setdefault(item.set, []).append([item.name, item.schema])
+    document = begin_document(settings, schemas_by_set, path, SCHEMA)
     document.setdefault("answers", [])
     return document
 
@@ -60,40 +60,56 @@ def run(
     What failed is tried again. Calls `save(document)` now and then, and at the end.
     """
     checker = Checker()
-    answers: list[Answer] = [one for one in document["answers"] if one["status"] != "failed"]
+    answers: list[Answer] = [
+        stored_answer
+        for stored_answer in document["answers"]
+        if stored_answer["status"] != "failed"
+    ]
     document["answers"] = answers
-    known = {tuple(one[name] for name in (*KEY, "name")) for one in answers}
+    known_answers = {
+        tuple(stored_answer[name] for name in (*KEY, "name")) for stored_answer in answers
+    }
     places = [
-        (m, d, t) for m in settings.models for d in settings.dtypes for t in settings.temperatures
+        (model_name, dtype_name, temperature_value)
+        for model_name in settings.models
+        for dtype_name in settings.dtypes
+        for temperature_value in settings.temperatures
     ]
     lm: LM | None = None
-    loaded: Any = None
-    saved = time.monotonic()
-    for number, (model, dtype, temperature) in enumerate(places):
+    loaded_model: Any = None
+    last_saved = time.monotonic()
+    for place_index, (model, dtype, temperature) in enumerate(places):
         todo: list[Item] = []
         for item in items:
-            own = [
+            answer_keys = [
                 (model, dtype, temperature, spec, item.set, item.name) for spec in settings.specs
             ]
-            if not known.issuperset(own):
+            if not known_answers.issuperset(answer_keys):
                 answers[:] = [
-                    one for one in answers if tuple(one[n] for n in (*KEY, "name")) not in own
+                    stored_answer
+                    for stored_answer in answers
+                    if tuple(stored_answer[field_name] for field_name in (*KEY, "name"))
+                    not in answer_keys
                 ]
                 todo.append(item)
         if not todo:
             continue
-        if lm is None or loaded != (model, dtype):
-            lm, loaded = load(model, dtype), (model, dtype)
-        about = {"model": model, "dtype": dtype, "temperature": temperature}
+        if lm is None or loaded_model != (model, dtype):
+            lm, loaded_model = load(model, dtype), (model, dtype)
+        place_fields = {"model": model, "dtype": dtype, "temperature": temperature}
         asker = Asker(lm, settings, temperature, checker)
-        for done, item in enumerate(todo, 1 + len(items) - len(todo)):
-            answers += [about | answer for answer in asker.answers(item)]
-            tell(f"{model} {item.set}", number * len(items) + done, len(places) * len(items))
-            if time.monotonic() - saved > SAVED:
-                document["cells"] = cells(answers)
+        for done_count, item in enumerate(todo, 1 + len(items) - len(todo)):
+            answers += [place_fields | answer for answer in asker.answers(item)]
+            tell(
+                f"{model} {item.set}",
+                place_index * len(items) + done_count,
+                len(places) * len(items),
+            )
+            if time.monotonic() - last_saved > SAVED:
+                document["cells"] = schema_cells(answers)
                 save(document)
-                saved = time.monotonic()
-    document["cells"] = cells(answers)
+                last_saved = time.monotonic()
+    document["cells"] = schema_cells(answers)
     save(document)
     return document
 
@@ -109,71 +125,93 @@ class Asker:
         self.order = random.Random(settings.seed)
         self.methods = [Method(lm, spec) for spec in settings.specs]
         self.grammars = Grammars(lm.tokenizer, lm.models["target"].vocab, lm.engine.eos)
-        self.grammars.compile({"json_schema": True})  # reads the tokenizer, once
+        self.grammars.compile_form({"json_schema": True})  # reads the tokenizer, once
 
     def answers(self, item: Item) -> list[Answer]:
-        """One answer a method."""
-        about = {"set": item.set, "name": item.name}
-        began = time.perf_counter()
+        """Answers a schema by every method."""
+        item_fields = {"set": item.set, "name": item.name}
+        start_time = time.perf_counter()
         try:
-            grammar = self.grammars.compile({"json_schema": item.schema})
+            grammar = self.grammars.compile_form({"json_schema": item.schema})
         except ForetellError as error:
-            refused = {"status": "refused", "reason": reason(error)}
-            return [about | {"method": method.name} | refused for method in self.methods]
-        compiled = time.perf_counter() - began
+            refusal = {"status": "refused", "reason": one_line_reason(error)}
+            return [item_fields | {"method": method.name} | refusal for method in self.methods]
+        compile_seconds = time.perf_counter() - start_time
         prompt = [{"role": "user", "content": ASKED.format(schema=json.dumps(item.schema))}]
-        ids = prompt_ids(self.lm, prompt)
+        token_ids = prompt_ids(self.lm, prompt)
         runs: dict[tuple[int, bool], list[EngineRun]] = {}
-        broken: dict[tuple[int, bool], BaseException] = {}
+        errors_by_case: dict[tuple[int, bool], BaseException] = {}
         for _ in range(self.settings.rounds):
-            cases = [(i, formed) for i in range(len(self.methods)) for formed in (True, False)]
+            cases = [
+                (method_index, formed_runs)
+                for method_index in range(len(self.methods))
+                for formed_runs in (True, False)
+            ]
             for case in self.order.sample(cases, len(cases)):
-                if case not in broken:
+                if case not in errors_by_case:
                     try:
-                        runs.setdefault(case, []).append(self._run(ids, *case, grammar))
+                        runs.setdefault(case, []).append(
+                            self._run_method(token_ids, *case, grammar)
+                        )
                     except ForetellError as error:
-                        broken[case] = error
-        made = []
-        for i, method in enumerate(self.methods):
-            answer = about | {"method": method.name, "compile_s": compiled}
-            formed, free = runs.get((i, True), []), runs.get((i, False), [])
-            trouble = broken.get((i, True))
-            if trouble is not None:
-                status = "long" if isinstance(trouble, PromptTooLong) else "failed"
-                answer |= {"status": status, "reason": reason(trouble)}
+                        errors_by_case[case] = error
+        finished_answers = []
+        for method_index, method in enumerate(self.methods):
+            answer = item_fields | {"method": method.name, "compile_s": compile_seconds}
+            formed_runs, free_runs = (
+                runs.get((method_index, True), []),
+                runs.get((method_index, False), []),
+            )
+            case_error = errors_by_case.get((method_index, True))
+            if case_error is not None:
+                status = "long" if isinstance(case_error, PromptTooLong) else "failed"
+                answer |= {"status": status, "reason": one_line_reason(case_error)}
             else:
-                answer |= self._judged(item, formed[0]) | _times(formed, "")
-            trouble = broken.get((i, False))
-            answer |= _times(free, "free_") if trouble is None else {"free": reason(trouble)}
-            made.append(answer)
-        return made
+                answer |= self._judge_run(item, formed_runs[0]) | _round_times(formed_runs, "")
+            case_error = errors_by_case.get((method_index, False))
+            answer |= (
+                _round_times(free_runs, "free_")
+                if case_error is None
+                else {"free": one_line_reason(case_error)}
+            )
+            finished_answers.append(answer)
+        return finished_answers
 
-    def _run(self, ids: list[int], number: int, formed: bool, grammar: Any) -> EngineRun:
-        method, s = self.methods[number], self.settings
+    def _run_method(
+        self, ids: list[int], method_index: int, with_form: bool, grammar: Any
+    ) -> EngineRun:
+        method, settings = self.methods[method_index], self.settings
         method.forget()
-        form = grammar if formed else None
-        [run] = method.run([ids], s.max_new_tokens, self.temperature, s.seed, form)
+        constraint = grammar if with_form else None
+        [run] = method.run(
+            [ids], settings.max_new_tokens, self.temperature, settings.seed, constraint
+        )
         return run
 
-    def _judged(self, item: Item, run: EngineRun) -> Answer:
-        """`cut` where it reached the length limit, else what the checker says."""
-        ends = self.lm.engine.eos
-        text = self.lm.decode([token for token in run.tokens if token not in ends])
-        later = len(run.tokens) - run.counts[0]
-        answer = {"text": text, "tokens": len(run.tokens), "later": later, "steps": run.stats.steps}
+    def _judge_run(self, item: Item, run: EngineRun) -> Answer:
+        """Judges a run: `cut` where it reached the length limit, else what the checker says."""
+        end_tokens = self.lm.engine.eos
+        text = self.lm.decode([token for token in run.tokens if token not in end_tokens])
+        later_tokens = len(run.tokens) - run.counts[0]
+        answer = {
+            "text": text,
+            "tokens": len(run.tokens),
+            "later": later_tokens,
+            "steps": run.stats.steps,
+        }
         if run.ended != "stop":
             return answer | {"status": "cut", "reason": f"no end within {len(run.tokens)} tokens"}
-        status, why = self.checker.judge(item.schema, text)
-        return answer | {"status": status, "reason": why}
+        status, judgement_reason = self.checker.judge(item.schema, text)
+        return answer | {"status": status, "reason": judgement_reason}
 
 
-def _times(runs: Sequence[EngineRun], prefix: str) -> Answer:
+def _round_times(runs: Sequence[EngineRun], prefix: str) -> Answer:
     """Seconds of each round: to the first token, and a token and a step after it, if any came."""
-    found: dict[str, list[float | None]] = {name: [] for name in TIMES}
+    times_by_name: dict[str, list[float | None]] = {name: [] for name in TIMES}
     for run in runs:
-        seconds = run.times[-1] - run.times[0]
-        later = len(run.tokens) - run.counts[0]
-        found["ttft_s"].append(run.times[0])
-        found["tpot_s"].append(seconds / later if later else None)
-        found["step_s"].append(seconds / run.stats.steps if later else None)
-    return {f"{prefix}{name}": values for name, values in found.items()}
+        decode_seconds = run.times[-1] - run.times[0]
+        later_tokens = len(run.tokens) - run.counts[0]
+        times_by_name["ttft_s"].append(run.times[0])
+        times_by_name["tpot_s"].append(decode_seconds / later_tokens if later_tokens else None)
+        times_by_name["step_s"].append(decode_seconds / run.stats.steps if later_tokens else None)
+    return {f"{prefix}{name}": values for name, values in times_by_name.items()}

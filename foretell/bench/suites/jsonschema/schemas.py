@@ -34,121 +34,142 @@ class Item:
     schema: Any
 
 
-def prepare(given: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Item]:
+def prepare(paths: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Item]:
     """The schemas of these files and folders, or generated ones where there are none.
 
     `limit`: of each set, drawn by the seed and kept in their order; 0: all. Raises BadConfig.
     """
-    if not given:
-        return generated(settings.seed, limit or COUNT)
-    items = [item for path in given for item in _read(Path(path))]
+    if not paths:
+        return generate_schemas(settings.seed, limit or COUNT)
+    items = [item for path in paths for item in _read_path(Path(path))]
     names = [(item.set, item.name) for item in items]
-    seen: set[tuple[str, str]] = set()
+    seen_names: set[tuple[str, str]] = set()
     for number, name in enumerate(names):
-        if name in seen:  # two groups of tests may have one description
+        if name in seen_names:  # two groups of tests may have one description
             items[number] = Item(name[0], f"{name[1]} ({number})", items[number].schema)
-        seen.add(name)
+        seen_names.add(name)
     if not limit:
         return items
-    kept: list[Item] = []
-    for set_ in dict.fromkeys(item.set for item in items):
-        own = [item for item in items if item.set == set_]
-        places = random.Random(f"{settings.seed} {set_}").sample(range(len(own)), len(own))
-        kept += [own[place] for place in sorted(places[:limit])]
-    return kept
+    chosen_items: list[Item] = []
+    for set_name in dict.fromkeys(item.set for item in items):
+        set_items = [item for item in items if item.set == set_name]
+        shuffled_indices = random.Random(f"{settings.seed} {set_name}").sample(
+            range(len(set_items)), len(set_items)
+        )
+        chosen_items += [set_items[item_index] for item_index in sorted(shuffled_indices[:limit])]
+    return chosen_items
 
 
-def _read(path: Path) -> list[Item]:
+def _read_path(path: Path) -> list[Item]:
     if not path.exists():
         raise BadConfig(f"--schemas {path}: does not exist; name a file or a folder of schemas")
     if not path.is_dir():
-        return list(_file(path))
+        return list(_read_file(path))
     if (path / "tests").is_dir() and (path / "remotes").is_dir():
         path /= "tests"  # the official suite; remotes are what some of its schemas refer to
     files = [file for file in sorted(path.rglob("*")) if file.suffix in (".json", ".jsonl")]
     if not files:
         raise BadConfig(f"--schemas {path}: has no .json or .jsonl files; name another folder")
-    return [item for file in files for item in _file(file)]
+    return [item for file in files for item in _read_file(file)]
 
 
-def _file(path: Path) -> Iterator[Item]:
+def _read_file(path: Path) -> Iterator[Item]:
     """A schema; or rows that have one, one a line or in a list; or one such row."""
-    lines = path.suffix == ".jsonl"
+    is_jsonl = path.suffix == ".jsonl"
     try:
-        text = path.read_text("utf-8")
-        rows = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else None
-        document = json.loads(text) if rows is None else rows
+        file_text = path.read_text("utf-8")
+        rows = (
+            [json.loads(line) for line in file_text.split("\n") if line.strip()]
+            if is_jsonl
+            else None
+        )
+        document = json.loads(file_text) if rows is None else rows
     except (OSError, ValueError, RecursionError) as error:
-        what = getattr(error, "strerror", None) or str(error).splitlines()[0]
-        raise BadConfig(f"--schemas {path}: cannot be read ({what}); give JSON files") from None
-    draft = next((part for part in reversed(path.parts[:-1]) if part in DRAFTS), "")
-    set_ = draft or (path.stem if lines or path.parent.name == "" else path.parent.name)
+        cause = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise BadConfig(f"--schemas {path}: cannot be read ({cause}); give JSON files") from None
+    schema_draft = next((part for part in reversed(path.parts[:-1]) if part in DRAFTS), "")
+    set_name = schema_draft or (
+        path.stem if is_jsonl or path.parent.name == "" else path.parent.name
+    )
     if isinstance(document, dict) and "schema" not in document:
-        yield Item(set_, path.stem, document)
+        yield Item(set_name, path.stem, document)
         return
     rows = document if isinstance(document, list) else [document]
-    for number, row in enumerate(rows, 1):
+    for row_number, row in enumerate(rows, 1):
         if not isinstance(row, dict) or "schema" not in row:
-            where = f"line {number}" if lines else f"entry {number}"
-            raise BadConfig(f"--schemas {path}, {where}: has no `schema`; give one a row")
-        told = row.get("name") or row.get("description") or str(number)
-        name = path.stem if row is document else told if lines else f"{path.stem}: {told}"
-        yield Item(str(row.get("split") or set_), str(name), _dated(row["schema"], draft))
+            location = f"line {row_number}" if is_jsonl else f"entry {row_number}"
+            raise BadConfig(f"--schemas {path}, {location}: has no `schema`; give one a row")
+        row_name = row.get("name") or row.get("description") or str(row_number)
+        name = (
+            path.stem if row is document else row_name if is_jsonl else f"{path.stem}: {row_name}"
+        )
+        yield Item(
+            str(row.get("split") or set_name), str(name), _add_version(row["schema"], schema_draft)
+        )
 
 
-def _dated(schema: Any, draft: str) -> Any:
+def _add_version(schema: Any, draft: str) -> Any:
     """The schema with the version that its folder says, unless it names one."""
     if not draft or not isinstance(schema, dict) or "$schema" in schema:
         return schema
     return {"$schema": DRAFTS[draft], **schema}
 
 
-def generated(seed: int, count: int) -> list[Item]:
+def generate_schemas(seed: int, count: int) -> list[Item]:
     """Schemas of objects, always the same for a seed; every text in them has a length limit."""
     items = []
-    for number in range(count):
-        rng = random.Random(f"{seed} {number}")
-        items.append(Item(GENERATED, str(number), _object(rng, DEPTH, {})))
+    for schema_number in range(count):
+        generator = random.Random(f"{seed} {schema_number}")
+        items.append(Item(GENERATED, str(schema_number), _draw_object(generator, DEPTH, {})))
     return items
 
 
-def _object(rng: random.Random, depth: int, shared: dict[str, Any]) -> dict[str, Any]:
+def _draw_object(
+    generator: random.Random, depth: int, shared_definitions: dict[str, Any]
+) -> dict[str, Any]:
     """An object of two to four properties; the outermost one has what others refer to."""
-    outermost = depth == DEPTH
-    names = rng.sample(WORDS.split(), rng.randint(2, 4))
-    properties = {name: _value(rng, depth - 1, shared) for name in names}
+    is_outermost = depth == DEPTH
+    names = generator.sample(WORDS.split(), generator.randint(2, 4))
+    properties = {name: _draw_value(generator, depth - 1, shared_definitions) for name in names}
     schema: dict[str, Any] = {
         "type": "object",
         "properties": properties,
-        "required": sorted(rng.sample(names, rng.randint(1, len(names)))),
+        "required": sorted(generator.sample(names, generator.randint(1, len(names)))),
         "additionalProperties": False,
     }
-    if outermost and shared:
-        schema["$defs"] = shared
+    if is_outermost and shared_definitions:
+        schema["$defs"] = shared_definitions
     return schema
 
 
-def _value(rng: random.Random, depth: int, shared: dict[str, Any]) -> dict[str, Any]:
-    low = rng.randint(-20, 20)
-    limited = {"type": "string", "minLength": 1, "maxLength": rng.randint(4, 16)}
-    kinds: list[dict[str, Any]] = [
-        limited,
-        {"type": "integer", "minimum": low, "maximum": low + rng.randint(0, 400)},
+def _draw_value(
+    generator: random.Random, depth: int, shared_definitions: dict[str, Any]
+) -> dict[str, Any]:
+    minimum = generator.randint(-20, 20)
+    limited_text = {"type": "string", "minLength": 1, "maxLength": generator.randint(4, 16)}
+    candidates: list[dict[str, Any]] = [
+        limited_text,
+        {"type": "integer", "minimum": minimum, "maximum": minimum + generator.randint(0, 400)},
         {"type": "number", "exclusiveMinimum": 0, "maximum": 10**6},
         {"type": "boolean"},
-        {"enum": rng.sample(WORDS.split(), 3)},
-        {"const": rng.choice(WORDS.split())},
-        {"type": "string", "pattern": rng.choice(["^[A-Z]{3}-[0-9]{2,4}$", "^#[0-9a-f]{6}$"])},
-        {"type": "string", "format": rng.choice(["date", "uuid", "ipv4"])},
+        {"enum": generator.sample(WORDS.split(), 3)},
+        {"const": generator.choice(WORDS.split())},
+        {
+            "type": "string",
+            "pattern": generator.choice(["^[A-Z]{3}-[0-9]{2,4}$", "^#[0-9a-f]{6}$"]),
+        },
+        {"type": "string", "format": generator.choice(["date", "uuid", "ipv4"])},
         {"anyOf": [{"type": "integer"}, {"type": "null"}]},
         {"$ref": "#/$defs/short"},
     ]
     if depth > 0:
-        most = rng.randint(1, 3)
-        item = _value(rng, depth - 1, shared)
-        kinds.append({"type": "array", "items": item, "minItems": 1, "maxItems": most})
-        kinds.append(_object(rng, depth - 1, shared))
-    chosen = rng.choice(kinds)
-    if "$ref" in json.dumps(chosen):
-        shared["short"] = {"type": "string", "maxLength": 8}
-    return chosen
+        max_items = generator.randint(1, 3)
+        item_schema = _draw_value(generator, depth - 1, shared_definitions)
+        candidates.append(
+            {"type": "array", "items": item_schema, "minItems": 1, "maxItems": max_items}
+        )
+        candidates.append(_draw_object(generator, depth - 1, shared_definitions))
+    chosen_schema = generator.choice(candidates)
+    if "$ref" in json.dumps(chosen_schema):
+        shared_definitions["short"] = {"type": "string", "maxLength": 8}
+    return chosen_schema

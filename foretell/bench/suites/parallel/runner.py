@@ -22,17 +22,17 @@ from typing import TYPE_CHECKING, Any
 
 from foretell.bench import tasks as shared
 from foretell.bench.metering import Meter
-from foretell.bench.paired import interval
+from foretell.bench.paired import bootstrap_interval
 from foretell.bench.report import markup
-from foretell.bench.report.plot import lines
+from foretell.bench.report.plot import line_chart
 from foretell.bench.runner import Load, Tell
 from foretell.bench.sets import prompt_ids
 from foretell.bench.settings import Settings
 from foretell.bench.suites.parallel import data
-from foretell.bench.suites.parallel.tasks import TASKS, Item, items
-from foretell.bench.turns import reason
+from foretell.bench.suites.parallel.tasks import TASKS, Item, make_items
+from foretell.bench.turns import one_line_reason
 from foretell.errors import BadConfig, Unsupported
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -65,49 +65,51 @@ FIGURES = {
 FORMS = {"score": ".3f", "speed": ".2f", "forwards": ".1f", "rows": ",.0f", "seconds": ".3f"}
 EXACT = "all tasks with right answers"
 OURS = "score (ours)"
-failures = shared.failures
+failures = shared.failure_lines
 
 
-def prepare(given: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Item]:
+def prepare(paths: Sequence[str | Path], settings: Settings, limit: int = 0) -> list[Item]:
     """The items of all tasks, `limit` of each: of a folder's files, or made here. Raises BadConfig
     or BadFile.
     """
-    tasks = chosen(settings.tasks)
-    if not given:
-        made = [items(task, limit or ITEMS, settings.seed) for task in tasks or TASKS]
-        return [item for own in made for item in own]
-    found = []
-    for task, own in data.read(given[0], tasks).items():
-        draw = random.Random(f"{settings.seed} {task}")
-        places = draw.sample(range(len(own)), min(limit or len(own), len(own)))
-        found += [own[place] for place in sorted(places)]
-    return found
+    tasks = select_tasks(settings.tasks)
+    if not paths:
+        items_by_task = [make_items(task, limit or ITEMS, settings.seed) for task in tasks or TASKS]
+        return [item for task_items in items_by_task for item in task_items]
+    chosen_items = []
+    for task, task_items in data.read_folder(paths[0], tasks).items():
+        generator = random.Random(f"{settings.seed} {task}")
+        item_indices = generator.sample(
+            range(len(task_items)), min(limit or len(task_items), len(task_items))
+        )
+        chosen_items += [task_items[item_index] for item_index in sorted(item_indices)]
+    return chosen_items
 
 
-def chosen(names: Sequence[str]) -> list[str]:
+def select_tasks(names: Sequence[str]) -> list[str]:
     """The tasks that are named, groups of them by theirs. Raises BadConfig."""
-    found: list[str] = []
+    task_names: list[str] = []
     for name in names:
         if name not in (*TASKS, *GROUPS):
             raise BadConfig.field("--tasks", name, f"one of {', '.join((*GROUPS, *TASKS))}")
-        found += GROUPS.get(name, [name])
-    return list(dict.fromkeys(found))
+        task_names += GROUPS.get(name, [name])
+    return list(dict.fromkeys(task_names))
 
 
-def contenders(settings: Settings) -> list[str]:
+def expand_sweeps(settings: Settings) -> list[str]:
     """The methods, names of sweeps replaced by what they stand for. Raises BadConfig."""
-    found: list[str] = []
+    method_specs: list[str] = []
     for spec in settings.specs:
         name = spec.partition(":")[0]
         if name in SWEEPS and spec != name:
             raise BadConfig(f"{spec}: {name} has no fields; leave them out")
-        found += SWEEPS.get(spec, [spec])
-    if "auto" not in found:
-        found.insert(1, "auto")
-    for spec in found:
+        method_specs += SWEEPS.get(spec, [spec])
+    if "auto" not in method_specs:
+        method_specs.insert(1, "auto")
+    for spec in method_specs:
         if spec != "auto":
-            resolve(spec)
-    return list(dict.fromkeys(found))
+            resolve_method(spec)
+    return list(dict.fromkeys(method_specs))
 
 
 def begin(settings: Settings, tasks: Sequence[Item], path: Path | None = None) -> dict[str, Any]:
@@ -115,9 +117,9 @@ def begin(settings: Settings, tasks: Sequence[Item], path: Path | None = None) -
 
     Raises BadFile where it was not, BadConfig for settings that the suite has no use for.
     """
-    contenders(settings)
-    told = [asdict(item) for item in tasks]
-    return shared.begin(settings, "parallel", told, path, ("draft", "methods"))
+    expand_sweeps(settings)
+    task_records = [asdict(item) for item in tasks]
+    return shared.begin_suite(settings, "parallel", task_records, path, ("draft", "methods"))
 
 
 def run(
@@ -129,32 +131,34 @@ def run(
     save: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
     """Fills `document` (see `begin`) with the answers it lacks and their figures; returns it."""
-    specs = contenders(settings)
-    warm: set[int] = set()  # models that every method has run on once
+    specs = expand_sweeps(settings)
+    warm_models: set[int] = set()  # models that every method has run on once
 
     def work(lm: LM, numbers: Sequence[int]) -> list[shared.Answer]:
-        if id(lm) not in warm:
-            warm.add(id(lm))
-            answer(lm, tasks[numbers[0]], specs, settings, numbers[0])
-        return [answer(lm, tasks[number], specs, settings, number) for number in numbers]
+        if id(lm) not in warm_models:
+            warm_models.add(id(lm))
+            answer_item(lm, tasks[numbers[0]], specs, settings, numbers[0])
+        return [answer_item(lm, tasks[number], specs, settings, number) for number in numbers]
 
-    return shared.answered(settings, len(tasks), load, document, work, summary, tell, save)
+    return shared.answer_all(
+        settings, len(tasks), load, document, work, summarise_items, tell, save
+    )
 
 
-def answer(
+def answer_item(
     lm: LM, item: Item, specs: Sequence[str], settings: Settings, number: int
 ) -> shared.Answer:
-    """What became of an item by every method, in an order of its own, and what that took.
+    """Answers an item by every method, in an order of its own, and notes what that took.
 
     Raises what a method raises, but for those that the model cannot run.
     """
-    order = random.Random(f"{settings.seed} {number}").sample(list(specs), len(specs))
+    method_order = random.Random(f"{settings.seed} {number}").sample(list(specs), len(specs))
     prompt = prompt_ids(lm, [{"role": "user", "content": item.prompt}])
-    found: dict[str, dict[str, Any]] = {}
-    for spec in order:
+    figures_by_spec: dict[str, dict[str, Any]] = {}
+    for spec in method_order:
         with Meter(lm.models["target"], 0) as meter:
             try:
-                out = lm.generate(
+                output = lm.generate(
                     prompt,
                     spec,
                     max_new_tokens=settings.max_new_tokens,
@@ -163,141 +167,173 @@ def answer(
                     stop=(item.stop,),
                 )
             except Unsupported as error:
-                found[spec] = {"refused": reason(error)}
+                figures_by_spec[spec] = {"refused": one_line_reason(error)}
                 continue
-        forwards = max(1, out.stats.calls.get("target", 0))
-        found[spec] = {
-            "text": out.text,
-            "score": item.score(out.text),
-            "speed": len(out.tokens) / forwards,
-            "forwards": forwards,
+        forward_count = max(1, output.stats.calls.get("target", 0))
+        figures_by_spec[spec] = {
+            "text": output.text,
+            "score": item.score(output.text),
+            "speed": len(output.tokens) / forward_count,
+            "forwards": forward_count,
             "rows": meter.tokens,
-            "seconds": out.stats.total_s,
+            "seconds": output.stats.total_s,
         }
-    if all("refused" in one for one in found.values()):
-        raise Unsupported(found[specs[0]]["refused"])
-    return {"task": item.task, "ways": {spec: found[spec] for spec in specs}}
+    if all("refused" in figures for figures in figures_by_spec.values()):
+        raise Unsupported(figures_by_spec[specs[0]]["refused"])
+    return {"task": item.task, "ways": {spec: figures_by_spec[spec] for spec in specs}}
 
 
-def summary(answers: Sequence[shared.Answer]) -> dict[str, Any]:
-    """Of each task, and of all those with right answers, every method's figures with intervals, and
-    how much more they are than those of the first method that the model can run.
+def summarise_items(answers: Sequence[shared.Answer]) -> dict[str, Any]:
+    """Summarises each task, and all those with right answers together: every method's figures with
+    intervals, and how much more they are than those of the first method that the model can run.
     """
-    found: dict[str, Any] = {}
-    tasks = list(dict.fromkeys(one["task"] for one in answers))
-    groups = {task: [one for one in answers if one["task"] == task] for task in tasks}
-    exact = [task for task in tasks if not TASKS[task].ours]
-    if len(exact) > 1:
-        groups = {EXACT: [one for one in answers if one["task"] in exact]} | groups
-    for name, own in groups.items():
-        ways = {spec: [one["ways"][spec] for one in own] for spec in own[0]["ways"]}
-        refused = {
-            spec: next((one["refused"] for one in each if "refused" in one), None)
-            for spec, each in ways.items()
+    groups_found: dict[str, Any] = {}
+    tasks = list(dict.fromkeys(answer["task"] for answer in answers))
+    groups = {task: [answer for answer in answers if answer["task"] == task] for task in tasks}
+    exact_tasks = [task for task in tasks if not TASKS[task].ours]
+    if len(exact_tasks) > 1:
+        groups = {EXACT: [answer for answer in answers if answer["task"] in exact_tasks]} | groups
+    for group_name, group_answers in groups.items():
+        ways = {
+            spec: [answer["ways"][spec] for answer in group_answers]
+            for spec in group_answers[0]["ways"]
         }
-        runs = {spec: each for spec, each in ways.items() if refused[spec] is None}
-        if not runs:
+        refusals = {
+            spec: next((answer["refused"] for answer in way_answers if "refused" in answer), None)
+            for spec, way_answers in ways.items()
+        }
+        finished_ways = {
+            spec: way_answers for spec, way_answers in ways.items() if refusals[spec] is None
+        }
+        if not finished_ways:
             continue
-        first = next(iter(runs))
-        found[name] = {"items": len(own), "first": first, "ways": {}}
-        for spec, each in ways.items():
-            if spec not in runs:
-                found[name]["ways"][spec] = {"refused": refused[spec]}
+        first_spec = next(iter(finished_ways))
+        groups_found[group_name] = {"items": len(group_answers), "first": first_spec, "ways": {}}
+        for spec, way_answers in ways.items():
+            if spec not in finished_ways:
+                groups_found[group_name]["ways"][spec] = {"refused": refusals[spec]}
                 continue
-            figures: dict[str, dict[str, Any]] = {}
-            found[name]["ways"][spec] = figures
+            way_figures: dict[str, dict[str, Any]] = {}
+            groups_found[group_name]["ways"][spec] = way_figures
             for figure in FIGURES:
-                values = [one[figure] for one in each]
-                mean, low, high = interval(values)
-                figures[figure] = {"mean": mean, "low": low, "high": high}
-                if spec != first:
-                    others = [one[figure] for one in runs[first]]
-                    figures[figure]["more"] = shared.more(values, others)
-    return {"groups": found}
+                values = [answer[figure] for answer in way_answers]
+                mean, lower_bound, upper_bound = bootstrap_interval(values)
+                way_figures[figure] = {"mean": mean, "low": lower_bound, "high": upper_bound}
+                if spec != first_spec:
+                    first_values = [answer[figure] for answer in finished_ways[first_spec]]
+                    way_figures[figure]["more"] = shared.compare_scores(values, first_values)
+    return {"groups": groups_found}
 
 
 def tables(document: dict[str, Any]) -> list[tuple[str, list[list[str]]]]:
     """A title and rows, the head first: of each model and task the figures, and the differences."""
-    found = []
+    titled_tables = []
     for cell in document["cells"]:
-        for name, group in cell["groups"].items():
-            title = _title(cell, name, group)
-            head = ["", *_heads(name)]
-            means, gaps = [head], [head]
-            for spec, way in group["ways"].items():
-                if "refused" in way:
-                    means.append([spec, f"cannot run: {way['refused']}", *[""] * (len(head) - 2)])
+        for group_name, group in cell["groups"].items():
+            title = _table_title(cell, group_name, group)
+            column_heads = ["", *_column_heads(group_name)]
+            mean_rows, difference_rows = [column_heads], [column_heads]
+            for spec, way_figures in group["ways"].items():
+                if "refused" in way_figures:
+                    mean_rows.append(
+                        [
+                            spec,
+                            f"cannot run: {way_figures['refused']}",
+                            *[""] * (len(column_heads) - 2),
+                        ]
+                    )
                     continue
-                means.append([spec, *(_ranged(way[figure], figure) for figure in FIGURES)])
+                mean_rows.append(
+                    [spec, *(_format_range(way_figures[figure], figure) for figure in FIGURES)]
+                )
                 if spec != group["first"]:
-                    told = [
-                        shared.told(way[figure]["more"], f"+{FORMS[figure]}") for figure in FIGURES
+                    difference_texts = [
+                        shared.format_difference(way_figures[figure]["more"], f"+{FORMS[figure]}")
+                        for figure in FIGURES
                     ]
-                    gaps.append([spec, *told])
-            found.append((title, means))
-            if len(gaps) > 1:
-                found.append((f"{title}, more than {group['first']}", gaps))
-    return found
+                    difference_rows.append([spec, *difference_texts])
+            titled_tables.append((title, mean_rows))
+            if len(difference_rows) > 1:
+                titled_tables.append((f"{title}, more than {group['first']}", difference_rows))
+    return titled_tables
 
 
-def _title(cell: dict[str, Any], name: str, group: dict[str, Any]) -> str:
-    return f"{name}, {cell['model']}, {cell['dtype']}: {markup.count(group['items'], 'item')}"
+def _table_title(cell: dict[str, Any], name: str, group: dict[str, Any]) -> str:
+    return (
+        f"{name}, {cell['model']}, {cell['dtype']}: {markup.format_count(group['items'], 'item')}"
+    )
 
 
-def _heads(name: str) -> list[str]:
-    ours = name in TASKS and TASKS[name].ours
-    return [OURS if ours and head == "score" else head for head in FIGURES.values()]
+def _column_heads(name: str) -> list[str]:
+    is_ours = name in TASKS and TASKS[name].ours
+    return [
+        OURS if is_ours and figure_head == "score" else figure_head
+        for figure_head in FIGURES.values()
+    ]
 
 
-def _ranged(value: dict[str, float], figure: str) -> str:
+def _format_range(value: dict[str, float], figure: str) -> str:
     """A mean, of scores with its interval."""
-    form = FORMS[figure]
+    number_format = FORMS[figure]
     if figure != "score":
-        return format(value["mean"], form)
-    return f"{value['mean']:{form}} ({value['low']:{form}} to {value['high']:{form}})"
+        return format(value["mean"], number_format)
+    mean_text, lower_text, upper_text = (
+        format(value[part], number_format) for part in ("mean", "low", "high")
+    )
+    return f"{mean_text} ({lower_text} to {upper_text})"
 
 
 # --- a page
 
 
 def html(document: dict[str, Any]) -> str:
-    """One self-contained file: of each model and task the plot and the tables."""
-    shown = dict(tables(document))
-    parts = []
+    """Page of a document, one self-contained file: plot and tables of each model and task."""
+    tables_by_title = dict(tables(document))
+    page_parts = []
     for cell in document["cells"]:
-        for name, group in cell["groups"].items():
-            title = _title(cell, name, group)
-            tabled = [
-                markup.table(head, [_row(row) for row in rows])
-                for of, (head, *rows) in shown.items()
-                if of == title or of.startswith(f"{title}, ")
+        for group_name, group in cell["groups"].items():
+            title = _table_title(cell, group_name, group)
+            table_elements = [
+                markup.render_table(head, [_row_cells(row) for row in rows])
+                for table_title, (head, *rows) in tables_by_title.items()
+                if table_title == title or table_title.startswith(f"{title}, ")
             ]
-            why = f"Differences are to {group['first']}, item by item, with 95 % intervals."
-            parts.append(markup.section(title, why, _plot(name, group), *tabled))
-    if failed := failures(document):
-        parts.append(f"<section><h2>Failed</h2>{markup.items(failed, 'bad')}</section>")
-    return markup.page("foretell bench --suite parallel", document, parts)
+            explanation = f"Differences are to {group['first']}, item by item, with 95 % intervals."
+            page_parts.append(
+                markup.render_section(
+                    title, explanation, _score_plot(group_name, group), *table_elements
+                )
+            )
+    if failure_lines := failures(document):
+        page_parts.append(
+            f"<section><h2>Failed</h2>{markup.render_list(failure_lines, 'bad')}</section>"
+        )
+    return markup.render_page("foretell bench --suite parallel", document, page_parts)
 
 
-def _row(row: Sequence[str]) -> str:
+def _row_cells(row: Sequence[str]) -> str:
     return "".join(f"<td>{markup.escape(text)}</td>" for text in row)
 
 
-def _plot(name: str, group: dict[str, Any]) -> str:
+def _score_plot(group_name: str, group: dict[str, Any]) -> str:
     """Scores by tokens a forward: a line for each method, through its settings."""
     ways = {spec: way for spec, way in group["ways"].items() if "refused" not in way}
     series: dict[str, list[tuple[float, float, tuple[float, float]]]] = {}
     for spec, way in ways.items():
-        score = way["score"]
-        point = (way["speed"]["mean"], score["mean"], (score["low"], score["high"]))
-        series.setdefault(spec.partition(":")[0], []).append(point)
-    ordered = [sorted(points) for points in series.values()]
-    return lines(
+        score_range = way["score"]
+        score_point = (
+            way["speed"]["mean"],
+            score_range["mean"],
+            (score_range["low"], score_range["high"]),
+        )
+        series.setdefault(spec.partition(":")[0], []).append(score_point)
+    sorted_series = [sorted(points) for points in series.values()]
+    return line_chart(
         list(series),
-        [[(x, y) for x, y, _ in points] for points in ordered],
+        [[(x, y) for x, y, _ in points] for points in sorted_series],
         FIGURES["speed"],
-        _heads(name)[0],
-        [*markup.colours(list(series)).values()],
+        _column_heads(group_name)[0],
+        [*markup.assign_colours(list(series)).values()],
         top=1.0,
-        ranges=[[whisker for _, _, whisker in points] for points in ordered],
+        ranges=[[whisker for _, _, whisker in points] for points in sorted_series],
     )

@@ -33,18 +33,18 @@ TESTED = 4  # one of so many names, symbols and so on is of the split test
 LENGTHS = (3, 4, 5, 6)  # of lists, in turn
 SYMBOLS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ123456789"
 SIZE = 4  # of squares
-GIVEN = 12  # numbers of a sudoku that are given
+GIVEN_NUMBERS = 12  # numbers of a sudoku that are given
 TRIES = 1000  # in a row, to find an item that was not taken yet
 LIST = re.compile(r"\[[^\[\]]*\]")
 NUMBERS = re.compile(f"[1-{SIZE}]{{{SIZE}}}")
-FIRST = (
+FIRST_NAMES = (
     "Alva Amina Anouk Astrid Basil Beatrix Bjorn Bruno Cecil Cleo Cosima Dante Delia Dmitri "
     "Edith Elio Elsa Enzo Esther Fabian Felix Fiona Flora Freya Gideon Greta Gustav Hana "
     "Harriet Hector Helga Hugo Ida Igor Ingrid Iris Ivan Jasper Jonas Judith Kira Klaus Lars "
     "Leila Leo Linus Lotte Magnus Maren Marta Miriam Nadia Nils Nora Olga Oscar Otto Petra "
     "Quentin Ruth Silas Sonja Thea Theo Ursula Vera Viktor Wanda Yara Zoe"
 ).split()
-LAST = (
+LAST_NAMES = (
     "Abel Acker Alder Amsel Ash Aspen Barrow Beck Berg Birch Blum Bolt Brandt Brook Calder "
     "Cedar Clay Cliff Crane Dahl Dale Drake Dorn Eck Elm Esker Falk Fell Fern Finch Flint "
     "Frost Gale Garnet Glade Grove Haas Hawk Hazel Heath Heron Holm Horn Iver Jade Juniper "
@@ -57,7 +57,7 @@ LAST = (
 
 @dataclass(frozen=True)
 class Question:
-    """What a task asks about.
+    """Content of a question.
 
     `entries`: of the list, symbols of the square, lines of the sudoku, words of the sentence;
     `new`: who is put into the list, `place`: where, or whom to remove; `text`: that is to be said
@@ -83,71 +83,71 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        """It ends with `Answer:`, behind which `completion` goes on."""
+        """Prompt that ends with `Answer:`, behind which `completion` goes on."""
         wording = TASKS[self.task].wording
         parts = [wording]
         if self.example is not None:
-            parts.append(asked(self.task, self.example) + completion(self.example))
-        return "\n\n".join([*parts, asked(self.task, self.question)])
+            parts.append(question_text(self.task, self.example) + answer_text(self.example))
+        return "\n\n".join([*parts, question_text(self.task, self.question)])
 
     @property
     def completion(self) -> str:
         """A right answer, with what stands between it and the prompt."""
-        return completion(self.question)
+        return answer_text(self.question)
 
     @property
     def stop(self) -> str:
-        """What a model that continues texts begins the next question with."""
+        """Text with which a model that continues texts begins the next question."""
         return f"\n\n{TASKS[self.task].head}:"
 
     def score(self, text: str) -> float:
         """From 0 to 1, which is right."""
-        return TASKS[self.task].score(self.question, text)
+        return TASKS[self.task].score_answer(self.question, text)
 
 
 @dataclass(frozen=True)
 class Task:
-    """`wording`: the instruction; `head`: what a question begins with; `score`: of an answer;
+    """`wording`: the instruction; `head`: what a question begins with; `score_answer`: from 0 to 1;
     `made`: a question of a split and a length; `ours`: whether scores are comparable with ours
     only.
     """
 
     wording: str
     head: str
-    score: Callable[[Question, str], float]
+    score_answer: Callable[[Question, str], float]
     made: Callable[[random.Random, str, int], Question]
     ours: bool = False
 
 
-def asked(task: str, question: Question) -> str:
+def question_text(task: str, question: Question) -> str:
     """The question, with `Answer:` at its end."""
-    head = TASKS[task].head
-    if head == "List":
-        lines = [f"List: {written(question.entries)}"]
+    question_head = TASKS[task].head
+    if question_head == "List":
+        lines = [f"List: {format_list(question.entries)}"]
         if question.new:
             lines.append(f"New: {json.dumps(question.new, ensure_ascii=False)}")
         if question.place is not None:
             lines.append(f"Position: {question.place}")
-    elif head == "Sudoku":
+    elif question_head == "Sudoku":
         lines = ["Sudoku:", *question.entries]
     elif question.text:
-        lines = [f"{head}:{_behind(question.text)}"]
+        lines = [f"{question_head}:{_after_colon(question.text)}"]
     else:
-        lines = [f"{head}: {', '.join(question.entries)}"]
+        lines = [f"{question_head}: {', '.join(question.entries)}"]
     return "\n".join([*lines, "Answer:"])
 
 
-def completion(question: Question) -> str:
-    """What goes on behind `Answer:`."""
-    return _behind(question.answer)
+def answer_text(question: Question) -> str:
+    """Text that goes on behind `Answer:`."""
+    return _after_colon(question.answer)
 
 
-def _behind(text: str) -> str:
+def _after_colon(text: str) -> str:
     """A text behind a colon; several lines begin on a line of their own."""
     return f"\n{text}" if "\n" in text else f" {text}"
 
 
-def written(entries: Sequence[str]) -> str:
+def format_list(entries: Sequence[str]) -> str:
     """A list as questions and answers have it."""
     return json.dumps(list(entries), ensure_ascii=False)
 
@@ -155,9 +155,9 @@ def written(entries: Sequence[str]) -> str:
 # --- items
 
 
-def items(task: str, count: int, seed: int = 0, split: str = "test") -> list[Item]:
-    """So many different items, always the same for a seed. Another seed may bring some of them
-    again, the other split never.
+def make_items(task: str, count: int, seed: int = 0, split: str = "test") -> list[Item]:
+    """Makes `count` different items, always the same for a seed. Another seed may bring some of
+    them again, the other split never.
 
     Raises BadConfig where there are fewer, or for an unknown task or split.
     """
@@ -165,35 +165,35 @@ def items(task: str, count: int, seed: int = 0, split: str = "test") -> list[Ite
         raise BadConfig.field("task", task, f"one of {', '.join(TASKS)}")
     if split not in SPLITS:
         raise BadConfig.field("split", split, f"one of {', '.join(SPLITS)}")
-    draw = random.Random(f"{task} {split} {seed}")
-    made = TASKS[task].made
-    found: dict[str, Item] = {}
-    misses = 0  # in a row
-    while len(found) < count:
-        question = made(draw, split, LENGTHS[len(found) % len(LENGTHS)])
-        example = made(draw, split, draw.choice(LENGTHS))
-        text = asked(task, question)
-        if text not in found and text != asked(task, example):
-            found[text] = Item(task, question, example)
-            misses = 0
+    generator = random.Random(f"{task} {split} {seed}")
+    make_question = TASKS[task].made
+    items_by_text: dict[str, Item] = {}
+    missed_draws = 0  # in a row
+    while len(items_by_text) < count:
+        question = make_question(generator, split, LENGTHS[len(items_by_text) % len(LENGTHS)])
+        example = make_question(generator, split, generator.choice(LENGTHS))
+        text = question_text(task, question)
+        if text not in items_by_text and text != question_text(task, example):
+            items_by_text[text] = Item(task, question, example)
+            missed_draws = 0
             continue
-        misses += 1
-        if misses == TRIES:
+        missed_draws += 1
+        if missed_draws == TRIES:
             raise BadConfig(f"{task}: so many different items ({count}) cannot be made; take fewer")
-    return list(found.values())
+    return list(items_by_text.values())
 
 
-def split_of(what: str) -> str:
-    """Where a name, a set of symbols or a text belongs."""
-    return "train" if zlib.crc32(what.encode()) % TESTED else "test"
+def split_of(subject: str) -> str:
+    """Split that a name, a set of symbols or a text belongs to."""
+    return "train" if zlib.crc32(subject.encode()) % TESTED else "test"
 
 
-def _first_of(split: str, draw: Callable[[], T], named: Callable[[T], str]) -> T:
+def _draw_of_split(split: str, draw_candidate: Callable[[], T], name_of: Callable[[T], str]) -> T:
     """The first that is drawn of those that belong to a split, by what they are named."""
     while True:
-        one = draw()
-        if split_of(named(one)) == split:
-            return one
+        candidate = draw_candidate()
+        if split_of(name_of(candidate)) == split:
+            return candidate
 
 
 # --- lists
@@ -201,19 +201,19 @@ def _first_of(split: str, draw: Callable[[], T], named: Callable[[T], str]) -> T
 
 def read_list(text: str) -> list[str] | None:
     """The last [...] of a text, None where it is not a list of strings as JSON has it."""
-    found = LIST.findall(text)
+    list_texts = LIST.findall(text)
     try:
-        entries = json.loads(found[-1]) if found else None
+        entries = json.loads(list_texts[-1]) if list_texts else None
     except ValueError:
         return None
-    if not isinstance(entries, list) or not all(isinstance(one, str) for one in entries):
+    if not isinstance(entries, list) or not all(isinstance(entry, str) for entry in entries):
         return None
     return entries
 
 
 Entries = list[str]
 # All right answers of an operation on entries, by a new one and a place.
-RIGHT: dict[str, Callable[[Entries, str, int], list[Entries]]] = {
+RIGHT_LISTS: dict[str, Callable[[Entries, str, int], list[Entries]]] = {
     "copy": lambda old, new, at: [old],
     "reverse": lambda old, new, at: [old[::-1]],
     "sort": lambda old, new, at: [sorted(old)],
@@ -228,166 +228,204 @@ RIGHT: dict[str, Callable[[Entries, str, int], list[Entries]]] = {
 }
 
 
-def listed(operation: str, question: Question, text: str) -> float:
+def score_list(operation: str, question: Question, text: str) -> float:
     """Whether the list in the answer is one of those that are right."""
-    right = RIGHT[operation](list(question.entries), question.new, question.place or 0)
-    return float(read_list(text) in right)
+    right_lists = RIGHT_LISTS[operation](list(question.entries), question.new, question.place or 0)
+    return float(read_list(text) in right_lists)
 
 
-def shuffled(question: Question, text: str) -> float:
-    """Whether it has the same entries in another order."""
-    found = read_list(text)
-    old = list(question.entries)
-    return float(found is not None and found != old and Counter(found) == Counter(old))
-
-
-def _names(draw: random.Random, split: str, count: int) -> Entries:
-    found: dict[str, None] = {}
-    while len(found) < count:
-        name = _first_of(split, lambda: f"{draw.choice(FIRST)} {draw.choice(LAST)}", str)
-        found[name] = None
-    return list(found)
-
-
-def _operation(operation: str, draw: random.Random, split: str, length: int) -> Question:
-    *entries, new = _names(draw, split, length + 1)
-    place = draw.randrange(length + (operation == "insert_index"))
-    return Question(
-        tuple(entries),
-        new if operation.startswith(("insert", "replace")) else "",
-        place if operation.endswith("index") else None,
-        answer=written(draw.choice(RIGHT[operation](entries, new, place))),
+def score_shuffle(question: Question, text: str) -> float:
+    """Whether the list in the answer has the same entries in another order."""
+    answer_entries = read_list(text)
+    question_entries = list(question.entries)
+    return float(
+        answer_entries is not None
+        and answer_entries != question_entries
+        and Counter(answer_entries) == Counter(question_entries)
     )
 
 
-def _shuffle(draw: random.Random, split: str, length: int) -> Question:
-    entries = _names(draw, split, length)
-    order = entries
-    while order == entries:
-        order = draw.sample(entries, length)
-    return Question(tuple(entries), answer=written(order))
+def _draw_names(generator: random.Random, split: str, count: int) -> Entries:
+    chosen_names: dict[str, None] = {}
+    while len(chosen_names) < count:
+        name = _draw_of_split(
+            split, lambda: f"{generator.choice(FIRST_NAMES)} {generator.choice(LAST_NAMES)}", str
+        )
+        chosen_names[name] = None
+    return list(chosen_names)
+
+
+def _operation_question(
+    operation: str, generator: random.Random, split: str, length: int
+) -> Question:
+    *entries, new_name = _draw_names(generator, split, length + 1)
+    position = generator.randrange(length + (operation == "insert_index"))
+    return Question(
+        tuple(entries),
+        new_name if operation.startswith(("insert", "replace")) else "",
+        position if operation.endswith("index") else None,
+        answer=format_list(generator.choice(RIGHT_LISTS[operation](entries, new_name, position))),
+    )
+
+
+def _shuffle_question(generator: random.Random, split: str, length: int) -> Question:
+    entries = _draw_names(generator, split, length)
+    shuffled_entries = entries
+    while shuffled_entries == entries:
+        shuffled_entries = generator.sample(entries, length)
+    return Question(tuple(entries), answer=format_list(shuffled_entries))
 
 
 # --- squares
 
 
-def read_square(text: str, row: Callable[[str], Sequence[str] | None]) -> list[Sequence[str]]:
-    """The last SIZE lines on end that are rows, as `row` reads them; [] where there are none."""
-    rows = [row(line.strip()) for line in text.strip().split("\n")]
-    for end in range(len(rows), SIZE - 1, -1):
-        found = [one for one in rows[end - SIZE : end] if one is not None]
-        if len(found) == SIZE:
-            return found
+def read_square(text: str, read_row: Callable[[str], Sequence[str] | None]) -> list[Sequence[str]]:
+    """The last SIZE lines on end that are rows, as `read_row` reads them; [] if there are none."""
+    rows = [read_row(line.strip()) for line in text.strip().split("\n")]
+    for last_line in range(len(rows), SIZE - 1, -1):
+        row_candidates = [
+            parsed_row
+            for parsed_row in rows[last_line - SIZE : last_line]
+            if parsed_row is not None
+        ]
+        if len(row_candidates) == SIZE:
+            return row_candidates
     return []
 
 
 def is_latin(rows: Sequence[Sequence[str]], symbols: Sequence[str]) -> bool:
     """Whether every row and every column has each symbol once."""
-    lines = [*rows, *zip(*rows, strict=True)]
-    return len(rows) == len(symbols) and all(sorted(one) == sorted(symbols) for one in lines)
+    rows_and_columns = [*rows, *zip(*rows, strict=True)]
+    return len(rows) == len(symbols) and all(
+        sorted(line) == sorted(symbols) for line in rows_and_columns
+    )
 
 
-def latin(question: Question, text: str) -> float:
-    """Whether the answer is such a square, a line a row, with commas."""
+def score_latin(question: Question, text: str) -> float:
+    """Whether the answer is a Latin square of the symbols, a line a row, with commas."""
 
     def row(line: str) -> list[str] | None:
-        found = [one.strip() for one in line.split(",")]
-        return found if len(found) == SIZE else None
+        symbols = [symbol.strip() for symbol in line.split(",")]
+        return symbols if len(symbols) == SIZE else None
 
     return float(is_latin(read_square(text, row), question.entries))
 
 
-def sudoku(question: Question, text: str) -> float:
+def score_sudoku(question: Question, text: str) -> float:
     """Whether the answer has the lines of the only solution."""
     rows = read_square(text, lambda line: line if NUMBERS.fullmatch(line) else None)
     return float(rows == question.answer.split("\n"))
 
 
 @cache
-def squares() -> list[tuple[tuple[int, ...], ...]]:
+def latin_squares() -> list[tuple[tuple[int, ...], ...]]:
     """All Latin squares of the numbers 0 to SIZE - 1."""
-    orders = list(itertools.permutations(range(SIZE)))
-    found: list[tuple[tuple[int, ...], ...]] = [()]
+    row_orders = list(itertools.permutations(range(SIZE)))
+    partial_squares: list[tuple[tuple[int, ...], ...]] = [()]
     for _ in range(SIZE):
-        found = [
-            (*rows, order)
-            for rows in found
-            for order in orders
-            if all(one != other for row in rows for one, other in zip(row, order, strict=True))
+        partial_squares = [
+            (*rows, row_order)
+            for rows in partial_squares
+            for row_order in row_orders
+            if all(
+                upper != lower for row in rows for upper, lower in zip(row, row_order, strict=True)
+            )
         ]
-    return found
+    return partial_squares
 
 
 @cache
-def solutions() -> list[str]:
+def sudoku_solutions() -> list[str]:
     """All sudokus of the numbers 1 to SIZE that are filled, their rows on end."""
-    half = SIZE // 2
-    found = []
-    for rows in squares():
+    half_size = SIZE // 2
+    solution_texts = []
+    for rows in latin_squares():
         quarters = [
-            {rows[i][j] for i in range(a, a + half) for j in range(b, b + half)}
-            for a in range(0, SIZE, half)
-            for b in range(0, SIZE, half)
+            {
+                rows[i][column]
+                for i in range(top_row, top_row + half_size)
+                for column in range(left_column, left_column + half_size)
+            }
+            for top_row in range(0, SIZE, half_size)
+            for left_column in range(0, SIZE, half_size)
         ]
         if all(len(quarter) == SIZE for quarter in quarters):
-            found.append("".join(str(number + 1) for row in rows for number in row))
-    return found
+            solution_texts.append("".join(str(digit + 1) for row in rows for digit in row))
+    return solution_texts
 
 
-def _latin(draw: random.Random, split: str, length: int) -> Question:
-    def named(symbols: Sequence[str]) -> str:
-        return "".join(sorted(symbols))
+def _latin_question(generator: random.Random, split: str, length: int) -> Question:
+    def name_symbols(symbol_sample: Sequence[str]) -> str:
+        return "".join(sorted(symbol_sample))
 
-    symbols = _first_of(split, lambda: draw.sample(SYMBOLS, SIZE), named)
-    square = draw.choice(squares())
+    symbols = _draw_of_split(split, lambda: generator.sample(SYMBOLS, SIZE), name_symbols)
+    square = generator.choice(latin_squares())
     answer = "\n".join(",".join(symbols[number] for number in row) for row in square)
     return Question(tuple(symbols), answer=answer)
 
 
-def _sudoku(draw: random.Random, split: str, length: int) -> Question:
-    """One that has one solution only."""
+def _sudoku_question(generator: random.Random, split: str, length: int) -> Question:
+    """Draws a sudoku that has one solution only."""
     while True:
-        solution = _first_of(split, lambda: draw.choice(solutions()), str)
-        known = set(draw.sample(range(SIZE * SIZE), GIVEN))
-        same = [other for other in solutions() if all(other[i] == solution[i] for i in known)]
-        if len(same) == 1:
-            given = "".join(one if i in known else "0" for i, one in enumerate(solution))
-            return Question(tuple(_lines(given)), answer="\n".join(_lines(solution)))
+        solution = _draw_of_split(split, lambda: generator.choice(sudoku_solutions()), str)
+        given_cells = set(generator.sample(range(SIZE * SIZE), GIVEN_NUMBERS))
+        matching_solutions = [
+            candidate
+            for candidate in sudoku_solutions()
+            if all(candidate[cell] == solution[cell] for cell in given_cells)
+        ]
+        if len(matching_solutions) == 1:
+            puzzle = "".join(
+                digit if cell in given_cells else "0" for cell, digit in enumerate(solution)
+            )
+            return Question(tuple(_square_lines(puzzle)), answer="\n".join(_square_lines(solution)))
 
 
-def _lines(square: str) -> Entries:
-    return [square[i : i + SIZE] for i in range(0, len(square), SIZE)]
+def _square_lines(square: str) -> Entries:
+    return [square[row_start : row_start + SIZE] for row_start in range(0, len(square), SIZE)]
 
 
 # --- texts
 
 
-def _words(
-    form: Callable[[random.Random], tuple[tuple[str, ...], str]],
-    draw: random.Random,
+def _words_question(
+    draw_words: Callable[[random.Random], tuple[tuple[str, ...], str]],
+    generator: random.Random,
     split: str,
     length: int,
 ) -> Question:
-    words, sentence = _first_of(split, lambda: form(draw), lambda made: " ".join(sorted(made[0])))
+    words, sentence = _draw_of_split(
+        split,
+        lambda: draw_words(generator),
+        lambda words_and_sentence: " ".join(sorted(words_and_sentence[0])),
+    )
     return Question(words, answer=sentence)
 
 
-def _paraphrase(draw: random.Random, split: str, length: int) -> Question:
-    source, others = _first_of(split, lambda: texts.paraphrase(draw), lambda made: made[0])
-    return Question(text=source, answer=draw.choice(others), others=others)
+def _paraphrase_question(generator: random.Random, split: str, length: int) -> Question:
+    source, paraphrases = _draw_of_split(
+        split,
+        lambda: texts.draw_paraphrase(generator),
+        lambda source_and_others: source_and_others[0],
+    )
+    return Question(text=source, answer=generator.choice(paraphrases), others=paraphrases)
 
 
-def _summary(draw: random.Random, split: str, length: int) -> Question:
-    text, summary = _first_of(split, lambda: texts.conversation(draw), lambda made: made[0])
+def _summary_question(generator: random.Random, split: str, length: int) -> Question:
+    text, summary = _draw_of_split(
+        split,
+        lambda: texts.draw_conversation(generator),
+        lambda text_and_summary: text_and_summary[0],
+    )
     return Question(text=text, answer=summary)
 
 
-def _sentence(level: Callable[[random.Random], tuple[tuple[str, ...], str]]) -> Task:
+def _sentence_task(draw_words: Callable[[random.Random], tuple[tuple[str, ...], str]]) -> Task:
     return Task(
         "Write one sentence with all of these words in it.",
         "Words",
-        lambda question, text: scores.sentence(text, question.entries),
-        partial(_words, level),
+        lambda question, text: scores.sentence_score(text, question.entries),
+        partial(_words_question, draw_words),
         ours=True,
     )
 
@@ -409,8 +447,8 @@ TASKS = {
     operation: Task(
         wording,
         "List",
-        shuffled if operation == "shuffle" else partial(listed, operation),
-        _shuffle if operation == "shuffle" else partial(_operation, operation),
+        score_shuffle if operation == "shuffle" else partial(score_list, operation),
+        _shuffle_question if operation == "shuffle" else partial(_operation_question, operation),
     )
     for operation, wording in WORDINGS.items()
 } | {
@@ -418,31 +456,31 @@ TASKS = {
         "Make a square of four lines with four symbols each, with commas between them. Every line "
         "and every column has each of these symbols once.",
         "Symbols",
-        latin,
-        _latin,
+        score_latin,
+        _latin_question,
     ),
     "sudoku": Task(
         "Fill the gaps, which are written as 0. Every line, every column and every quarter has "
         "each of the numbers 1 to 4 once.",
         "Sudoku",
-        sudoku,
-        _sudoku,
+        score_sudoku,
+        _sudoku_question,
     ),
-    "words_easy": _sentence(texts.easy),
-    "words_medium": _sentence(texts.medium),
-    "words_hard": _sentence(texts.hard),
+    "words_easy": _sentence_task(texts.easy_sentence),
+    "words_medium": _sentence_task(texts.medium_sentence),
+    "words_hard": _sentence_task(texts.hard_sentence),
     "paraphrase": Task(
         "Say this in other words, in one sentence.",
         "Text",
-        lambda question, text: scores.paraphrase(text, question.text, question.others),
-        _paraphrase,
+        lambda question, text: scores.paraphrase_score(text, question.text, question.others),
+        _paraphrase_question,
         ours=True,
     ),
     "summary": Task(
         "Say in one sentence what comes of this conversation.",
         "Conversation",
-        lambda question, text: scores.summary(text, question.answer),
-        _summary,
+        lambda question, text: scores.summary_score(text, question.answer),
+        _summary_question,
         ours=True,
     ),
 }

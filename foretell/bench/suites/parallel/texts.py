@@ -65,76 +65,88 @@ PLANS = (  # what to do, and where
     ("repair the boat", "the harbour"),
     ("listen to the band", "the town hall"),
 )
+ACCEPTING = ("Gladly!", "Yes, why not.", "I would love to.")
+REGRETTING = ("Sorry", "I am afraid not", "What a pity")
+PARTING = ("Have fun!", "Thank you for asking.", "Yes, next time.")
 EXCUSES = ("has to work", "is ill", "has an exam", "is visiting family", "has no money left")
 
 
-def easy(draw: random.Random) -> tuple[tuple[str, ...], str]:
+def easy_sentence(generator: random.Random) -> tuple[tuple[str, ...], str]:
     """Four words of one theme, and a sentence."""
-    parts = [draw.choice(part.split()) for part in draw.choice(THEMES).split("|")]
-    names = dict(zip(("who", "does", "what", "where"), parts, strict=True))
-    return _mixed(draw, parts), draw.choice(EASY_FORMS).format(**names)
+    chosen_words = [generator.choice(part.split()) for part in generator.choice(THEMES).split("|")]
+    words_by_role = dict(zip(("who", "does", "what", "where"), chosen_words, strict=True))
+    return _shuffle_words(generator, chosen_words), generator.choice(EASY_FORMS).format(
+        **words_by_role
+    )
 
 
-def medium(draw: random.Random) -> tuple[tuple[str, ...], str]:
+def medium_sentence(generator: random.Random) -> tuple[tuple[str, ...], str]:
     """Four common words of no theme, and a sentence."""
-    parts = [draw.choice(part.split()) for part in PLAIN]
-    parts.append(draw.choice(draw.choice(THEMES).split("|")[0].split()))
-    names = dict(zip(("how", "what", "where", "who"), parts, strict=True))
-    return _mixed(draw, parts), draw.choice(PLAIN_FORMS).format(**names)
+    chosen_words = [generator.choice(part.split()) for part in PLAIN]
+    chosen_words.append(generator.choice(generator.choice(THEMES).split("|")[0].split()))
+    words_by_role = dict(zip(("how", "what", "where", "who"), chosen_words, strict=True))
+    return _shuffle_words(generator, chosen_words), generator.choice(PLAIN_FORMS).format(
+        **words_by_role
+    )
 
 
-def hard(draw: random.Random) -> tuple[tuple[str, ...], str]:
+def hard_sentence(generator: random.Random) -> tuple[tuple[str, ...], str]:
     """Four rare words, and a sentence."""
-    parts = [word for part in RARE for word in draw.sample(part.split(), 2)]
-    names = dict(zip(("one", "two", "a", "b"), parts, strict=True))
-    return _mixed(draw, parts), draw.choice(RARE_FORMS).format(**names)
+    chosen_words = [word for part in RARE for word in generator.sample(part.split(), 2)]
+    words_by_role = dict(zip(("one", "two", "a", "b"), chosen_words, strict=True))
+    return _shuffle_words(generator, chosen_words), generator.choice(RARE_FORMS).format(
+        **words_by_role
+    )
 
 
-def _mixed(draw: random.Random, parts: list[str]) -> tuple[str, ...]:
-    return tuple(draw.sample(parts, len(parts)))
+def _shuffle_words(generator: random.Random, chosen_words: list[str]) -> tuple[str, ...]:
+    return tuple(generator.sample(chosen_words, len(chosen_words)))
 
 
-def paraphrase(draw: random.Random) -> tuple[str, tuple[str, ...]]:
+def draw_paraphrase(generator: random.Random) -> tuple[str, tuple[str, ...]]:
     """A sentence, and others that say the same."""
-    name, day = draw.choice(FRIENDS), draw.choice(DAYS)
-    did, how, what, where = (draw.choice(pairs) for pairs in (DID, HOW, GOODS, WHERE))
-    source = f"{name} {did[0]} the {how[0]} {what[0]} at the {where[0]} on {day}."
-    others = (
-        f"On {day}, {name} {did[1]} the {how[1]} {what[1]} at the {where[1]}.",
-        f"At the {where[1]}, {name} {did[1]} the {how[1]} {what[1]} on {day}.",
-        f"It was on {day} that {name} {did[1]} the {how[1]} {what[1]} at the {where[1]}.",
+    friend, day = generator.choice(FRIENDS), generator.choice(DAYS)
+    verbs, adjectives, goods, places = (
+        generator.choice(pairs) for pairs in (DID, HOW, GOODS, WHERE)
     )
-    return source, others
+    source = f"{friend} {verbs[0]} the {adjectives[0]} {goods[0]} at the {places[0]} on {day}."
+    paraphrases = (
+        f"On {day}, {friend} {verbs[1]} the {adjectives[1]} {goods[1]} at the {places[1]}.",
+        f"At the {places[1]}, {friend} {verbs[1]} the {adjectives[1]} {goods[1]} on {day}.",
+        f"It was on {day} that {friend} {verbs[1]} the {adjectives[1]} {goods[1]} "
+        f"at the {places[1]}.",
+    )
+    return source, paraphrases
 
 
-def conversation(draw: random.Random) -> tuple[str, str]:
+def draw_conversation(generator: random.Random) -> tuple[str, str]:
     """A conversation of two people, and its summary in one sentence."""
-    one, other = draw.sample(FRIENDS, 2)
-    (what, where), day = draw.choice(PLANS), draw.choice(DAYS)
-    hour = draw.randint(2, 9)
-    opening = draw.choice(
+    speaker, listener = generator.sample(FRIENDS, 2)
+    (plan, location), day = generator.choice(PLANS), generator.choice(DAYS)
+    hour = generator.randint(2, 9)
+    opening_line = generator.choice(
         (
-            f"{one}: Hi {other}, do you want to {what} with me on {day}?",
-            f"{one}: Are you free on {day}? I would like to {what}.",
-            f"{one}: {other}, shall we {what} on {day}?",
+            f"{speaker}: Hi {listener}, do you want to {plan} with me on {day}?",
+            f"{speaker}: Are you free on {day}? I would like to {plan}.",
+            f"{speaker}: {listener}, shall we {plan} on {day}?",
         )
     )
-    if draw.random() < 0.5:
+    if generator.random() < 0.5:
         lines = (
-            opening,
-            f"{other}: {draw.choice(('Gladly!', 'Yes, why not.', 'I would love to.'))} When?",
-            f"{one}: At {hour}, we meet at {where}.",
-            f"{other}: {draw.choice(('See you there.', 'Perfect.', 'I will be there.'))}",
+            opening_line,
+            f"{listener}: {generator.choice(ACCEPTING)} When?",
+            f"{speaker}: At {hour}, we meet at {location}.",
+            f"{listener}: {generator.choice(('See you there.', 'Perfect.', 'I will be there.'))}",
         )
-        summary = f"{one} and {other} will {what} at {where} on {day} at {hour}."
+        summary = f"{speaker} and {listener} will {plan} at {location} on {day} at {hour}."
     else:
-        excuse = draw.choice(EXCUSES)
-        said = excuse.replace("has", "have").replace("is ", "am ")
+        excuse = generator.choice(EXCUSES)
+        own_excuse = excuse.replace("has", "have").replace("is ", "am ")
         lines = (
-            opening,
-            f"{other}: {draw.choice(('Sorry', 'I am afraid not', 'What a pity'))}, I {said}.",
-            f"{one}: {draw.choice(('Another time then.', 'Maybe next week.', 'I see.'))}",
-            f"{other}: {draw.choice(('Have fun!', 'Thank you for asking.', 'Yes, next time.'))}",
+            opening_line,
+            f"{listener}: {generator.choice(REGRETTING)}, I {own_excuse}.",
+            f"{speaker}: {generator.choice(('Another time then.', 'Maybe next week.', 'I see.'))}",
+            f"{listener}: {generator.choice(PARTING)}",
         )
-        summary = f"{other} cannot {what} with {one} on {day} because {other} {excuse}."
+        summary = f"{listener} cannot {plan} with {speaker} on {day} because {listener} {excuse}."
     return "\n".join(lines), summary

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from foretell.bench.programs import STOPS, Program
-from foretell.bench.programs import programs as made
+from foretell.bench.programs import make_programs as made
 from foretell.bench.suites.search.tasks import Task
-from foretell.rewards.cases import Cases, verdicts
+from foretell.rewards.cases import Cases, judge_program
 from foretell.rewards.sandbox import Limits
 from foretell.rewards.tests import program_of
 
@@ -25,7 +25,9 @@ class Function(Task):
     """A program's body is to be written behind its first line."""
 
     program: Program
-    known: dict[str, list[bool]] = field(default_factory=dict)  # verdicts of programs that were run
+    known_verdicts: dict[str, list[bool]] = field(
+        default_factory=dict
+    )  # verdicts of programs that were run
 
     sort: ClassVar[str] = "functions"
     partial: ClassVar[bool] = False
@@ -33,40 +35,40 @@ class Function(Task):
 
     @property
     def opening(self) -> str:
-        """It does not end with a line's end: with the blanks behind it that is often one token."""
+        """Opening without a line's end: with the blanks behind it that is often one token."""
         return f"```python\n{self.program.begins}"
 
     @property
     def head(self) -> str:
         return self.program.head
 
-    def before(self, opening: str) -> str:
+    def answer_prefix(self, opening: str) -> str:
         return opening.removeprefix("```python\n")
 
     def code(self, text: str) -> str:
         """The program that an answer is."""
         return text
 
-    def passed(self, text: str) -> list[bool]:
-        """Of the public tests and then of the hidden ones; each program is run once."""
+    def test_results(self, text: str) -> list[bool]:
+        """Results of the public tests and then of the hidden ones; each program is run once."""
         code = self.code(text)
-        if code not in self.known:
+        if code not in self.known_verdicts:
             tests = [*self.program.public, *self.program.hidden]
-            self.known[code] = verdicts(code, tests, LIMITS)
-        return self.known[code]
+            self.known_verdicts[code] = judge_program(code, tests, LIMITS)
+        return self.known_verdicts[code]
 
     def public(self, text: str) -> float:
         """The share of public tests that are passed."""
-        return _share(self.passed(text)[: len(self.program.public)])
+        return _passed_share(self.test_results(text)[: len(self.program.public)])
 
-    def score(self, text: str) -> float:
+    def score_answer(self, text: str) -> float:
         """The share of hidden tests that are passed."""
-        return _share(self.passed(text)[len(self.program.public) :])
+        return _passed_share(self.test_results(text)[len(self.program.public) :])
 
 
 @dataclass(frozen=True, eq=False)
 class FreeProgram(Function):
-    """The same without the first line."""
+    """A whole program is to be written: no first line is given."""
 
     sort: ClassVar[str] = "programs"
     stop: ClassVar[tuple[str, ...]] = ()
@@ -75,7 +77,7 @@ class FreeProgram(Function):
     def opening(self) -> str:
         return ""
 
-    def before(self, opening: str) -> str:
+    def answer_prefix(self, opening: str) -> str:
         """For a model that continues texts the prompt is the program's beginning."""
         return opening
 
@@ -83,15 +85,15 @@ class FreeProgram(Function):
         return program_of(text, "", Cases("", "", self.program.public))
 
 
-def _share(passed: list[bool]) -> float:
-    return sum(passed) / len(passed)
+def _passed_share(test_results: list[bool]) -> float:
+    return sum(test_results) / len(test_results)
 
 
-def functions(count: int, seed: int) -> list[Function]:
-    """Raises BadConfig where there are fewer."""
-    return [Function(one.kind, one.question, one) for one in made(count, seed)]
+def make_functions(count: int, seed: int) -> list[Function]:
+    """Makes `count` different functions. Raises BadConfig where there are fewer."""
+    return [Function(program.kind, program.question, program) for program in made(count, seed)]
 
 
-def programs(count: int, seed: int) -> list[FreeProgram]:
-    """The same tasks with free answers. Raises BadConfig where there are fewer."""
-    return [FreeProgram(one.kind, one.question, one) for one in made(count, seed)]
+def make_free_programs(count: int, seed: int) -> list[FreeProgram]:
+    """Makes the tasks of `functions` with free answers. Raises BadConfig where there are fewer."""
+    return [FreeProgram(program.kind, program.question, program) for program in made(count, seed)]

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-from foretell.bench.suites.search.tasks import Task, different
+from foretell.bench.suites.search.tasks import Task, make_distinct
 
 TOPICS = (
     "a walk in the rain",
@@ -50,7 +50,7 @@ WORD = re.compile(r"\w+(?:['\u2019-]\w+)*")
 
 @dataclass(frozen=True, eq=False)
 class Demand:
-    """What is asked of a text, and whether one keeps to it."""
+    """A demand on a text: its words, and a check whether a text keeps to it."""
 
     says: str
     holds: Callable[[str], bool]
@@ -65,116 +65,120 @@ class Instruction(Task):
     sort: ClassVar[str] = "instructions"
     partial: ClassVar[bool] = False  # most demands are about ends and lengths
 
-    def score(self, text: str) -> float:
+    def score_answer(self, text: str) -> float:
         """The share of demands that are kept; an empty text keeps none."""
         text = text.strip()
-        kept = [bool(text) and demand.holds(text) for demand in self.demands]
-        return sum(kept) / len(kept)
+        kept_demands = [bool(text) and demand.holds(text) for demand in self.demands]
+        return sum(kept_demands) / len(kept_demands)
 
     def public(self, text: str) -> float:
-        return self.score(text)
+        return self.score_answer(text)
 
 
-def instructions(count: int, seed: int) -> list[Instruction]:
-    """Two of three have one demand, the others two. Raises BadConfig where there are fewer."""
-    forms = [partial(_task, demands) for demands in (1, 1, 2)]
-    return different(forms, count, seed, "instructions")
+def make_instructions(count: int, seed: int) -> list[Instruction]:
+    """Makes tasks: two of three have one demand, the others two. Raises BadConfig where there are
+    fewer.
+    """
+    task_forms = [partial(_draw_instruction, demands) for demands in (1, 1, 2)]
+    return make_distinct(task_forms, count, seed, "instructions")
 
 
-def _task(count: int, draw: random.Random) -> Instruction:
-    kinds = draw.sample(sorted(DEMANDS), count)
-    demands = tuple(draw.choice(DEMANDS[kind])(draw) for kind in kinds)
-    said = " ".join(demand.says for demand in demands)
-    question = f"Write a very short text about {draw.choice(TOPICS)}. {said}"
-    return Instruction(" and ".join(sorted(kinds)), question, demands)
+def _draw_instruction(demand_count: int, generator: random.Random) -> Instruction:
+    demand_kinds = generator.sample(sorted(DEMANDS), demand_count)
+    demands = tuple(
+        generator.choice(DEMANDS[demand_kind])(generator) for demand_kind in demand_kinds
+    )
+    demand_texts = " ".join(demand.says for demand in demands)
+    question = f"Write a very short text about {generator.choice(TOPICS)}. {demand_texts}"
+    return Instruction(" and ".join(sorted(demand_kinds)), question, demands)
 
 
-def _contains(draw: random.Random) -> Demand:
-    words = draw.sample(WORDS, draw.choice((1, 1, 2)))
-    listed = " and ".join(f'"{word}"' for word in words)
+def _contains_words(generator: random.Random) -> Demand:
+    words = generator.sample(WORDS, generator.choice((1, 1, 2)))
+    word_list = " and ".join(f'"{word}"' for word in words)
     plural = "s" if len(words) > 1 else ""
-    says = f"Use the word{plural} {listed}."
-    return Demand(says, lambda text: set(words) <= said(text))
+    says = f"Use the word{plural} {word_list}."
+    return Demand(says, lambda text: set(words) <= lower_words(text))
 
 
-def _avoids(draw: random.Random) -> Demand:
-    word = draw.choice(("is", "was", "and", "with", "it", "in"))
+def _avoids_word(generator: random.Random) -> Demand:
+    word = generator.choice(("is", "was", "and", "with", "it", "in"))
     says = f'Do not use the word "{word}".'
-    return Demand(says, lambda text: word not in said(text))
+    return Demand(says, lambda text: word not in lower_words(text))
 
 
-def _longest(draw: random.Random) -> Demand:
-    most = draw.choice((20, 30, 40, 50, 60))
-    says = f"Use at most {most} words."
-    return Demand(says, lambda text: len(WORD.findall(text)) <= most)
+def _word_maximum(generator: random.Random) -> Demand:
+    max_words = generator.choice((20, 30, 40, 50, 60))
+    says = f"Use at most {max_words} words."
+    return Demand(says, lambda text: len(WORD.findall(text)) <= max_words)
 
 
-def _shortest(draw: random.Random) -> Demand:
-    least = draw.choice((30, 40, 50, 60))
-    says = f"Use at least {least} words."
-    return Demand(says, lambda text: len(WORD.findall(text)) >= least)
+def _word_minimum(generator: random.Random) -> Demand:
+    min_words = generator.choice((30, 40, 50, 60))
+    says = f"Use at least {min_words} words."
+    return Demand(says, lambda text: len(WORD.findall(text)) >= min_words)
 
 
-def _sentences(draw: random.Random) -> Demand:
-    count = draw.randint(1, 4)
-    plural = "s" if count > 1 else ""
-    says = f"Write exactly {count} sentence{plural}."
-    return Demand(says, lambda text: len(SENTENCE.findall(text)) == count)
+def _sentence_count(generator: random.Random) -> Demand:
+    sentence_count = generator.randint(1, 4)
+    plural = "s" if sentence_count > 1 else ""
+    says = f"Write exactly {sentence_count} sentence{plural}."
+    return Demand(says, lambda text: len(SENTENCE.findall(text)) == sentence_count)
 
 
-def _ends(draw: random.Random) -> Demand:
-    ending = draw.choice(ENDINGS)
+def _ends_with(generator: random.Random) -> Demand:
+    ending = generator.choice(ENDINGS)
     says = f'End with the words "{ending}"'
     return Demand(says, lambda text: text.rstrip('"*').endswith(ending))
 
 
-def _begins(draw: random.Random) -> Demand:
-    word = draw.choice(("Today", "Once", "Sometimes", "Perhaps", "Yesterday", "Everyone"))
+def _begins_with(generator: random.Random) -> Demand:
+    word = generator.choice(("Today", "Once", "Sometimes", "Perhaps", "Yesterday", "Everyone"))
     says = f'Begin with the word "{word}".'
     return Demand(says, lambda text: WORD.findall(text)[:1] == [word])
 
 
-def _lower(draw: random.Random) -> Demand:
+def _small_letters(generator: random.Random) -> Demand:
     says = "Use small letters only, no capital letters."
     return Demand(says, lambda text: text == text.lower())
 
 
-def _upper(draw: random.Random) -> Demand:
+def _capital_letters(generator: random.Random) -> Demand:
     says = "Use CAPITAL LETTERS only."
     return Demand(says, lambda text: text == text.upper())
 
 
-def _commas(draw: random.Random) -> Demand:
+def _no_commas(generator: random.Random) -> Demand:
     return Demand("Do not use any commas.", lambda text: "," not in text)
 
 
-def _question(draw: random.Random) -> Demand:
+def _asks_question(generator: random.Random) -> Demand:
     says = "Ask a question in it."
     return Demand(says, lambda text: "?" in text)
 
 
-def _bullets(draw: random.Random) -> Demand:
-    count = draw.randint(2, 4)
-    says = f'Write it as {count} lines, each of which begins with "* ".'
+def _bullet_lines(generator: random.Random) -> Demand:
+    line_count = generator.randint(2, 4)
+    says = f'Write it as {line_count} lines, each of which begins with "* ".'
 
     def holds(text: str) -> bool:
         lines = [line for line in text.split("\n") if line.strip()]
-        return len(lines) == count and all(line.startswith("* ") for line in lines)
+        return len(lines) == line_count and all(line.startswith("* ") for line in lines)
 
     return Demand(says, holds)
 
 
-def said(text: str) -> set[str]:
+def lower_words(text: str) -> set[str]:
     """The words of a text, in small letters."""
     return {word.lower() for word in WORD.findall(text)}
 
 
 # By what they are about: two of one kind may clash.
 DEMANDS: dict[str, Sequence[Callable[[random.Random], Demand]]] = {
-    "words": (_contains,),
-    "avoided word": (_avoids,),
-    "length": (_longest, _shortest, _sentences),
-    "form": (_ends, _lower, _upper, _bullets),
-    "beginning": (_begins,),
-    "signs": (_commas, _question),
+    "words": (_contains_words,),
+    "avoided word": (_avoids_word,),
+    "length": (_word_maximum, _word_minimum, _sentence_count),
+    "form": (_ends_with, _small_letters, _capital_letters, _bullet_lines),
+    "beginning": (_begins_with,),
+    "signs": (_no_commas, _asks_question),
 }

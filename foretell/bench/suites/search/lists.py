@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from foretell.bench.answer_tasks import KINDS
-from foretell.bench.suites.search.tasks import Task, different
+from foretell.bench.suites.search.tasks import Task, make_distinct
 
 ENTRY = re.compile(r"^[ \t]*(?:\d+[.):]|[-*\u2022])[ \t]*(.*)$", re.MULTILINE)
 ASIDE = re.compile(r"\s[-\u2013\u2014(:].*|[:(].*")  # what says more of an entry
@@ -68,10 +68,10 @@ SETS = {
 
 @dataclass(frozen=True)
 class Listing(Task):
-    """So many different things of a set are to be named."""
+    """A task to name different things of a set."""
 
-    wanted: int
-    right: frozenset[str]  # as `plain` writes them
+    entry_count: int
+    right_entries: frozenset[str]  # as `plain` writes them
 
     sort: ClassVar[str] = "lists"
 
@@ -79,95 +79,120 @@ class Listing(Task):
     def opening(self) -> str:
         return "1."
 
-    def score(self, text: str) -> float:
-        """The share of those wanted that are among the first entries, each counted once."""
-        return len(self.right.intersection(entries(text)[: self.wanted])) / self.wanted
+    def score_answer(self, text: str) -> float:
+        """Share of right entries among the first ones, each counted once."""
+        return (
+            len(self.right_entries.intersection(plain_entries(text)[: self.entry_count]))
+            / self.entry_count
+        )
 
     def public(self, text: str) -> float:
-        """The same of whatever stands there."""
-        return len({one for one in entries(text)[: self.wanted] if one}) / self.wanted
+        """Share of different entries among the first ones, whatever stands there."""
+        return (
+            len({entry for entry in plain_entries(text)[: self.entry_count] if entry})
+            / self.entry_count
+        )
 
-    def found(self, answers: Sequence[str]) -> int:
-        """Of all entries, beyond those wanted too."""
-        named = [one for text in answers for one in entries(text)]
-        return len(self.right.intersection(named))
-
-
-def entries(text: str) -> list[str]:
-    """Those of a list, one a line, as `plain` writes them."""
-    return [plain(one) for one in ENTRY.findall(text)]
+    def count_correct(self, answers: Sequence[str]) -> int:
+        """Counts the right ones of all entries, beyond those asked for too."""
+        named_entries = [entry for text in answers for entry in plain_entries(text)]
+        return len(self.right_entries.intersection(named_entries))
 
 
-def plain(entry: str) -> str:
+def plain_entries(text: str) -> list[str]:
+    """Entries of a list, one a line, as `plain_entry` writes them."""
+    return [plain_entry(entry) for entry in ENTRY.findall(text)]
+
+
+def plain_entry(entry: str) -> str:
     """An entry in small letters, without what is said of it, signs or an article."""
     words = re.sub(r"[^\w\s-]", " ", ASIDE.sub("", entry.replace("*", ""))).split()
     return " ".join(words).lower().removeprefix("the ")
 
 
-def lists(count: int, seed: int) -> list[Listing]:
-    """Raises BadConfig where there are fewer."""
-    return different(FORMS, count, seed, "lists")
+def make_lists(count: int, seed: int) -> list[Listing]:
+    """Makes `count` different lists. Raises BadConfig where there are fewer."""
+    return make_distinct(FORMS, count, seed, "lists")
 
 
-def _task(kind: str, question: str, wanted: int, right: Sequence[object]) -> Listing:
-    known = frozenset(plain(str(one).replace("_", " ")) for one in right)
-    return Listing(kind, f"{question} Write a numbered list.", wanted, known)
+def _list_task(
+    kind: str, question: str, entry_count: int, right_entries: Sequence[object]
+) -> Listing:
+    plain_entries = frozenset(plain_entry(str(entry).replace("_", " ")) for entry in right_entries)
+    return Listing(kind, f"{question} Write a numbered list.", entry_count, plain_entries)
 
 
-def _named(draw: random.Random) -> Listing:
-    what = draw.choice(sorted(SETS))
-    wanted = draw.randint(3, 10)
-    return _task("named", f"Name {wanted} {what}.", wanted, SETS[what].split())
+def _draw_named(generator: random.Random) -> Listing:
+    set_name = generator.choice(sorted(SETS))
+    entry_count = generator.randint(3, 10)
+    return _list_task(
+        "named", f"Name {entry_count} {set_name}.", entry_count, SETS[set_name].split()
+    )
 
 
-def _lettered(draw: random.Random) -> Listing:
-    what = draw.choice(sorted(name for name in SETS if SETS[name] != SOUTH_AMERICA))
-    by_letter: dict[str, list[str]] = {}
-    for name in SETS[what].split():
-        by_letter.setdefault(name[0], []).append(name)
-    letter = draw.choice(sorted(one for one, names in by_letter.items() if len(names) > 2))
-    wanted = draw.randint(2, 3)
-    question = f"Name {wanted} {what} whose names begin with the letter {letter}."
-    return _task("lettered", question, wanted, by_letter[letter])
+def _draw_lettered(generator: random.Random) -> Listing:
+    set_name = generator.choice(sorted(name for name in SETS if SETS[name] != SOUTH_AMERICA))
+    names_by_letter: dict[str, list[str]] = {}
+    for name in SETS[set_name].split():
+        names_by_letter.setdefault(name[0], []).append(name)
+    letter = generator.choice(
+        sorted(
+            initial for initial, letter_names in names_by_letter.items() if len(letter_names) > 2
+        )
+    )
+    entry_count = generator.randint(2, 3)
+    question = f"Name {entry_count} {set_name} whose names begin with the letter {letter}."
+    return _list_task("lettered", question, entry_count, names_by_letter[letter])
 
 
-def _multiples(draw: random.Random) -> Listing:
-    factor, wanted = draw.randint(2, 12), draw.randint(3, 8)
-    right = range(factor, factor * 1000, factor)
-    return _task("multiples", f"Write {wanted} multiples of {factor}.", wanted, right)
+def _draw_multiples(generator: random.Random) -> Listing:
+    factor, entry_count = generator.randint(2, 12), generator.randint(3, 8)
+    right_numbers = range(factor, factor * 1000, factor)
+    return _list_task(
+        "multiples", f"Write {entry_count} multiples of {factor}.", entry_count, right_numbers
+    )
 
 
-def _between(draw: random.Random) -> Listing:
-    low, odd, wanted = draw.randint(1, 80), draw.randint(0, 1), draw.randint(3, 6)
-    high = low + 4 * wanted
-    right = [number for number in range(low, high + 1) if number % 2 == odd]
-    what = "odd" if odd else "even"
-    question = f"Write {wanted} {what} numbers that lie between {low} and {high}."
-    return _task("between", question, wanted, right)
+def _draw_between(generator: random.Random) -> Listing:
+    lower_bound, parity, entry_count = (
+        generator.randint(1, 80),
+        generator.randint(0, 1),
+        generator.randint(3, 6),
+    )
+    upper_bound = lower_bound + 4 * entry_count
+    right_numbers = [
+        number for number in range(lower_bound, upper_bound + 1) if number % 2 == parity
+    ]
+    parity_word = "odd" if parity else "even"
+    question = (
+        f"Write {entry_count} {parity_word} numbers that lie between {lower_bound} and "
+        f"{upper_bound}."
+    )
+    return _list_task("between", question, entry_count, right_numbers)
 
 
-def _picked(draw: random.Random) -> Listing:
-    what, other = draw.sample(sorted(KINDS), 2)
-    right = draw.sample(KINDS[what], draw.randint(2, 3))
-    words = [*right, *draw.sample(KINDS[other], draw.randint(1, 3))]
-    draw.shuffle(words)
-    plural = "countries" if what == "country" else f"{what}s"
+def _draw_picked(generator: random.Random) -> Listing:
+    kind_name, other_kind = generator.sample(sorted(KINDS), 2)
+    right_words = generator.sample(KINDS[kind_name], generator.randint(2, 3))
+    words = [*right_words, *generator.sample(KINDS[other_kind], generator.randint(1, 3))]
+    generator.shuffle(words)
+    plural = "countries" if kind_name == "country" else f"{kind_name}s"
     question = f"Here are some words: {', '.join(words)}. Which of them are {plural}?"
-    return _task("picked", question, len(right), right)
+    return _list_task("picked", question, len(right_words), right_words)
 
 
-def _first(draw: random.Random) -> Listing:
-    words = draw.sample(sorted(word for kind in KINDS.values() for word in kind), 6)
-    wanted = draw.randint(2, 4)
-    question = f"Here are some words: {', '.join(words)}. Write the first {wanted} of them."
-    return _task("first", question, wanted, words[:wanted])
+def _draw_first(generator: random.Random) -> Listing:
+    words = generator.sample(sorted(word for kind in KINDS.values() for word in kind), 6)
+    entry_count = generator.randint(2, 4)
+    question = f"Here are some words: {', '.join(words)}. Write the first {entry_count} of them."
+    return _list_task("first", question, entry_count, words[:entry_count])
 
 
 FORMS: tuple[Callable[[random.Random], Listing], ...] = (
-    _named,
-    _lettered,
-    _multiples,
-    _between,
-    _picked,
-    _first,
+    _draw_named,
+    _draw_lettered,
+    _draw_multiples,
+    _draw_between,
+    _draw_picked,
+    _draw_first,
 )

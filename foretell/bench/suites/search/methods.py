@@ -19,7 +19,7 @@ from foretell.bench.settings import Settings
 from foretell.bench.suites.search.tasks import Public, Task
 from foretell.core.spending import Spending, spending_of
 from foretell.errors import BadConfig
-from foretell.registry import load, names
+from foretell.registry import load_method, method_names
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
@@ -41,93 +41,104 @@ OTHERS = ("sampling", "plain", "best-of")  # the defaults of other sorts
 Answer = dict[str, Any]
 
 
-def methods(settings: Settings, sort: str) -> tuple[str, ...]:
-    """What is compared on tasks of this sort, the first with the others."""
+def compared_methods(settings: Settings, sort: str) -> tuple[str, ...]:
+    """Methods that are compared on tasks of this sort, the first with the others."""
     if settings.methods == Settings().methods:
         return DEFAULTS.get(sort, OTHERS)
     return settings.methods
 
 
-def check(settings: Settings) -> None:
+def check_settings(settings: Settings) -> None:
     """Raises BadConfig for fields of a method that has none, and for a budget that is none."""
     for spec in settings.methods:
-        if name_of(spec) in WAYS and spec not in WAYS:
-            raise BadConfig(f"{spec}: {name_of(spec)} has no fields; leave them out")
+        if method_name_of(spec) in WAYS and spec not in WAYS:
+            raise BadConfig(f"{spec}: {method_name_of(spec)} has no fields; leave them out")
     spending_of(settings.budget or None)
 
 
-def name_of(spec: str) -> str:
+def method_name_of(spec: str) -> str:
     return spec.partition(":")[0]
 
 
 def takes_reward(spec: str) -> bool:
-    """Whether it chooses by a reward and names none."""
-    name = name_of(spec)
-    if name not in names("strategy") or re.search(r"[:,(]reward=", spec):
+    """Whether a method chooses by a reward and names none."""
+    method_name = method_name_of(spec)
+    if method_name not in method_names("strategy") or re.search(r"[:,(]reward=", spec):
         return False
-    return "reward" in {field.name for field in dataclasses.fields(load(name, "strategy"))}
+    return "reward" in {
+        field.name for field in dataclasses.fields(load_method(method_name, "strategy"))
+    }
 
 
-def answer(lm: LM, task: Task, spec: str, settings: Settings, number: int) -> Answer:
-    """What became of a task by a method. `number`: the task's among those of its sort.
+def answer_task(lm: LM, task: Task, spec: str, settings: Settings, number: int) -> Answer:
+    """Answers a task by a method. `number`: the task's among those of its sort.
 
     Raises BadConfig or Unsupported for a method that cannot be used on it.
     """
-    prompt, before = task.asked(lm)
-    name = name_of(spec)
-    options: dict[str, Any] = {"max_new_tokens": settings.max_new_tokens, "stop": task.stop}
-    if name in DRAWING:
-        options["temperature"] = settings.temperatures[0] or TEMPERATURE
-        options["seed"] = (settings.seed * 1_000_003 + number) * 1_000
+    prompt, answer_prefix = task.encode_prompt(lm)
+    method_name = method_name_of(spec)
+    generate_options: dict[str, Any] = {
+        "max_new_tokens": settings.max_new_tokens,
+        "stop": task.stop,
+    }
+    if method_name in DRAWING:
+        generate_options["temperature"] = settings.temperatures[0] or TEMPERATURE
+        generate_options["seed"] = (settings.seed * 1_000_003 + number) * 1_000
     budget = spending_of(settings.budget or None)
-    if name in ENDLESS and budget is None:
+    if method_name in ENDLESS and budget is None:
         budget = Spending(forwards=FORWARDS)
-    if name == "resampling":
+    if method_name == "resampling":
         assert budget is not None, "it is endless"
-        return resampled(lm, task, prompt, before, options, budget)
+        return draw_until_solved(lm, task, prompt, answer_prefix, generate_options, budget)
     if takes_reward(spec):
-        options["reward"] = Public.of(task, before)
-    several = name == "icn" and task.sort == "lists"  # its answers are the entries
-    if several:
-        options["stop"] = ("\n",)
+        generate_options["reward"] = Public.of(task, answer_prefix)
+    answers_are_entries = (
+        method_name == "icn" and task.sort == "lists"
+    )  # its answers are the entries
+    if answers_are_entries:
+        generate_options["stop"] = ("\n",)
     method = {"sampling": "plain", "pg-td": SEARCH}.get(spec, spec)
     with Meter(lm.models["target"], len(prompt)) as meter:
         try:
-            out = lm.generate(prompt, method, budget=budget, **options)
+            output = lm.generate(prompt, method, budget=budget, **generate_options)
         except BadConfig as error:
             raise BadConfig(f"{task.sort}: {error}") from error
-    text = before + out.text
-    if several:
-        found = [one.text for one in out.samples or [out]]
-        text = "\n".join(f"{place}.{one}" for place, one in enumerate(found, 1))
-    given = judged(task, text) | {
+    text = answer_prefix + output.text
+    if answers_are_entries:
+        entry_texts = [entry.text for entry in output.samples or [output]]
+        text = "\n".join(
+            f"{entry_number}.{entry}" for entry_number, entry in enumerate(entry_texts, 1)
+        )
+    answer_fields = judge_text(task, text) | {
         "tokens": meter.tokens,
-        "forwards": out.stats.calls.get("target", 0),
-        "length": len(out.tokens),
-        "reason": out.finish_reason,
+        "forwards": output.stats.calls.get("target", 0),
+        "length": len(output.tokens),
+        "reason": output.finish_reason,
     }
-    if name == "best-of":
-        samples = out.samples or [out]
-        given["samples"] = [[len(one.tokens), task.score(before + one.text)] for one in samples]
-    return given
+    if method_name == "best-of":
+        samples = output.samples or [output]
+        answer_fields["samples"] = [
+            [len(entry.tokens), task.score_answer(answer_prefix + entry.text)] for entry in samples
+        ]
+    return answer_fields
 
 
-def judged(task: Task, text: str) -> Answer:
+def judge_text(task: Task, text: str) -> Answer:
     """An answer's text with its figures."""
     return {
         "text": text,
-        "score": task.score(text),
+        "score": task.score_answer(text),
         "public": task.public(text),
-        "found": task.found([text]),
+        "found": task.count_correct([text]),
     }
 
 
-def resampled(
+def draw_until_solved(
     lm: LM,
     task: Task,
     prompt: Sequence[int],
-    before: str,
-    options: dict[str, Any],
+    answer_prefix: str,
+    generate_options: dict[str, Any],
     budget: Spending,
 ) -> Answer:
     """The best of samples that are drawn until one has all that is public or the forwards are
@@ -135,30 +146,37 @@ def resampled(
     """
     if not budget.forwards or budget.seconds:
         raise BadConfig("resampling: its budget is in forwards; give --budget forwards=200")
-    found: list[Any] = []
-    values: list[float] = []
-    spent = 0
-    for one in drawn(lm, prompt, options):
-        if found and spent + len(one.tokens) > budget.forwards:
+    drawn_samples: list[Any] = []
+    public_scores: list[float] = []
+    spent_forwards = 0
+    for sample in draw_samples(lm, prompt, generate_options):
+        if drawn_samples and spent_forwards + len(sample.tokens) > budget.forwards:
             break
-        spent += len(one.tokens)
-        found.append(one)
-        values.append(task.public(before + one.text))
-        if values[-1] == 1:
+        spent_forwards += len(sample.tokens)
+        drawn_samples.append(sample)
+        public_scores.append(task.public(answer_prefix + sample.text))
+        if public_scores[-1] == 1:
             break
-    place = max(range(len(found)), key=lambda place: values[place])
-    best = found[place]
-    return judged(task, before + best.text) | {
-        "tokens": spent - len(found),  # the last token of a sample is not computed
-        "forwards": spent,
-        "length": len(best.tokens),
-        "reason": best.finish_reason,
-        "samples": [[len(one.tokens), task.score(before + one.text)] for one in found],
+    sample_index = max(
+        range(len(drawn_samples)), key=lambda sample_index: public_scores[sample_index]
+    )
+    best_sample = drawn_samples[sample_index]
+    return judge_text(task, answer_prefix + best_sample.text) | {
+        "tokens": spent_forwards - len(drawn_samples),  # the last token of a sample is not computed
+        "forwards": spent_forwards,
+        "length": len(best_sample.tokens),
+        "reason": best_sample.finish_reason,
+        "samples": [
+            [len(sample.tokens), task.score_answer(answer_prefix + sample.text)]
+            for sample in drawn_samples
+        ],
     }
 
 
-def drawn(lm: LM, prompt: Sequence[int], options: dict[str, Any]) -> Iterator[Any]:
+def draw_samples(lm: LM, prompt: Sequence[int], generate_options: dict[str, Any]) -> Iterator[Any]:
     """Samples without end, some of them drawn side by side; what is not taken costs nothing."""
-    for seed in itertools.count(options["seed"], TOGETHER):
-        seeds = [seed + place for place in range(TOGETHER)]
-        yield from lm.generate([list(prompt)] * TOGETHER, "plain", **options | {"seed": seeds})
+    for first_seed in itertools.count(generate_options["seed"], TOGETHER):
+        seeds = [first_seed + offset for offset in range(TOGETHER)]
+        yield from lm.generate(
+            [list(prompt)] * TOGETHER, "plain", **generate_options | {"seed": seeds}
+        )

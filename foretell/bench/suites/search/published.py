@@ -49,32 +49,35 @@ class Published(Program):
         return self.given
 
 
-def read(path: str | Path, limit: int = 0) -> list[Task]:
+def read_published(path: str | Path, limit: int = 0) -> list[Task]:
     """The tasks of a file, the first `limit` ones. Raises BadConfig or BadFile."""
     try:
         text = Path(path).read_bytes().decode("utf-8")
     except (OSError, ValueError) as error:
-        what = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadConfig(f"--data {path}: cannot be read ({what})") from error
-    rows = list(_rows(text, path))
+        cause = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadConfig(f"--data {path}: cannot be read ({cause})") from error
+    rows = list(_parse_rows(text, path))
     if rows and all(set(FUNCTION) <= row.keys() for row in rows):
-        found: Sequence[Task] = [task for row in rows if (task := _function(row)) is not None]
+        published_tasks: Sequence[Task] = [
+            task for row in rows if (task := _make_function(row)) is not None
+        ]
     elif rows and all(set(SUM) <= row.keys() for row in rows):
-        found = _sums(rows)
+        published_tasks = _make_sums(rows)
     else:
         layouts = f"{', '.join(FUNCTION)}; or {' and '.join(SUM)}"
         raise BadFile(f"--data {path}: its lines are of no layout that is known ({layouts})")
-    if len(found) < 2:
+    if len(published_tasks) < 2:
         raise BadFile(
-            f"--data {path}: of {len(rows)} lines {len(found)} can be used; it takes examples in "
-            "the prompt and assert statements with literals, or whole numbers behind ####"
+            f"--data {path}: of {len(rows)} lines {len(published_tasks)} can be used; it takes "
+            "examples in the prompt and assert statements with literals, or whole numbers behind "
+            "####"
         )
-    return list(found[:limit] if limit else found)
+    return list(published_tasks[:limit] if limit else published_tasks)
 
 
-def _rows(text: str, path: str | Path) -> Iterator[dict[str, str]]:
+def _parse_rows(text: str, path: str | Path) -> Iterator[dict[str, str]]:
     """Raises BadFile, with the number of the line."""
-    for number, line in enumerate(text.split("\n"), 1):
+    for line_number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -82,85 +85,98 @@ def _rows(text: str, path: str | Path) -> Iterator[dict[str, str]]:
         except (ValueError, RecursionError):
             row = None
         if not isinstance(row, dict):
-            raise BadFile(f"--data {path}, line {number}: is no JSON object")
+            raise BadFile(f"--data {path}, line {line_number}: is no JSON object")
         yield {name: value for name, value in row.items() if isinstance(value, str)}
 
 
 # --- functions
 
 
-def _function(row: dict[str, str]) -> Function | None:
+def _make_function(row: dict[str, str]) -> Function | None:
     """None where its tests or examples cannot be read."""
-    name, given = row["entry_point"], row["prompt"].rstrip()
+    function_name, program_start = row["entry_point"], row["prompt"].rstrip()
     try:
-        public = _examples(given, name)
-        hidden = _asserted(row["test"], name)
+        public_cases = _prompt_examples(program_start, function_name)
+        hidden_cases = _asserted_cases(row["test"], function_name)
     except (BadConfig, ValueError, SyntaxError, RecursionError, MemoryError):
         return None
-    if not public or not hidden:
+    if not public_cases or not hidden_cases:
         return None
-    program = Published(name, "", "", tuple(public), tuple(hidden), given)
-    return Function(row.get("task_id", name), program.question, program)
+    program = Published(
+        function_name, "", "", tuple(public_cases), tuple(hidden_cases), program_start
+    )
+    return Function(row.get("task_id", function_name), program.question, program)
 
 
-def _examples(prompt: str, name: str) -> list[Case]:
-    """What the prompt shows of calls with literals, as `>>> f(1)` with a line `2` or as one of
-    `f(1) == 2`, `f(1) = 2`, `f(1) -> 2`, `f(1) => 2` and `f(1) returns 2`.
+def _prompt_examples(prompt: str, function_name: str) -> list[Case]:
+    """Cases of the calls with literals that a prompt shows, as `>>> f(1)` with a line `2` or as
+    one of `f(1) == 2`, `f(1) = 2`, `f(1) -> 2`, `f(1) => 2` and `f(1) returns 2`.
     """
-    shown = [
+    shown_calls = [
         (example.source.strip(), example.want.strip().partition("\n")[0])
         for example in doctest.DocTestParser().get_examples(prompt)
     ]
-    said = re.compile(rf"({re.escape(name)}\(.*\))\s*(?:==?>?|->|\u279e|(?:should )?returns?)(.+)")
-    shown += said.findall(prompt)
-    found = []
-    for call, value in shown:
+    call_pattern = re.compile(
+        rf"({re.escape(function_name)}\(.*\))\s*(?:==?>?|->|\u279e|(?:should )?returns?)(.+)"
+    )
+    shown_calls += call_pattern.findall(prompt)
+    shown_cases = []
+    for call, value in shown_calls:
         try:
-            found.append(case_of(f"assert {call} == {value.strip().rstrip('.')}", name))
+            shown_cases.append(
+                case_of(f"assert {call} == {value.strip().rstrip('.')}", function_name)
+            )
         except BadConfig:  # it shows something else
             continue
-    return [case for case in found if case.call.name == name]
+    return [case for case in shown_cases if case.call.name == function_name]
 
 
-def _asserted(test: str, name: str) -> list[Case]:
+def _asserted_cases(test: str, function_name: str) -> list[Case]:
     """All that a test asserts of `candidate` or the function's own name."""
-    [check] = [one for one in ast.parse(test).body if isinstance(one, ast.FunctionDef)]
-    found = []
-    for statement in check.body:
+    [check_function] = [
+        definition for definition in ast.parse(test).body if isinstance(definition, ast.FunctionDef)
+    ]
+    asserted_cases = []
+    for statement in check_function.body:
         if isinstance(statement, ast.Assert):
             if isinstance(statement.test, ast.Constant):  # assert True, "..."
                 continue
             statement.msg = None
-            said = re.sub(r"\bcandidate\(", f"{name}(", ast.unparse(statement))
-            found.append(case_of(said, name))
+            assertion = re.sub(r"\bcandidate\(", f"{function_name}(", ast.unparse(statement))
+            asserted_cases.append(case_of(assertion, function_name))
         elif not isinstance(statement, ast.Expr | ast.Pass):
             raise ValueError("it does more than assert")
-    return found
+    return asserted_cases
 
 
 # --- sums
 
 
-def _sums(rows: Sequence[dict[str, str]]) -> list[Sum]:
-    found = []
-    for place, row in enumerate(rows):
-        number = _final(row["answer"])
-        shown = [rows[place - back] for back in range(SHOWN, 0, -1)]
-        worked = [_worked(one) for one in shown if _final(one["answer"]) is not None]
-        if number is not None and len(rows) > SHOWN and len(worked) == SHOWN:
-            question = f"{''.join(worked)}Q: {row['question'].strip()}\nA:"
-            found.append(Sum("published", question, number))
-    return found
+def _make_sums(rows: Sequence[dict[str, str]]) -> list[Sum]:
+    sum_tasks = []
+    for row_index, row in enumerate(rows):
+        final_number = _final_number(row["answer"])
+        shown_rows = [rows[row_index - distance] for distance in range(SHOWN, 0, -1)]
+        worked_examples = [
+            _format_worked(shown_row)
+            for shown_row in shown_rows
+            if _final_number(shown_row["answer"]) is not None
+        ]
+        if final_number is not None and len(rows) > SHOWN and len(worked_examples) == SHOWN:
+            question = f"{''.join(worked_examples)}Q: {row['question'].strip()}\nA:"
+            sum_tasks.append(Sum("published", question, final_number))
+    return sum_tasks
 
 
-def _worked(row: dict[str, str]) -> str:
+def _format_worked(row: dict[str, str]) -> str:
     steps, _, _ = WORKED.sub("", row["answer"]).rpartition("####")
-    said = " ".join(steps.split())
-    return f"Q: {row['question'].strip()}\nA: {said} The answer is {_final(row['answer'])}.\n\n"
+    steps_text = " ".join(steps.split())
+    answer = _final_number(row["answer"])
+    return f"Q: {row['question'].strip()}\nA: {steps_text} The answer is {answer}.\n\n"
 
 
-def _final(answer: str) -> int | None:
+def _final_number(answer: str) -> int | None:
     """The whole number behind the last `####`."""
-    _, mark, number = answer.rpartition("####")
+    _, separator, number = answer.rpartition("####")
     number = number.strip().replace(",", "")
-    return int(number) if mark and re.fullmatch(r"-?\d{1,18}", number) else None
+    return int(number) if separator and re.fullmatch(r"-?\d{1,18}", number) else None

@@ -8,46 +8,46 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from foretell.bench.document import begin as begin_document
+from foretell.bench.document import begin_document
 from foretell.bench.runner import Load, Tell
 from foretell.bench.settings import Settings
-from foretell.bench.suites.search.figures import cells
-from foretell.bench.suites.search.functions import Function, functions, programs
-from foretell.bench.suites.search.instructions import instructions
-from foretell.bench.suites.search.lists import lists
-from foretell.bench.suites.search.methods import answer, check, methods
-from foretell.bench.suites.search.published import read
-from foretell.bench.suites.search.sums import sums
+from foretell.bench.suites.search.figures import method_cells
+from foretell.bench.suites.search.functions import Function, make_free_programs, make_functions
+from foretell.bench.suites.search.instructions import make_instructions
+from foretell.bench.suites.search.lists import make_lists
+from foretell.bench.suites.search.methods import answer_task, check_settings, compared_methods
+from foretell.bench.suites.search.published import read_published
+from foretell.bench.suites.search.sums import make_sums
 from foretell.bench.suites.search.tasks import Task
 from foretell.errors import BadConfig
-from foretell.rewards.sandbox import walls
+from foretell.rewards.sandbox import find_walls
 
 SCHEMA = "foretell.bench.suites.search/2"
 SORTS: dict[str, Callable[[int, int], Sequence[Task]]] = {
-    "functions": functions,
-    "programs": programs,
-    "sums": sums,
-    "lists": lists,
-    "instructions": instructions,
+    "functions": make_functions,
+    "programs": make_free_programs,
+    "sums": make_sums,
+    "lists": make_lists,
+    "instructions": make_instructions,
 }
 ITEMS = 60  # tasks of a sort, unless a number is given
 SAVED = 10  # seconds between two savings at least
 
 
-def prepare(given: Sequence[str | Path], settings: Settings, limit: int) -> list[Task]:
+def prepare(paths: Sequence[str | Path], settings: Settings, limit: int) -> list[Task]:
     """The tasks of all sorts, or those of a file. Raises BadConfig or BadFile."""
     if limit == 1:
         raise BadConfig("--limit 1: --suite search compares at least 2 tasks")
-    if given:
+    if paths:
         if settings.tasks:
             raise BadConfig("--tasks: --data has its own; leave one of them out")
-        return read(given[0], limit)
-    found: list[Task] = []
+        return read_published(paths[0], limit)
+    prepared_tasks: list[Task] = []
     for sort in settings.tasks or ("functions",):
         if sort not in SORTS:
             raise BadConfig.field("--tasks", sort, f"one of {', '.join(SORTS)}")
-        found += SORTS[sort](limit or ITEMS, settings.seed)
-    return found
+        prepared_tasks += SORTS[sort](limit or ITEMS, settings.seed)
+    return prepared_tasks
 
 
 def begin(settings: Settings, tasks: Sequence[Task], path: Path | None = None) -> dict[str, Any]:
@@ -57,18 +57,18 @@ def begin(settings: Settings, tasks: Sequence[Task], path: Path | None = None) -
     Unsupported where programs cannot be run safely.
     """
     if any(isinstance(task, Function) for task in tasks):
-        walls()
-    usual = Settings()
-    for name in ("peers", "requests", "contexts", "rounds"):
-        if getattr(settings, name) != getattr(usual, name):
-            raise BadConfig(f"--{name}: --suite search has no use for it; leave it out")
+        find_walls()
+    default_settings = Settings()
+    for option_name in ("peers", "requests", "contexts", "rounds"):
+        if getattr(settings, option_name) != getattr(default_settings, option_name):
+            raise BadConfig(f"--{option_name}: --suite search has no use for it; leave it out")
     if len(settings.temperatures) > 1:
         raise BadConfig("--temperature: --suite search takes one; name one")
-    check(settings)
-    sets: dict[str, list[str]] = {}
+    check_settings(settings)
+    questions_by_sort: dict[str, list[str]] = {}
     for task in tasks:
-        sets.setdefault(task.sort, []).append(task.question)
-    document = begin_document(settings, sets, path, SCHEMA)
+        questions_by_sort.setdefault(task.sort, []).append(task.question)
+    document = begin_document(settings, questions_by_sort, path, SCHEMA)
     document.setdefault("answers", [])
     return document
 
@@ -86,33 +86,40 @@ def run(
     Calls `save(document)` now and then, and at the end.
     """
     answers: list[dict[str, Any]] = document["answers"]
-    known = {
-        tuple(one[part] for part in ("model", "dtype", "sort", "number", "method"))
-        for one in answers
+    known_answers = {
+        tuple(answer[field_name] for field_name in ("model", "dtype", "sort", "number", "method"))
+        for answer in answers
     }
-    of_sort = partial(methods, settings)
-    places = [(model, dtype) for model in settings.models for dtype in settings.dtypes]
-    saved = time.monotonic()
-    done = 0
-    for model, dtype in places:
+    methods_of_sort = partial(compared_methods, settings)
+    model_places = [(model, dtype) for model in settings.models for dtype in settings.dtypes]
+    last_saved = time.monotonic()
+    done_count = 0
+    for model, dtype in model_places:
         lm = None
-        count: dict[str, int] = {}  # tasks of each sort so far
+        counts_by_sort: dict[str, int] = {}  # tasks of each sort so far
         for task in tasks:
-            number = count.get(task.sort, 0)
-            count[task.sort] = number + 1
-            for spec in of_sort(task.sort):
-                if (model, dtype, task.sort, number, spec) in known:
+            number = counts_by_sort.get(task.sort, 0)
+            counts_by_sort[task.sort] = number + 1
+            for spec in methods_of_sort(task.sort):
+                if (model, dtype, task.sort, number, spec) in known_answers:
                     continue
                 lm = lm or load(model, dtype)
-                about = {"model": model, "dtype": dtype, "sort": task.sort, "number": number}
-                asked = {"kind": task.kind, "question": task.question, "method": spec}
-                answers.append(about | asked | answer(lm, task, spec, settings, number))
-            done += 1
-            tell(f"{model} {task.sort}", done, len(places) * len(tasks))
-            if time.monotonic() - saved > SAVED:
-                document["cells"] = cells(answers, of_sort)
+                answer_fields = {
+                    "model": model,
+                    "dtype": dtype,
+                    "sort": task.sort,
+                    "number": number,
+                }
+                task_fields = {"kind": task.kind, "question": task.question, "method": spec}
+                answers.append(
+                    answer_fields | task_fields | answer_task(lm, task, spec, settings, number)
+                )
+            done_count += 1
+            tell(f"{model} {task.sort}", done_count, len(model_places) * len(tasks))
+            if time.monotonic() - last_saved > SAVED:
+                document["cells"] = method_cells(answers, methods_of_sort)
                 save(document)
-                saved = time.monotonic()
-    document["cells"] = cells(answers, of_sort)
+                last_saved = time.monotonic()
+    document["cells"] = method_cells(answers, methods_of_sort)
     save(document)
     return document

@@ -15,7 +15,7 @@ from functools import partial
 from typing import ClassVar
 
 from foretell.bench.answer_tasks import NAMES, THINGS, last_number
-from foretell.bench.suites.search.tasks import Task, different
+from foretell.bench.suites.search.tasks import Task, make_distinct
 
 SHOWN = 2  # worked ones of the same form before the question
 NUMBER = r"\d[\d,]*(?:\.\d+)?"
@@ -37,165 +37,216 @@ class Sum(Task):
     def head(self) -> str:
         return self.question
 
-    def score(self, text: str) -> float:
+    def score_answer(self, text: str) -> float:
         return float(last_number(text) == str(self.answer))
 
     def public(self, text: str) -> float:
         """(right + 1) / (equations + 2): a half where there are none, and the more right ones the
         better.
         """
-        found = [holds(*one.groups()) for one in EQUATION.finditer(text.replace("$", ""))]
-        return (sum(found) + 1) / (len(found) + 2)
+        equation_results = [
+            equation_holds(*equation.groups())
+            for equation in EQUATION.finditer(text.replace("$", ""))
+        ]
+        return (sum(equation_results) + 1) / (len(equation_results) + 2)
 
 
-def holds(terms: str, value: str) -> bool:
+def equation_holds(terms: str, value: str) -> bool:
     """Whether `3 + 4 * 5` is 23, products first; \u00d7 and \u00f7 are read too."""
-    first = re.match(NUMBER, terms)
-    assert first is not None, "terms begin with a number"
-    totals = [_number(first[0])]  # to be added up; the last may still be multiplied
-    for sign, written in TERM.findall(terms[first.end() :]):
-        number = _number(written)
+    first_term = re.match(NUMBER, terms)
+    assert first_term is not None, "terms begin with a number"
+    summands = [_parse_number(first_term[0])]  # to be added up; the last may still be multiplied
+    for sign, term_text in TERM.findall(terms[first_term.end() :]):
+        number = _parse_number(term_text)
         if sign in "+-":
-            totals.append(number if sign == "+" else -number)
+            summands.append(number if sign == "+" else -number)
         elif sign in "/\u00f7":
             if not number:
                 return False
-            totals[-1] /= number
+            summands[-1] /= number
         else:
-            totals[-1] *= number
-    return abs(sum(totals) - _number(value)) < 0.005
+            summands[-1] *= number
+    return abs(sum(summands) - _parse_number(value)) < 0.005
 
 
-def _number(written: str) -> float:
-    return float(written.replace(",", ""))
+def _parse_number(number_text: str) -> float:
+    return float(number_text.replace(",", ""))
 
 
-Made = tuple[str, str, int]  # a question, the equations of its answer, and the answer
+WorkedSum = tuple[str, str, int]  # a question, the equations of its answer, and the answer
 
 
-def sums(count: int, seed: int) -> list[Sum]:
-    """Raises BadConfig where there are fewer."""
-    return different([partial(_task, *form) for form in FORMS.items()], count, seed, "sums")
+def make_sums(count: int, seed: int) -> list[Sum]:
+    """Makes `count` different sums. Raises BadConfig where there are fewer."""
+    return make_distinct([partial(_draw_sum, *form) for form in FORMS.items()], count, seed, "sums")
 
 
-def _task(kind: str, form: Callable[[random.Random], Made], draw: random.Random) -> Sum:
-    question, _, answer = form(draw)
-    shown: dict[str, str] = {}
-    while len(shown) < SHOWN:
-        other, steps, value = form(draw)
-        if other != question:
-            shown[other] = f"Q: {other}\nA: {steps}. The answer is {value}.\n\n"
-    return Sum(kind, f"{''.join(shown.values())}Q: {question}\nA:", answer)
+def _draw_sum(
+    kind: str, form: Callable[[random.Random], WorkedSum], generator: random.Random
+) -> Sum:
+    question, _, answer = form(generator)
+    worked_examples: dict[str, str] = {}
+    while len(worked_examples) < SHOWN:
+        other_question, steps, value = form(generator)
+        if other_question != question:
+            worked_examples[other_question] = (
+                f"Q: {other_question}\nA: {steps}. The answer is {value}.\n\n"
+            )
+    return Sum(kind, f"{''.join(worked_examples.values())}Q: {question}\nA:", answer)
 
 
-def _added(draw: random.Random) -> Made:
-    first, second, third = (draw.randint(2, 20) for _ in range(3))
-    half = first + second
-    steps = f"{first} + {second} = {half}. {half} + {third} = {half + third}"
-    return f"What is the sum of {first}, {second} and {third}?", steps, half + third
-
-
-def _gained(draw: random.Random) -> Made:
-    name, thing = draw.choice(NAMES), draw.choice(THINGS)
-    first, more = draw.randint(3, 40), draw.randint(2, 20)
-    question = (
-        f"{name} has {first} {thing} and buys {more} more. How many {thing} does {name} have?"
+def _draw_addition(generator: random.Random) -> WorkedSum:
+    first_number, second_number, third_number = (generator.randint(2, 20) for _ in range(3))
+    partial_sum = first_number + second_number
+    total = partial_sum + third_number
+    steps = f"{first_number} + {second_number} = {partial_sum}. "
+    steps += f"{partial_sum} + {third_number} = {total}"
+    return (
+        f"What is the sum of {first_number}, {second_number} and {third_number}?",
+        steps,
+        partial_sum + third_number,
     )
-    return question, f"{first} + {more} = {first + more}", first + more
 
 
-def _lost(draw: random.Random) -> Made:
-    name, thing = draw.choice(NAMES), draw.choice(THINGS)
-    first, fewer = draw.randint(10, 30), draw.randint(2, 9)
+def _draw_gain(generator: random.Random) -> WorkedSum:
+    name, thing = generator.choice(NAMES), generator.choice(THINGS)
+    initial_count, bought_count = generator.randint(3, 40), generator.randint(2, 20)
     question = (
-        f"{name} has {first} {thing} and gives {fewer} of them away. How many {thing} are left?"
+        f"{name} has {initial_count} {thing} and buys {bought_count} more. "
+        f"How many {thing} does {name} have?"
     )
-    return question, f"{first} - {fewer} = {first - fewer}", first - fewer
+    return (
+        question,
+        f"{initial_count} + {bought_count} = {initial_count + bought_count}",
+        initial_count + bought_count,
+    )
 
 
-def _both(draw: random.Random) -> Made:
-    name, thing = draw.choice(NAMES), draw.choice(THINGS)
-    first, more, fewer = draw.randint(4, 20), draw.randint(2, 9), draw.randint(1, 5)
+def _draw_loss(generator: random.Random) -> WorkedSum:
+    name, thing = generator.choice(NAMES), generator.choice(THINGS)
+    initial_count, given_count = generator.randint(10, 30), generator.randint(2, 9)
     question = (
-        f"{name} has {first} {thing}, buys {more} more and then gives {fewer} away. "
-        f"How many {thing} does {name} have now?"
+        f"{name} has {initial_count} {thing} and gives {given_count} of them away. "
+        f"How many {thing} are left?"
     )
-    most = first + more
-    steps = f"{first} + {more} = {most}. {most} - {fewer} = {most - fewer}"
-    return question, steps, most - fewer
+    return (
+        question,
+        f"{initial_count} - {given_count} = {initial_count - given_count}",
+        initial_count - given_count,
+    )
 
 
-def _boxes(draw: random.Random) -> Made:
-    thing, each, boxes = draw.choice(THINGS), draw.randint(2, 12), draw.randint(2, 9)
-    question = f"There are {boxes} boxes with {each} {thing} in each. How many {thing} are there?"
-    return question, f"{boxes} * {each} = {boxes * each}", boxes * each
-
-
-def _beside(draw: random.Random) -> Made:
-    thing, each, boxes = draw.choice(THINGS), draw.randint(2, 10), draw.randint(2, 6)
-    other = draw.randint(1, 9)
+def _draw_gain_and_loss(generator: random.Random) -> WorkedSum:
+    name, thing = generator.choice(NAMES), generator.choice(THINGS)
+    initial_count, bought_count, given_count = (
+        generator.randint(4, 20),
+        generator.randint(2, 9),
+        generator.randint(1, 5),
+    )
     question = (
-        f"There are {boxes} boxes with {each} {thing} in each, and {other} more {thing} on the "
-        f"table. How many {thing} are there in all?"
+        f"{name} has {initial_count} {thing}, buys {bought_count} more and then "
+        f"gives {given_count} away. How many {thing} does {name} have now?"
     )
-    inside = boxes * each
-    steps = f"{boxes} * {each} = {inside}. {inside} + {other} = {inside + other}"
-    return question, steps, inside + other
+    bought_total = initial_count + bought_count
+    steps = f"{initial_count} + {bought_count} = {bought_total}. "
+    steps += f"{bought_total} - {given_count} = {bought_total - given_count}"
+    return question, steps, bought_total - given_count
 
 
-def _older(draw: random.Random) -> Made:
-    one, other = draw.sample(NAMES, 2)
-    age, years = draw.randint(5, 40), draw.randint(2, 12)
-    question = f"{one} is {age} years old, and {other} is {years} years older. How old is {other}?"
+def _draw_boxes(generator: random.Random) -> WorkedSum:
+    thing, box_content, box_count = (
+        generator.choice(THINGS),
+        generator.randint(2, 12),
+        generator.randint(2, 9),
+    )
+    question = (
+        f"There are {box_count} boxes with {box_content} {thing} in each. "
+        f"How many {thing} are there?"
+    )
+    return (
+        question,
+        f"{box_count} * {box_content} = {box_count * box_content}",
+        box_count * box_content,
+    )
+
+
+def _draw_boxes_and_more(generator: random.Random) -> WorkedSum:
+    thing, box_content, box_count = (
+        generator.choice(THINGS),
+        generator.randint(2, 10),
+        generator.randint(2, 6),
+    )
+    extra_count = generator.randint(1, 9)
+    question = (
+        f"There are {box_count} boxes with {box_content} {thing} in each, and "
+        f"{extra_count} more {thing} on the table. How many {thing} are there in all?"
+    )
+    boxed_total = box_count * box_content
+    steps = f"{box_count} * {box_content} = {boxed_total}. "
+    steps += f"{boxed_total} + {extra_count} = {boxed_total + extra_count}"
+    return question, steps, boxed_total + extra_count
+
+
+def _draw_ages(generator: random.Random) -> WorkedSum:
+    younger, older = generator.sample(NAMES, 2)
+    age, years = generator.randint(5, 40), generator.randint(2, 12)
+    question = (
+        f"{younger} is {age} years old, and {older} is {years} years older. How old is {older}?"
+    )
     return question, f"{age} + {years} = {age + years}", age + years
 
 
-def _shared(draw: random.Random) -> Made:
-    thing, each, people = draw.choice(THINGS), draw.randint(2, 9), draw.randint(2, 6)
+def _draw_sharing(generator: random.Random) -> WorkedSum:
+    thing, equal_share, friend_count = (
+        generator.choice(THINGS),
+        generator.randint(2, 9),
+        generator.randint(2, 6),
+    )
     question = (
-        f"{people} friends share {each * people} {thing} equally. "
+        f"{friend_count} friends share {equal_share * friend_count} {thing} equally. "
         f"How many {thing} does each of them get?"
     )
-    return question, f"{each * people} / {people} = {each}", each
+    return question, f"{equal_share * friend_count} / {friend_count} = {equal_share}", equal_share
 
 
-def _change(draw: random.Random) -> Made:
-    price, count = draw.randint(2, 9), draw.randint(2, 5)
+def _draw_change(generator: random.Random) -> WorkedSum:
+    price, count = generator.randint(2, 9), generator.randint(2, 5)
     cost = price * count
-    paid = draw.choice([note for note in (20, 50, 100) if note > cost])
+    paid = generator.choice([banknote for banknote in (20, 50, 100) if banknote > cost])
     question = (
-        f"A book costs {price} dollars. {draw.choice(NAMES)} buys {count} of them and pays with "
-        f"{paid} dollars. How many dollars come back?"
+        f"A book costs {price} dollars. {generator.choice(NAMES)} buys {count} of them and "
+        f"pays with {paid} dollars. How many dollars come back?"
     )
     steps = f"{price} * {count} = {cost}. {paid} - {cost} = {paid - cost}"
     return question, steps, paid - cost
 
 
-def _days(draw: random.Random) -> Made:
-    name, pages, days, more = (
-        draw.choice(NAMES),
-        draw.randint(3, 12),
-        draw.randint(2, 6),
-        draw.randint(2, 9),
+def _draw_days(generator: random.Random) -> WorkedSum:
+    name, daily_pages, day_count, remaining_pages = (
+        generator.choice(NAMES),
+        generator.randint(3, 12),
+        generator.randint(2, 6),
+        generator.randint(2, 9),
     )
     question = (
-        f"{name} reads {pages} pages a day. After {days} days there are {more} pages left. "
-        "How many pages does the book have?"
+        f"{name} reads {daily_pages} pages a day. After {day_count} days there are "
+        f"{remaining_pages} pages left. How many pages does the book have?"
     )
-    read = pages * days
-    steps = f"{pages} * {days} = {read}. {read} + {more} = {read + more}"
-    return question, steps, read + more
+    read_pages = daily_pages * day_count
+    steps = f"{daily_pages} * {day_count} = {read_pages}. "
+    steps += f"{read_pages} + {remaining_pages} = {read_pages + remaining_pages}"
+    return question, steps, read_pages + remaining_pages
 
 
-FORMS: dict[str, Callable[[random.Random], Made]] = {
-    "added": _added,
-    "gained": _gained,
-    "lost": _lost,
-    "both": _both,
-    "boxes": _boxes,
-    "beside": _beside,
-    "older": _older,
-    "shared": _shared,
-    "change": _change,
-    "days": _days,
+FORMS: dict[str, Callable[[random.Random], WorkedSum]] = {
+    "added": _draw_addition,
+    "gained": _draw_gain,
+    "lost": _draw_loss,
+    "both": _draw_gain_and_loss,
+    "boxes": _draw_boxes,
+    "beside": _draw_boxes_and_more,
+    "older": _draw_ages,
+    "shared": _draw_sharing,
+    "change": _draw_change,
+    "days": _draw_days,
 }

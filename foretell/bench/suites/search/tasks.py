@@ -33,7 +33,7 @@ class Task:
 
     @property
     def opening(self) -> str:
-        """What a chat model's answer begins with; it goes on from there."""
+        """Text that a chat model's answer begins with; it goes on from there."""
         return ""
 
     @property
@@ -41,58 +41,58 @@ class Task:
         """The prompt of a model that continues texts."""
         return f"{self.question}\n\n{self.opening}"
 
-    def asked(self, lm: LM) -> tuple[list[int], str]:
+    def encode_prompt(self, lm: LM) -> tuple[list[int], str]:
         """The prompt as token ids, and what is to be put before an answer to judge it."""
         if lm.tokenizer is None or not lm.tokenizer.chat_template:
-            return lm.prompt_ids(self.head), self.before(self.head)
+            return lm.prompt_ids(self.head), self.answer_prefix(self.head)
         question = lm.prompt_ids([{"role": "user", "content": self.question}])
         opening = lm.encode(self.opening, special=False) if self.opening else []
-        return [*question, *opening], self.before(self.opening)
+        return [*question, *opening], self.answer_prefix(self.opening)
 
-    def before(self, opening: str) -> str:
-        """What of this opening belongs to the answer."""
+    def answer_prefix(self, opening: str) -> str:
+        """Part of this opening that belongs to the answer."""
         return self.opening
 
-    def score(self, text: str) -> float:
-        """From 0 to 1, which is right."""
+    def score_answer(self, text: str) -> float:
+        """Scores an answer from 0 to 1, which is right."""
         raise NotImplementedError
 
     def public(self, text: str) -> float:
-        """From 0 to 1."""
+        """Scores what can be known of an answer, from 0 to 1."""
         raise NotImplementedError
 
-    def found(self, answers: Sequence[str]) -> int | None:
+    def count_correct(self, answers: Sequence[str]) -> int | None:
         """How many different right things the answers name, where a task asks for several."""
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Public(Reward):
-    """What can be known of a task's answers without knowing what is right."""
+    """A reward by what can be known of a task's answers without knowing what is right."""
 
     task: Task
-    before: str  # stands before every text
+    answer_prefix: str  # stands before every text
     partial: bool = True
 
     @classmethod
-    def of(cls, task: Task, before: str) -> Public:
-        return cls(task, before, task.partial)
+    def of(cls, task: Task, answer_prefix: str) -> Public:
+        return cls(task, answer_prefix, task.partial)
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
-        return [self.task.public(self.before + text) for text in texts]
+        return [self.task.public(self.answer_prefix + text) for text in texts]
 
 
-def different(
+def make_distinct(
     forms: Sequence[Callable[[random.Random], T]], count: int, seed: int, sort: str
 ) -> list[T]:
-    """So many tasks of these forms in turn, no question twice. Raises BadConfig where there are
-    fewer.
+    """Makes `count` tasks of these forms in turn, no question twice. Raises BadConfig where there
+    are fewer.
     """
-    draw = random.Random(seed)
-    found: dict[str, T] = {}
+    generator = random.Random(seed)
+    tasks_by_question: dict[str, T] = {}
     for attempt in range(20 * count + 100):
-        if len(found) == count:
-            return list(found.values())
-        task = forms[attempt % len(forms)](draw)
-        found.setdefault(task.question, task)
+        if len(tasks_by_question) == count:
+            return list(tasks_by_question.values())
+        task = forms[attempt % len(forms)](generator)
+        tasks_by_question.setdefault(task.question, task)
     raise BadConfig(f"--limit {count}: so many different {sort} cannot be made; take fewer")

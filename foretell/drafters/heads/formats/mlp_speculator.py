@@ -14,7 +14,7 @@ import torch
 from foretell.drafters.heads.formats.base import Format, write_folder
 from foretell.drafters.heads.formats.checkpoint import Checkpoint
 from foretell.drafters.heads.networks.base import Head
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.drafters.heads.networks.mlp_speculator import EPS, STEPS, MlpSpeculator
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig
@@ -32,20 +32,20 @@ class MlpSpeculatorFormat(Format):
     writes = True
     ways = ()
 
-    def matches(self, checkpoint: Checkpoint) -> bool:
+    def matches_folder(self, checkpoint: Checkpoint) -> bool:
         names = [f"{part}.0.weight" for part in ("emb", "proj", "head", "ln")]
         return any(
             all(f"{prefix}{name}" in checkpoint for name in names) for prefix in ("", PREFIX)
         )
 
-    def load(
+    def load_head(
         self, checkpoint: Checkpoint, target: Any, taps: str = ""
     ) -> tuple[Head, torch.Tensor | None]:
         config, shape = checkpoint.config, target_shape(target)
         checkpoint.check_sizes(config, {"emb_dim": shape.hidden, "vocab_size": shape.vocab})
         checkpoint.drop_prefix(PREFIX)
         tied = bool(config.get("tie_weights", False))
-        steps = self.steps(checkpoint, tied)
+        steps = self.count_steps(checkpoint, tied)
         options = {
             "own_matrix": shape.vocab,
             "inner": checkpoint.whole_number({"inner_dim": 0, **config}, "inner_dim", 0, 1 << 20),
@@ -53,46 +53,50 @@ class MlpSpeculatorFormat(Format):
             "tied": tied,
             "scaled": bool(config.get("scale_input", False)),
         }
-        head = build(self.kind, shape, options)
+        head = build_head(self.kind, shape, options)
         checkpoint.check_tokens(target)
-        checkpoint.fill(head, tensor_names(steps, tied), self.copies(checkpoint, steps, tied))
+        checkpoint.fill_head(head, mlp_names(steps, tied), self.copy_names(checkpoint, steps, tied))
         return head, None
 
-    def steps(self, checkpoint: Checkpoint, tied: bool) -> int:
+    def count_steps(self, checkpoint: Checkpoint, tied: bool) -> int:
         """Counted in the file, unless it has steps that share weights once. Raises BadModel."""
-        found = checkpoint.numbers(r"emb\.(\d+)\.weight")
-        told = checkpoint.config.get("n_predict", len(found))
-        if type(told) is not int or not 1 <= told <= MOST or (tied and told < 2):
-            least = 2 if tied else 1
-            raise checkpoint.bad(f"n_predict={told!r} must be a number from {least} to {MOST}")
-        if tied and found == {0}:
-            return told
-        return checkpoint.counted(found, "n_predict", "the table of step")
+        step_numbers = checkpoint.part_numbers(r"emb\.(\d+)\.weight")
+        declared = checkpoint.config.get("n_predict", len(step_numbers))
+        if type(declared) is not int or not 1 <= declared <= MOST or (tied and declared < 2):
+            minimum = 2 if tied else 1
+            raise checkpoint.bad_model(
+                f"n_predict={declared!r} must be a number from {minimum} to {MOST}"
+            )
+        if tied and step_numbers == {0}:
+            return declared
+        return checkpoint.counted(step_numbers, "n_predict", "the table of step")
 
-    def copies(self, checkpoint: Checkpoint, steps: int, tied: bool) -> set[str]:
+    def copy_names(self, checkpoint: Checkpoint, steps: int, tied: bool) -> set[str]:
         """Names under which a file has again what its steps share. Raises BadModel."""
         if not tied:
             return set()
-        again: set[str] = set()
-        for part, first in (("emb", 0), ("head", 0), ("ln", 0), ("proj", 1)):
+        shared_names: set[str] = set()
+        for part, first_step in (("emb", 0), ("head", 0), ("ln", 0), ("proj", 1)):
             for end in ("weight", "bias") if part == "ln" else ("weight",):
-                names = [f"{part}.{i}.{end}" for i in range(first, steps)]
-                here = [name for name in names if name in checkpoint]
-                if len(here) > 1:
-                    checkpoint.check_same(here)
-                again |= {*names[1:]}
-        return again
+                names = [f"{part}.{i}.{end}" for i in range(first_step, steps)]
+                present_names = [name for name in names if name in checkpoint]
+                if len(present_names) > 1:
+                    checkpoint.check_same(present_names)
+                shared_names |= {*names[1:]}
+        return shared_names
 
-    def write(self, head: Head, kept: torch.Tensor | None, target: Any, folder: Path) -> None:
-        made: Any = head
+    def write_head(
+        self, head: Head, kept_tokens: torch.Tensor | None, target: Any, folder: Path
+    ) -> None:
+        mlp_head: Any = head
         if head.kind != self.kind:
             raise BadConfig(f"{self.name}: holds no {head.kind} head; write --to foretell")
-        if made.stages is None:
-            head = made = folded(made, target)
+        if mlp_head.stages is None:
+            head = mlp_head = fold_head(mlp_head, target)
         steps, tied = head.option("steps"), bool(head.option("tied"))
-        own = head.state_dict()
-        names = tensor_names(steps, tied)
-        tensors = {f"{PREFIX}{theirs}": own[ours] for theirs, ours in names.items()}
+        head_state = head.state_dict()
+        names = mlp_names(steps, tied)
+        tensors = {f"{PREFIX}{theirs}": head_state[ours] for theirs, ours in names.items()}
         shape = head.config.target
         children = [*CHILDREN, *[1] * steps][:steps]
         config = {
@@ -111,7 +115,7 @@ class MlpSpeculatorFormat(Format):
 
 
 @torch.no_grad()
-def folded(head: MlpSpeculator, target: Any) -> MlpSpeculator:
+def fold_head(head: MlpSpeculator, target: Any) -> MlpSpeculator:
     """A head with tables of its own that drafts, of all the target's tokens, the ones that `head`
     would draft of them.
 
@@ -122,28 +126,30 @@ def folded(head: MlpSpeculator, target: Any) -> MlpSpeculator:
     """
     shape = head.config.target
     options = {"own_matrix": shape.vocab, "steps": STEPS, "tied": True, "scaled": True}
-    made: Any = build(head.kind, shape, options)
+    folded_head: Any = build_head(head.kind, shape, options)
     # The layout has a fixed eps in its norm: what is normed is scaled so that it acts as ours.
     scale = (EPS / head.inner.eps) ** 0.5
 
-    def centred(matrix: torch.Tensor) -> torch.Tensor:
+    def centre(matrix: torch.Tensor) -> torch.Tensor:
         """Along the numbers of a state, which are `matrix`'s rows."""
         return scale * (matrix - matrix.mean(0))
 
     device = head.read.weight.device
     embedded = target.embedded(torch.arange(shape.vocab, device=target.device)).to(device)
-    tokens = head.taken(embedded.float(), None, 0)
-    made.stages.tables[0].weight.copy_(centred(tokens.T).T * head.scale / made.scale)
-    for ours, theirs in zip((head.first, head.project), made.stages.projections, strict=True):
-        theirs.weight.copy_(centred(ours.weight))
-    made.stages.norms[0].weight.copy_(head.inner.weight)
-    made.stages.norms[0].bias.copy_(head.inner.bias)
-    weight = Output(target, None).weight().to(device)
-    made.matrix.weight.copy_((weight * head.norm.weight) @ head.out.weight)
-    return made  # type: ignore[no-any-return]
+    tokens = head.token_rows(embedded.float(), None, 0)
+    folded_head.stages.tables[0].weight.copy_(centre(tokens.T).T * head.scale / folded_head.scale)
+    for ours, theirs in zip(
+        (head.first, head.project), folded_head.stages.projections, strict=True
+    ):
+        theirs.weight.copy_(centre(ours.weight))
+    folded_head.stages.norms[0].weight.copy_(head.inner.weight)
+    folded_head.stages.norms[0].bias.copy_(head.inner.bias)
+    weight = Output(target, None).train_weight().to(device)
+    folded_head.matrix.weight.copy_((weight * head.norm.weight) @ head.out.weight)
+    return folded_head  # type: ignore[no-any-return]
 
 
-def tensor_names(steps: int, tied: bool) -> dict[str, str]:
+def mlp_names(steps: int, tied: bool) -> dict[str, str]:
     """The names in files of a head's tensors -> ours."""
     names = {}
     for i in range(1 if tied else steps):

@@ -13,7 +13,7 @@ import torch
 
 from foretell.drafters.heads.formats.base import Format, target_name, write_folder
 from foretell.drafters.heads.formats.checkpoint import Checkpoint
-from foretell.drafters.heads.formats.eagle3 import layer_of, load_eagle3, read_ids, tensor_names
+from foretell.drafters.heads.formats.eagle3 import eagle3_names, layer_prefix, load_eagle3, read_ids
 from foretell.drafters.heads.networks.base import Head
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig
@@ -31,51 +31,62 @@ class SpeculatorsFormat(Format):
     kind = "eagle3"
     writes = True
 
-    def matches(self, checkpoint: Checkpoint) -> bool:
-        told = checkpoint.config.get("speculators_model_type", MTP)
-        return bool(told != MTP)
+    def matches_folder(self, checkpoint: Checkpoint) -> bool:
+        declared = checkpoint.config.get("speculators_model_type", MTP)
+        return bool(declared != MTP)
 
-    def load(
+    def load_head(
         self, checkpoint: Checkpoint, target: Any, taps: str = ""
     ) -> tuple[Head, torch.Tensor | None]:
         config = checkpoint.config
-        if config["speculators_model_type"] != self.kind or layer_of(checkpoint) is None:
-            what = f"speculators_model_type={config['speculators_model_type']!r}"
-            raise checkpoint.bad(f"{what}: this version loads {self.kind!r} of one layer alone")
-        inner = config.get("transformer_layer_config")
-        if not isinstance(inner, dict):
-            raise checkpoint.bad("config.json lacks transformer_layer_config; fetch it again")
+        if config["speculators_model_type"] != self.kind or layer_prefix(checkpoint) is None:
+            complaint = f"speculators_model_type={config['speculators_model_type']!r}"
+            raise checkpoint.bad_model(
+                f"{complaint}: this version loads {self.kind!r} of one layer alone"
+            )
+        inner_config = config.get("transformer_layer_config")
+        if not isinstance(inner_config, dict):
+            raise checkpoint.bad_model("config.json lacks transformer_layer_config; fetch it again")
         options = {
             "stream_normed": bool(config.get("norm_before_residual", False)),
             # Here it says what nodes below read; SpecForge means another thing by it.
             "hands_on_normed": bool(config.get("norm_output", False)),
         }
         ids = read_ids(checkpoint, config)
-        return load_eagle3(checkpoint, target, inner, options, ids, taps or "input")
+        return load_eagle3(checkpoint, target, inner_config, options, ids, taps or "input")
 
-    def write(self, head: Head, kept: torch.Tensor | None, target: Any, folder: Path) -> None:
-        made: Any = head
-        if head.kind != self.kind or made.norm is None:
-            what = f"{head.kind} head" + (" without a last norm" if head.kind == self.kind else "")
-            raise BadConfig(f"{self.name}: holds no {what}; write --to foretell")
-        own = head.state_dict()
-        tensors = {theirs: own[ours] for theirs, ours in tensor_names(head, LAYER).items()}
+    def write_head(
+        self, head: Head, kept_tokens: torch.Tensor | None, target: Any, folder: Path
+    ) -> None:
+        eagle_head: Any = head
+        if head.kind != self.kind or eagle_head.norm is None:
+            complaint = f"{head.kind} head" + (
+                " without a last norm" if head.kind == self.kind else ""
+            )
+            raise BadConfig(f"{self.name}: holds no {complaint}; write --to foretell")
+        head_state = head.state_dict()
+        tensors = {theirs: head_state[ours] for theirs, ours in eagle3_names(head, LAYER).items()}
         if head.matrix is None:
-            tensors["lm_head.weight"] = Output(target, kept).weight()
+            tensors["lm_head.weight"] = Output(target, kept_tokens).train_weight()
         vocab = head.config.target.vocab
-        ids = torch.arange(vocab) if kept is None else kept.long()
-        marks = torch.zeros(vocab, dtype=torch.bool)
-        marks[ids] = True
-        tensors |= {"d2t": ids - torch.arange(len(ids)), "t2d": marks}
-        write_folder(folder, "model.safetensors", tensors, described(made, len(ids), target))
+        drafted_ids = torch.arange(vocab) if kept_tokens is None else kept_tokens.long()
+        is_drafted = torch.zeros(vocab, dtype=torch.bool)
+        is_drafted[drafted_ids] = True
+        tensors |= {"d2t": drafted_ids - torch.arange(len(drafted_ids)), "t2d": is_drafted}
+        write_folder(
+            folder,
+            "model.safetensors",
+            tensors,
+            describe_head(eagle_head, len(drafted_ids), target),
+        )
 
 
-def described(head: Any, drafted: int, target: Any) -> dict[str, Any]:
-    """The config.json of a head for `drafted` tokens."""
+def describe_head(head: Any, drafted_count: int, target: Any) -> dict[str, Any]:
+    """The config.json of a head for `drafted_count` tokens."""
     shape, config = head.shape, target.config
     norms = head.option("tap_norms")
     # Settings of newer versions stand there where they are set alone, so that older ones read it.
-    later = {
+    newer_settings = {
         "norm_before_fc": norms == "all",
         "fc_norm": norms == "each",
         "norm_output": head.hands_on_normed,
@@ -111,10 +122,10 @@ def described(head: Any, drafted: int, target: Any) -> dict[str, Any]:
             "attention_bias": False,
             "mlp_bias": False,
         },
-        "draft_vocab_size": drafted,
+        "draft_vocab_size": drafted_count,
         "eagle_aux_hidden_state_layer_ids": list(head.taps),
         "norm_before_residual": head.stream_normed,
-        **{name: True for name, holds in later.items() if holds},
+        **{name: True for name, is_set in newer_settings.items() if is_set},
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
     }

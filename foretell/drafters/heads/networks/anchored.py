@@ -38,11 +38,11 @@ class Anchored(Head):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        count = self.option("rows")
-        if not isinstance(count, int) or not 1 <= count <= MOST:
-            raise BadConfig.field(f"{config.kind}:rows", count, f"between 1 and {MOST}")
-        self.deepest = count
-        self.vectors = nn.Parameter(torch.zeros(count, config.target.hidden))
+        row_count = self.option("rows")
+        if not isinstance(row_count, int) or not 1 <= row_count <= MOST:
+            raise BadConfig.field(f"{config.kind}:rows", row_count, f"between 1 and {MOST}")
+        self.deepest = row_count
+        self.vectors = nn.Parameter(torch.zeros(row_count, config.target.hidden))
         self.maps = None
 
     @property
@@ -54,25 +54,25 @@ class Anchored(Head):
     def taps(self) -> tuple[int, ...]:
         return ()
 
-    def rows(self, places: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+    def rows(self, row_places: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
         """(n, E) that rows of these places (n,) enter with; `states` (n, E): h of their nodes,
         which maps read.
         """
-        made = self.vectors[places]
+        row_vectors = self.vectors[row_places]
         if self.maps is None:
-            return made
+            return row_vectors
         assert states is not None, "maps read the states of the nodes"
-        mapped = torch.einsum("ne,pde->npd", states.to(made), self.maps)
-        return made + mapped[torch.arange(len(places)), places]
+        mapped_states = torch.einsum("ne,pde->npd", states.to(row_vectors), self.maps)
+        return row_vectors + mapped_states[torch.arange(len(row_places)), row_places]
 
-    def noised(self, noise: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+    def noise_vectors(self, noise: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
         """(n, E) that rows of noise (n,) enter with at temperatures (n,); few kinds are made so."""
         raise NotImplementedError
 
 
 class Rows(Model):
-    """Such a head as drafters find it among a request's models. It is never asked: `entering` says
-    what the target is to compute.
+    """Trained rows as drafters find them among a request's models. This model is never asked:
+    `entering` gives what the target is to compute.
     """
 
     layout = ()
@@ -100,11 +100,11 @@ class Rows(Model):
 
     @property
     def ranks(self) -> Sequence[Sequence[float]]:
-        """By row and rank, how often its token was the target's; empty: not measured."""
+        """Shares, by row and rank, of its tokens that were the target's; empty: not measured."""
         return self.head.ranks
 
     def entering(
-        self, places: Sequence[int], tokens: Sequence[int], states: torch.Tensor | None
+        self, row_places: Sequence[int], tokens: Sequence[int], states: torch.Tensor | None
     ) -> torch.Tensor:
         """(n, E) that rows of these places enter with, below nodes of these tokens (n,) and states
         (n, E); None: the rows enter layer 0.
@@ -112,11 +112,13 @@ class Rows(Model):
         if states is None and self.head.maps is not None:
             states = self.target.embed(tokens)
         with torch.inference_mode():
-            return self.head.rows(torch.tensor(places, device=self.device), states)
+            return self.head.rows(torch.tensor(row_places, device=self.device), states)
 
-    def noised(self, noise: Sequence[float], temperature: float) -> torch.Tensor:
+    def noise_vectors(self, noise: Sequence[float], temperature: float) -> torch.Tensor:
         """(n, E) that rows of this noise (n,) enter layer 0 with, of a head that makes such."""
-        numbers = torch.tensor(noise, dtype=torch.float64, device=self.device)
+        noise_values = torch.tensor(noise, dtype=torch.float64, device=self.device)
         with torch.inference_mode():
-            made: torch.Tensor = self.head.noised(numbers, torch.full_like(numbers, temperature))
-        return made
+            noise_rows: torch.Tensor = self.head.noise_vectors(
+                noise_values, torch.full_like(noise_values, temperature)
+            )
+        return noise_rows

@@ -23,7 +23,7 @@ Best = Callable[[torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class TargetShape:
-    """What a head has to know of its target."""
+    """Sizes of a target that a head has to know."""
 
     hidden: int  # E
     layers: int
@@ -35,7 +35,7 @@ class TargetShape:
     theta: float
     eps: float
 
-    def layer(self) -> LayerShape:
+    def layer_shape(self) -> LayerShape:
         """A layer of the same build."""
         return LayerShape(
             self.hidden,
@@ -83,18 +83,18 @@ class Texts:
     finals: torch.Tensor
     shown: torch.Tensor | None = None
 
-    def shifted(self, tensor: torch.Tensor, by: int) -> torch.Tensor:
+    def shift_left(self, tensor: torch.Tensor, shift: int) -> torch.Tensor:
         """(B, n, ...) moved to the left: row i has what stood at i + by; at the end zeros."""
-        if not by:
+        if not shift:
             return tensor
-        moved = torch.zeros_like(tensor)
-        moved[:, :-by] = tensor[:, by:]
-        return moved
+        shifted_rows = torch.zeros_like(tensor)
+        shifted_rows[:, :-shift] = tensor[:, shift:]
+        return shifted_rows
 
 
 @dataclass
 class Drafted:
-    """What a head says at one depth, for every place of a batch of texts.
+    """A head's drafts at one depth, for every place of a batch of texts.
 
     Row i is drafted behind token i + depth, of which the texts' own are taken: `states` (B, n, E)
     are read by the output matrix and speak of token i + depth + 1. `feature` (B, n, E): the head's
@@ -132,7 +132,7 @@ class Head(nn.Module):
     """A network that drafts. Its output matrix is `matrix`, of several the one of a state's depth,
     or else the target's, cut down to some tokens.
 
-    In training `unroll` gives every depth; in drafting `step` computes new nodes.
+    In training `unroll_depths` gives every depth; in drafting `step` computes new nodes.
     """
 
     kind: ClassVar[str]
@@ -170,70 +170,81 @@ class Head(nn.Module):
         self.matrix = None
 
     @classmethod
-    def check(cls, options: Mapping[str, Any]) -> None:
+    def check_options(cls, options: Mapping[str, Any]) -> None:
         """Raises BadConfig for options that its kind has not, or of another type than theirs."""
         unknown = sorted(options.keys() - cls.options.keys())
         if unknown:
-            allowed = ", ".join(sorted(cls.options)) or "nothing"
-            raise BadConfig(f"{cls.kind}: has no option {unknown[0]!r}; it takes {allowed}")
+            known_options = ", ".join(sorted(cls.options)) or "nothing"
+            raise BadConfig(f"{cls.kind}: has no option {unknown[0]!r}; it takes {known_options}")
         for name, value in options.items():
-            wanted: Any = type(cls.options[name])
-            listed = wanted is tuple and type(value) is list
-            if not listed and type(value) is not wanted:
-                what = "a list of numbers" if wanted is tuple else f"of type {wanted.__name__}"
-                raise BadConfig.field(f"{cls.kind}:{name}", value, what)
+            option_type: Any = type(cls.options[name])
+            is_list = option_type is tuple and type(value) is list
+            if not is_list and type(value) is not option_type:
+                expectation = (
+                    "a list of numbers"
+                    if option_type is tuple
+                    else f"of type {option_type.__name__}"
+                )
+                raise BadConfig.field(f"{cls.kind}:{name}", value, expectation)
 
     def option(self, name: str) -> Any:
         return self.config.options.get(name, self.options[name])
 
-    def count(self, name: str, least: int, most: int) -> int:
+    def whole_option(self, name: str, minimum: int, maximum: int) -> int:
         """An option that is a whole number in this range. Raises BadConfig."""
         value = self.option(name)
-        if type(value) is not int or not least <= value <= most:
-            raise BadConfig.field(f"{self.kind}:{name}", value, f"between {least} and {most}")
+        if type(value) is not int or not minimum <= value <= maximum:
+            raise BadConfig.field(f"{self.kind}:{name}", value, f"between {minimum} and {maximum}")
         return value
 
     @property
     def shape(self) -> LayerShape:
-        """Of its layers: the target's, but for the fields that an option `layer` names."""
-        other = self.option("layer") if "layer" in self.options else {}
-        own = self.config.target.layer()
-        allowed = {part.name for part in fields(own)} - {"hidden"}
-        if unknown := sorted(other.keys() - allowed):
-            raise BadConfig.field(f"{self.kind}:layer", unknown[0], f"of {sorted(allowed)}")
-        return replace(own, **other)
+        """Its layers' shape: the target's, but for the fields that an option `layer` names."""
+        layer_fields = self.option("layer") if "layer" in self.options else {}
+        target_layer = self.config.target.layer_shape()
+        field_names = {part.name for part in fields(target_layer)} - {"hidden"}
+        if unknown := sorted(layer_fields.keys() - field_names):
+            raise BadConfig.field(f"{self.kind}:layer", unknown[0], f"of {sorted(field_names)}")
+        return replace(target_layer, **layer_fields)
 
     def own_rows(self) -> int:
         """The option `own_matrix`: tokens that output matrices of its own have rows for, 0: it has
         none. Raises BadConfig.
         """
-        return self.count("own_matrix", 0, self.config.target.vocab)
+        return self.whole_option("own_matrix", 0, self.config.target.vocab)
 
     def chosen_taps(self) -> tuple[int, ...]:
         """The option `taps`. Raises BadConfig for numbers of layers that the target has not."""
-        found, layers = tuple(self.option("taps")), self.config.target.layers
-        known = all(type(i) is int and 0 <= i <= layers for i in found)
-        if not known or len(found) > layers + 1:
-            where = f"numbers from 0 to {layers}, the target's layers"
-            raise BadConfig.field(f"{self.kind}:taps", list(found)[:MOST_SHOWN], where)
-        return found
+        layer_numbers, layer_count = tuple(self.option("taps")), self.config.target.layers
+        are_layers = all(
+            type(layer_number) is int and 0 <= layer_number <= layer_count
+            for layer_number in layer_numbers
+        )
+        if not are_layers or len(layer_numbers) > layer_count + 1:
+            expectation = f"numbers from 0 to {layer_count}, the target's layers"
+            raise BadConfig.field(
+                f"{self.kind}:taps", list(layer_numbers)[:MOST_SHOWN], expectation
+            )
+        return layer_numbers
 
     @property
     def layout(self) -> tuple[Shape, ...]:
-        """What each of its layers stores a row."""
+        """Shapes of the keys and values that each of its layers stores a row."""
         return ((self.shape.kv_heads, self.shape.width, self.shape.width),) * self.layers
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """Of the target, what it reads: i is what enters layer i, `layers` what leaves the last."""
+        """States of the target that it reads: i is what enters layer i, `layers` what leaves the
+        last.
+        """
         raise NotImplementedError
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """Takes over of the target's weights what training is to begin with."""
 
     def glance(
-        self, texts: Texts, answers: torch.Tensor, best: Best, progress: float
+        self, texts: Texts, answers: torch.Tensor, likeliest: Best, progress: float
     ) -> torch.Tensor | None:
         """Rows (B, n) bool that are shown the truth at this step of training; None: none are.
 
@@ -242,7 +253,7 @@ class Head(nn.Module):
         """
         return None
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         raise NotImplementedError
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:

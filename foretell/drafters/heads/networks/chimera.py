@@ -68,7 +68,11 @@ class Chimera(Head):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape, heads, words = config.target.layer(), self.option("heads"), self.option("words")
+        shape, heads, words = (
+            config.target.layer_shape(),
+            self.option("heads"),
+            self.option("words"),
+        )
         for name, value in (("heads", heads), ("words", words)):
             if type(value) is not int or not 1 <= value <= 16:
                 raise BadConfig.field(f"chimera:{name}", value, "between 1 and 16")
@@ -87,11 +91,11 @@ class Chimera(Head):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """One state, twice over: below the text nodes are given an estimate and the anchor's."""
+        """The last state, twice over: below the text nodes get an estimate and the anchor's."""
         return (self.config.target.layers,) * 2
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """Matrices that add up the anchor's state and the estimate, which is small at first: the
         output matrix stands twice in the paper's.
         """
@@ -99,7 +103,7 @@ class Chimera(Head):
             assert isinstance(linear, nn.Linear)
             linear.weight.copy_(torch.eye(self.hidden).repeat(1, 2))
 
-    def estimate(
+    def estimate_states(
         self, words: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """(..., n, E) the states of tokens at `positions` (n,), by their words and the states of
@@ -109,22 +113,26 @@ class Chimera(Head):
             return words
         layer, attention = self.layer, self.layer.self_attn
         assert layer.input_layernorm is not None
-        _, k, v = attention.parts(layer.input_layernorm(states), self.rotation(positions - 1))
-        q, *own = attention.parts(layer.input_layernorm(words), self.rotation(positions))
-        h = words + attention.o_proj(attend(q, k, v, tuple(own)).flatten(-2))
+        _, k, v = attention.project_rows(
+            layer.input_layernorm(states), self.rotation(positions - 1)
+        )
+        q, *word_pair = attention.project_rows(
+            layer.input_layernorm(words), self.rotation(positions)
+        )
+        h = words + attention.o_proj(attend(q, k, v, tuple(word_pair)).flatten(-2))
         out: torch.Tensor = h + layer.mlp(layer.post_attention_layernorm(h))
         return out
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
-        places = torch.arange(texts.ids.shape[1], device=texts.ids.device)
-        back = torch.arange(1, self.reach + 1, device=places.device)
-        earlier = texts.embedded[:, (places[:, None] - back).clamp(min=0)]
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        positions = torch.arange(texts.ids.shape[1], device=texts.ids.device)
+        offsets = torch.arange(1, self.reach + 1, device=positions.device)
+        earlier = texts.embedded[:, (positions[:, None] - offsets).clamp(min=0)]
         words = self.words(texts.embedded, earlier)
         anchors = states = texts.features[..., : self.hidden]
         attend = TextAttention()
         for depth, head in enumerate(self.heads[:depths]):
-            shifted = texts.shifted(words, depth)
-            states = self.estimate(shifted, states, places + depth, attend)
+            shifted_words = texts.shift_left(words, depth)
+            states = self.estimate_states(shifted_words, states, positions + depth, attend)
             yield Drafted(depth, head(torch.cat([anchors, states], -1)), states)
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,10 +140,12 @@ class Chimera(Head):
         earlier = nodes.embedded[:, None, :0] if nodes.earlier is None else nodes.earlier
         states, anchors = nodes.features.split(self.hidden, -1)
         words = self.words(nodes.embedded, earlier)
-        found = self.estimate(words, states, nodes.positions, attend)
-        both = torch.cat([anchors, found], -1)
-        read = torch.empty_like(found)
+        estimates = self.estimate_states(words, states, nodes.positions, attend)
+        joint_states = torch.cat([anchors, estimates], -1)
+        output_states = torch.empty_like(estimates)
         for depth in nodes.depths.unique().tolist():
-            here = nodes.depths == depth
-            read[here] = self.heads[min(depth, self.deepest - 1)](both[here])
-        return read, torch.cat([found, anchors], -1)
+            at_depth = nodes.depths == depth
+            output_states[at_depth] = self.heads[min(depth, self.deepest - 1)](
+                joint_states[at_depth]
+            )
+        return output_states, torch.cat([estimates, anchors], -1)

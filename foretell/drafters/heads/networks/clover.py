@@ -21,13 +21,13 @@ from foretell.drafters.heads.networks.taking import take_layer, take_norm
 NEAR = 0.01  # how far random weights are from the identity, or from nothing
 
 
-def near(linear: nn.Linear, identity: bool = True) -> None:
+def near_identity(linear: nn.Linear, identity: bool = True) -> None:
     """Sets weights to the identity over the first inputs, or to nothing, with a little noise."""
     with torch.no_grad():
         linear.weight.uniform_(0, NEAR)
         if identity:
-            rows = linear.weight.shape[0]
-            linear.weight[:, :rows] += torch.eye(rows)
+            row_count = linear.weight.shape[0]
+            linear.weight[:, :row_count] += torch.eye(row_count)
         if linear.bias is not None:
             linear.bias.zero_()
 
@@ -44,9 +44,9 @@ class Gate(nn.Module):
         self.heads, self.eps = shape.heads, shape.eps
         self.norm = Norm(width, shape.eps)
         self.q_proj, self.k_proj, self.v_proj = (nn.Linear(width, width) for _ in range(3))
-        near(self.q_proj)
-        near(self.k_proj)
-        near(self.v_proj, identity=False)
+        near_identity(self.q_proj)
+        near_identity(self.k_proj)
+        near_identity(self.v_proj, identity=False)
 
     def forward(self, x: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         q, k, v = (
@@ -71,7 +71,7 @@ class Clover(Recurrent):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
+        shape = config.target.layer_shape()
         width = shape.hidden
         self.entry, self.gate = Gate(shape), Gate(shape)
         self.augment = nn.ModuleList([Layer(shape) for _ in range(self.layers)])
@@ -79,11 +79,11 @@ class Clover(Recurrent):
         self.first = nn.Linear(width, width)
         self.below = nn.Linear(2 * width, width)
         self.norm = Norm(width, shape.eps)
-        near(self.first)
-        near(self.below)
+        near_identity(self.first)
+        near_identity(self.below)
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """Both layers are the target's last one at first, and both norms its last norm."""
         for layer in self.augment:
             assert isinstance(layer, Layer)
@@ -91,7 +91,7 @@ class Clover(Recurrent):
         take_norm(self.augment_norm, target.loop.norm)
         take_norm(self.norm, target.loop.norm)
 
-    def vectors(
+    def text_vectors(
         self,
         states: torch.Tensor,
         embedded: torch.Tensor,
@@ -105,7 +105,7 @@ class Clover(Recurrent):
         out: torch.Tensor = self.augment_norm(h)
         return out
 
-    def draft(
+    def draft_rows(
         self, vectors: torch.Tensor, embedded: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         vectors = vectors[..., : self.hidden]

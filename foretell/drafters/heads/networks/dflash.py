@@ -25,22 +25,22 @@ AT_ONCE = 64  # blocks of a text that are computed together
 class BlockAttention:
     """Attention of blocks in whole texts: to the text before their anchors, and within themselves.
 
-    `anchors` (A,): places of the blocks' first tokens; `size`: rows of a block. The text's rows
-    stand before those of the blocks. q, k and v are as in `Attend`, and only rows of blocks get a
-    result.
+    `anchors` (A,): places of the blocks' first tokens; `block_size`: rows of a block. The text's
+    rows stand before those of the blocks. q, k and v are as in `Attend`, and only rows of blocks
+    get a result.
     """
 
-    def __init__(self, anchors: torch.Tensor, size: int, text: int):
-        owner = torch.arange(len(anchors), device=anchors.device).repeat_interleave(size)
-        before = torch.arange(text, device=anchors.device) < anchors[owner, None]
-        self.seen = torch.cat([before, owner[:, None] == owner], 1)
-        self.text = text
+    def __init__(self, anchors: torch.Tensor, block_size: int, text_length: int):
+        row_owner = torch.arange(len(anchors), device=anchors.device).repeat_interleave(block_size)
+        sees_text = torch.arange(text_length, device=anchors.device) < anchors[row_owner, None]
+        self.seen = torch.cat([sees_text, row_owner[:, None] == row_owner], 1)
+        self.text = text_length
 
     def __call__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        mixed = F.scaled_dot_product_attention(
+        attended = F.scaled_dot_product_attention(
             q[..., self.text :, :], k, v, attn_mask=self.seen, enable_gqa=True
         )
-        return F.pad(mixed, (0, 0, self.text, 0)).transpose(-3, -2)
+        return F.pad(attended, (0, 0, self.text, 0)).transpose(-3, -2)
 
 
 class Dflash(Head):
@@ -67,9 +67,9 @@ class Dflash(Head):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        self.block = self.count("block", 2, 256)
+        self.block = self.whole_option("block", 2, 256)
         self.depths = self.block - 1
-        self.layers = self.count("layers", 1, 64)
+        self.layers = self.whole_option("layers", 1, 64)
         self.rotation = Rotation(shape.width, shape.theta)
         self.fc = nn.Linear(len(self.taps) * shape.hidden, shape.hidden, bias=False)
         self.state_norm = Norm(shape.hidden, shape.eps)
@@ -83,7 +83,7 @@ class Dflash(Head):
         layers = self.config.target.layers
         return self.chosen_taps() or (2, layers // 2, layers - 3)
 
-    def through(
+    def run_layers(
         self,
         h: torch.Tensor,
         text: torch.Tensor,
@@ -91,60 +91,64 @@ class Dflash(Head):
         positions: torch.Tensor,
         attend: Attend,
     ) -> torch.Tensor:
-        """What the output matrix reads (..., n, E) of rows of text and blocks.
+        """Rows (..., n, E) of text and blocks as the output matrix reads them.
 
         h, text (..., n, E): what a row of a block is, and what a row of the text is; `in_block`
         (n,) tells which. `attend` is called once a layer.
         """
         rotation = self.rotation(positions)
         for layer in self.stack:
-            normed = layer.input_layernorm(h)  # type: ignore[operator]
-            read = torch.where(in_block[:, None], normed, text)
-            h = layer(h, rotation, attend, read)
+            normed_rows = layer.input_layernorm(h)  # type: ignore[operator]
+            attended = torch.where(in_block[:, None], normed_rows, text)
+            h = layer(h, rotation, attend, attended)
         out: torch.Tensor = self.norm(h)
         return out
 
-    def context(self, features: torch.Tensor) -> torch.Tensor:
+    def text_rows(self, features: torch.Tensor) -> torch.Tensor:
         """Rows of the text (..., E) of the target's states (..., F)."""
         out: torch.Tensor = self.state_norm(self.fc(features))
         return out
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
-        """In training of some anchors, the same of all texts; else of every place."""
-        context = self.context(texts.features)
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        """Drafts behind some anchors in training, the same ones of all texts; else behind every
+        place.
+        """
+        context = self.text_rows(texts.features)
         anchors = torch.arange(texts.ids.shape[1], device=texts.ids.device)
         if self.training:
-            draw = torch.Generator().manual_seed(int(texts.ids.sum()))
-            order = torch.randperm(len(anchors), generator=draw)[:ANCHORS]
-            anchors = order.sort().values.to(anchors)
-        parts = [self.blocks(texts, context, part) for part in anchors.split(AT_ONCE)]
-        found = torch.cat(parts, 1)  # (B, A, block, E)
-        chosen = torch.zeros(texts.ids.shape[1], dtype=torch.bool, device=anchors.device)
-        chosen[anchors] = True
+            generator = torch.Generator().manual_seed(int(texts.ids.sum()))
+            drawn_order = torch.randperm(len(anchors), generator=generator)[:ANCHORS]
+            anchors = drawn_order.sort().values.to(anchors)
+        state_parts = [self.block_rows(texts, context, part) for part in anchors.split(AT_ONCE)]
+        block_states = torch.cat(state_parts, 1)  # (B, A, block, E)
+        is_anchor = torch.zeros(texts.ids.shape[1], dtype=torch.bool, device=anchors.device)
+        is_anchor[anchors] = True
         for depth in range(min(depths, self.block - 1)):
-            states = found.new_zeros(*texts.ids.shape, found.shape[-1])
-            states = states.index_copy(1, anchors, found[:, :, depth + 1])
-            yield Drafted(depth, states, anchors=chosen)
+            states = block_states.new_zeros(*texts.ids.shape, block_states.shape[-1])
+            states = states.index_copy(1, anchors, block_states[:, :, depth + 1])
+            yield Drafted(depth, states, anchors=is_anchor)
 
-    def blocks(self, texts: Texts, context: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
+    def block_rows(
+        self, texts: Texts, context: torch.Tensor, anchors: torch.Tensor
+    ) -> torch.Tensor:
         """(B, A, block, E): what the output matrix reads of blocks that begin at `anchors` (A,)."""
         assert self.blank is not None
         batch, length, width = context.shape
-        masks = self.blank.to(context).expand(batch, len(anchors), self.block - 1, width)
-        first = texts.embedded[:, anchors, None].to(context)
-        blocks = torch.cat([first, masks], 2).flatten(1, 2)
-        places = torch.arange(length, device=anchors.device)
-        inside = anchors[:, None] + torch.arange(self.block, device=anchors.device)
-        positions = torch.cat([places, inside.flatten()])
+        mask_rows = self.blank.to(context).expand(batch, len(anchors), self.block - 1, width)
+        anchor_rows = texts.embedded[:, anchors, None].to(context)
+        blocks = torch.cat([anchor_rows, mask_rows], 2).flatten(1, 2)
+        text_positions = torch.arange(length, device=anchors.device)
+        block_positions = anchors[:, None] + torch.arange(self.block, device=anchors.device)
+        positions = torch.cat([text_positions, block_positions.flatten()])
         h = torch.cat([torch.zeros_like(context), blocks], 1)
         text = torch.cat([context, torch.zeros_like(blocks)], 1)
         in_block = torch.arange(len(positions), device=anchors.device) >= length
         attend = BlockAttention(anchors, self.block, length)
-        out = self.through(h, text, in_block, positions, attend)
+        out = self.run_layers(h, text, in_block, positions, attend)
         return out[:, length:].unflatten(1, (len(anchors), self.block))
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
         """Nodes of the tree are the block; nothing is drafted below it."""
-        text = self.context(nodes.features)
-        out = self.through(nodes.embedded, text, nodes.drafted, nodes.positions, attend)
+        text = self.text_rows(nodes.features)
+        out = self.run_layers(nodes.embedded, text, nodes.drafted, nodes.positions, attend)
         return out, nodes.features

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.drafters.heads.networks.base import Drafted, Head, HeadConfig, Nodes, Texts
-from foretell.drafters.heads.networks.layers import Attend, Layer, Norm, Rotation, widened
+from foretell.drafters.heads.networks.layers import Attend, Layer, Norm, Rotation, as_float32
 from foretell.drafters.heads.networks.taking import take_layer, take_norm
 
 LITTLE = 0.2  # what random weights are multiplied with beside weights of the target
@@ -29,7 +29,7 @@ class TextAttention:
     (EAGLE-3's training-time test). q (B, H, n, D), k and v (B, KV, n, D) -> (B, n, H, D).
 
     `ends` (a,): the rows that ask, if not all do; q then has these alone, and so have k and v after
-    the first step. `own` is as in `Attend`.
+    the first step. `row_pair` is as in `Attend`.
     """
 
     def __init__(self, ends: torch.Tensor | None = None) -> None:
@@ -42,40 +42,44 @@ class TextAttention:
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        own: tuple[torch.Tensor, torch.Tensor] | None = None,
+        row_pair: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        times = q.shape[1] // k.shape[1]
+        group_size = q.shape[1] // k.shape[1]
         # Lists are made anew, so that a step that is computed again finds its own.
         self.keys = [*self.keys, k]
         self.values = [*self.values, v]
         first_key, first_value = self.keys[0], self.values[0]
-        rows = first_key.shape[2]
-        places = torch.arange(rows, device=q.device)
-        ends = places if self.ends is None else self.ends
-        if len(self.keys) == 1 and own is None:
-            chosen = self.ends is not None
-            mixed = F.scaled_dot_product_attention(
+        row_count = first_key.shape[2]
+        row_numbers = torch.arange(row_count, device=q.device)
+        ends = row_numbers if self.ends is None else self.ends
+        if len(self.keys) == 1 and row_pair is None:
+            asks_some = self.ends is not None
+            attended = F.scaled_dot_product_attention(
                 q,
                 first_key,
                 first_value,
-                attn_mask=places <= ends[:, None] if chosen else None,
-                is_causal=not chosen,
+                attn_mask=row_numbers <= ends[:, None] if asks_some else None,
+                is_causal=not asks_some,
                 enable_gqa=True,
             )
-            return mixed.transpose(1, 2)
+            return attended.transpose(1, 2)
         scale = q.shape[-1] ** -0.5
-        alone = [*zip(self.keys[1:], self.values[1:], strict=True), *([own] if own else [])]
-        grouped = q.unflatten(1, (-1, times))  # (B, KV, times, n, D)
-        scores = torch.einsum("bghnd,bgmd->bghnm", grouped, first_key) * scale
-        scores = widened(scores).masked_fill(places > ends[:, None], -torch.inf)
-        further = [
-            widened((grouped * key.unsqueeze(2)).sum(-1, keepdim=True)) * scale for key, _ in alone
+        later_pairs = [
+            *zip(self.keys[1:], self.values[1:], strict=True),
+            *([row_pair] if row_pair else []),
         ]
-        weights = torch.cat([scores, *further], -1).softmax(-1).to(v.dtype)
-        mixed = torch.einsum("bghnm,bgmd->bghnd", weights[..., :rows], first_value)
-        for step, (_, value) in enumerate(alone):
-            mixed = mixed + weights[..., rows + step, None] * value.unsqueeze(2)
-        return mixed.flatten(1, 2).transpose(1, 2)
+        grouped_queries = q.unflatten(1, (-1, group_size))  # (B, KV, times, n, D)
+        scores = torch.einsum("bghnd,bgmd->bghnm", grouped_queries, first_key) * scale
+        scores = as_float32(scores).masked_fill(row_numbers > ends[:, None], -torch.inf)
+        later_scores = [
+            as_float32((grouped_queries * key.unsqueeze(2)).sum(-1, keepdim=True)) * scale
+            for key, _ in later_pairs
+        ]
+        weights = torch.cat([scores, *later_scores], -1).softmax(-1).to(v.dtype)
+        attended = torch.einsum("bghnm,bgmd->bghnd", weights[..., :row_count], first_value)
+        for step, (_, value) in enumerate(later_pairs):
+            attended = attended + weights[..., row_count + step, None] * value.unsqueeze(2)
+        return attended.flatten(1, 2).transpose(1, 2)
 
 
 class OneLayer(Head):
@@ -101,17 +105,17 @@ class OneLayer(Head):
         self.enter = self.token_norm = self.state_norm = self.norm = None
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """The last norm, by which the output matrix is scaled."""
         if self.norm is not None:
             take_norm(self.norm, target.loop.norm)
 
-    def exact(self, features: torch.Tensor) -> torch.Tensor:
+    def exact_states(self, features: torch.Tensor) -> torch.Tensor:
         """The state (..., E) that the target's own (..., F) stand for."""
         return features
 
-    def entering(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
-        """What enters the layer (..., E)."""
+    def enter_layer(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        """Rows (..., E) that enter the layer."""
         if self.enter is None:
             return self.normed_state(states) if self.stream_normed else states
         if self.token_norm is not None:
@@ -126,46 +130,46 @@ class OneLayer(Head):
         out: torch.Tensor = self.state_norm(states)
         return out
 
-    def behind(
+    def run_layer(
         self, embedded: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
-        """What leaves the layer (..., E) for embeddings and states (..., E)."""
-        h = self.entering(embedded, states)
-        read = None
+        """Rows (..., E) that leave the layer, for embeddings and states (..., E)."""
+        h = self.enter_layer(embedded, states)
+        attended = None
         if self.enter is None:
             assert self.token_norm is not None
             state = h if self.stream_normed else self.normed_state(h)
-            read = torch.cat([self.token_norm(embedded), state], -1)
-        out: torch.Tensor = self.layer(h, self.rotation(positions), attend, read)
+            attended = torch.cat([self.token_norm(embedded), state], -1)
+        out: torch.Tensor = self.layer(h, self.rotation(positions), attend, attended)
         return out
 
-    def leaving(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What the output matrix reads, and the state of nodes below."""
-        normed = out if self.norm is None else self.norm(out)
-        return normed, normed if self.hands_on_normed else out
+    def leave_layer(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows that the output matrix reads, and states that nodes below read."""
+        normed_states = out if self.norm is None else self.norm(out)
+        return normed_states, normed_states if self.hands_on_normed else out
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
-        states = self.exact(texts.features)
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        states = self.exact_states(texts.features)
         attend = TextAttention()
         positions = torch.arange(texts.ids.shape[1], device=texts.ids.device)
         for depth in range(depths):
-            embedded = texts.shifted(texts.embedded, depth)
-            out = self.behind(embedded, states, positions + depth, attend)
-            read, states = self.leaving(out)
-            yield Drafted(depth, read, states if self.regression else None)
+            embedded = texts.shift_left(texts.embedded, depth)
+            out = self.run_layer(embedded, states, positions + depth, attend)
+            output_states, states = self.leave_layer(out)
+            yield Drafted(depth, output_states, states if self.regression else None)
 
-    def states(self, nodes: Nodes) -> torch.Tensor:
+    def node_states(self, nodes: Nodes) -> torch.Tensor:
         """(n, E): the target's, or those of drafted nodes."""
         width = nodes.embedded.shape[1]
-        given = nodes.features[:, :width]
+        given_states = nodes.features[:, :width]
         if bool(nodes.drafted.all()):
-            return given
-        return torch.where(nodes.drafted[:, None], given, self.exact(nodes.features))
+            return given_states
+        return torch.where(nodes.drafted[:, None], given_states, self.exact_states(nodes.features))
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
-        out = self.behind(nodes.embedded, self.states(nodes), nodes.positions, attend)
-        read, state = self.leaving(out)
-        return read, F.pad(state, (0, nodes.features.shape[1] - state.shape[1]))
+        out = self.run_layer(nodes.embedded, self.node_states(nodes), nodes.positions, attend)
+        output_states, state = self.leave_layer(out)
+        return output_states, F.pad(state, (0, nodes.features.shape[1] - state.shape[1]))
 
 
 class Eagle(OneLayer):
@@ -218,28 +222,34 @@ class Eagle3(OneLayer):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        taps, norms, rows = len(self.taps), self.option("tap_norms"), self.own_rows()
-        self.fc = nn.Linear(taps * shape.hidden, shape.hidden, bias=False)
-        widths = {"each": [shape.hidden] * taps, "all": [taps * shape.hidden]}.get(norms, [])
-        self.tap_norms = nn.ModuleList([Norm(width, shape.eps) for width in widths])
+        tap_count, norm_kind, matrix_rows = (
+            len(self.taps),
+            self.option("tap_norms"),
+            self.own_rows(),
+        )
+        self.fc = nn.Linear(tap_count * shape.hidden, shape.hidden, bias=False)
+        norm_widths = {"each": [shape.hidden] * tap_count, "all": [tap_count * shape.hidden]}.get(
+            norm_kind, []
+        )
+        self.tap_norms = nn.ModuleList([Norm(width, shape.eps) for width in norm_widths])
         self.token_norm = Norm(shape.hidden, shape.eps)
         self.state_norm = Norm(shape.hidden, shape.eps)
         self.layer = Layer(shape, inputs=2 * shape.hidden)
         self.norm = Norm(shape.hidden, shape.eps) if self.option("last_norm") else None
         self.hands_on_normed = bool(self.option("hands_on_normed"))
         self.stream_normed = bool(self.option("stream_normed"))
-        if rows:
-            self.matrix = nn.Linear(shape.hidden, rows, bias=False)
+        if matrix_rows:
+            self.matrix = nn.Linear(shape.hidden, matrix_rows, bias=False)
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """The target's last layer over the highest tap, with little of the tokens."""
-        super().begin(target)
-        last, width = target.loop.layers[-1], self.config.target.hidden
-        take_layer(self.layer, last, LITTLE)
-        first = getattr(last, "input_layernorm", None)
-        if self.state_norm is not None and first is not None:
-            take_norm(self.state_norm, first)
+        super().take_weights(target)
+        last_layer, width = target.loop.layers[-1], self.config.target.hidden
+        take_layer(self.layer, last_layer, LITTLE)
+        first_norm = getattr(last_layer, "input_layernorm", None)
+        if self.state_norm is not None and first_norm is not None:
+            take_norm(self.state_norm, first_norm)
         self.fc.weight *= LITTLE
         self.fc.weight[:, 2 * width :] += torch.eye(width).to(self.fc.weight)
 
@@ -249,10 +259,10 @@ class Eagle3(OneLayer):
         # A target of one or two layers has no layer 2 or L - 3: the nearest that it has.
         return self.chosen_taps() or (min(2, layers), layers // 2, max(layers - 3, 0))
 
-    def exact(self, features: torch.Tensor) -> torch.Tensor:
+    def exact_states(self, features: torch.Tensor) -> torch.Tensor:
         if self.tap_norms:
-            parts = features.chunk(len(self.tap_norms), -1)
-            pairs = zip(self.tap_norms, parts, strict=True)
-            features = torch.cat([norm(part) for norm, part in pairs], -1)
+            tap_parts = features.chunk(len(self.tap_norms), -1)
+            norm_pairs = zip(self.tap_norms, tap_parts, strict=True)
+            features = torch.cat([tap_norm(tap_part) for tap_norm, tap_part in norm_pairs], -1)
         out: torch.Tensor = self.fc(features)
         return out

@@ -16,7 +16,7 @@ from torch import nn
 from foretell.drafters.heads.networks.base import Best, Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.drafters.heads.networks.caches import KnownTokens
 from foretell.drafters.heads.networks.eagle import TextAttention
-from foretell.drafters.heads.networks.layers import Attend, Layer, Rotation, turned
+from foretell.drafters.heads.networks.layers import Attend, Layer, Rotation, turn_rows
 from foretell.errors import BadConfig
 
 FIRST, LAST = 0.45, 0.1  # share of the wrong tokens that is shown, as training begins and ends
@@ -24,7 +24,7 @@ DROPOUT = 0.1  # between the layers of the LSTM
 
 
 class Memory(nn.Module):
-    """One layer of an LSTM, which gives its state at every row."""
+    """A layer of an LSTM, which gives its state at every row."""
 
     def __init__(self, inputs: int, hidden: int):
         super().__init__()
@@ -37,14 +37,14 @@ class Memory(nn.Module):
         self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """x (m, r, inputs), h and c (m, E) before the first row -> both (m, r, E) behind each."""
-        hidden, cells = [], []
+        hidden_states, cell_states = [], []
         for row in self.taken(x).unbind(1):
-            enter, forget, new, leave = (row + self.kept(h)).chunk(4, -1)
-            c = forget.sigmoid() * c + enter.sigmoid() * new.tanh()
-            h = leave.sigmoid() * c.tanh()
-            hidden.append(h)
-            cells.append(c)
-        return torch.stack(hidden, 1), torch.stack(cells, 1)
+            input_gate, forget_gate, candidate, output_gate = (row + self.kept(h)).chunk(4, -1)
+            c = forget_gate.sigmoid() * c + input_gate.sigmoid() * candidate.tanh()
+            h = output_gate.sigmoid() * c.tanh()
+            hidden_states.append(h)
+            cell_states.append(c)
+        return torch.stack(hidden_states, 1), torch.stack(cell_states, 1)
 
 
 class Falcon(Head):
@@ -74,7 +74,7 @@ class Falcon(Head):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape, size = config.target.layer(), self.option("block")
+        shape, size = config.target.layer_shape(), self.option("block")
         if type(size) is not int or not 1 <= size <= 8:
             raise BadConfig.field("falcon:block", size, "between 1 and 8")
         self.size = self.depths = size
@@ -88,58 +88,72 @@ class Falcon(Head):
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """One state, as many times over as nodes hand on states and parts of the LSTM's."""
+        """The last state, as many times over as nodes hand on states and parts of the LSTM's."""
         return (self.config.target.layers,) * (self.size + 4 + self.before)
 
-    def remember(
-        self, left: torch.Tensor, embedded: torch.Tensor, states: torch.Tensor
+    def remember_steps(
+        self, left_memory: torch.Tensor, embedded: torch.Tensor, states: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows that follow one another: the last rows of each (m, r, block, E), its own at the end,
         and what is left behind each (m, r, W).
 
-        left (m, W): what is left before the first; embedded, states (m, r, E).
+        left_memory (m, W): what is left before the first; embedded, states (m, r, E).
         """
-        h1, c1, h2, c2, *before = left.split(self.hidden, -1)
-        low, low_c = self.lower(torch.cat([embedded, states], -1), h1, c1)
-        high, high_c = self.upper(F.dropout(low, DROPOUT, self.training), h2, c2)
-        line = torch.cat([torch.stack([*before, h2], 1).to(high), high], 1)
-        rows = line.unfold(1, self.size, 1)[:, -high.shape[1] :].transpose(-1, -2)
-        return rows, torch.cat([low, low_c, high, high_c, rows[:, :, 1:-1].flatten(2)], -1)
+        h1, c1, h2, c2, *earlier_rows = left_memory.split(self.hidden, -1)
+        lower_states, lower_cells = self.lower(torch.cat([embedded, states], -1), h1, c1)
+        upper_states, upper_cells = self.upper(
+            F.dropout(lower_states, DROPOUT, self.training), h2, c2
+        )
+        row_line = torch.cat(
+            [torch.stack([*earlier_rows, h2], 1).to(upper_states), upper_states], 1
+        )
+        rows = row_line.unfold(1, self.size, 1)[:, -upper_states.shape[1] :].transpose(-1, -2)
+        return rows, torch.cat(
+            [lower_states, lower_cells, upper_states, upper_cells, rows[:, :, 1:-1].flatten(2)], -1
+        )
 
-    def through(
+    def run_layer(
         self,
         rows: torch.Tensor,
-        new: torch.Tensor,
+        new_rows: torch.Tensor,
         positions: torch.Tensor,
-        places: torch.Tensor,
+        new_positions: torch.Tensor,
         attend: Attend,
     ) -> torch.Tensor:
         """The states (..., n, block, E) of blocks that end at `positions` (n,).
 
-        rows (..., n, block, E) of these blocks; new (..., m, E): the rows at `places` (m,) whose
-        keys and values are not there yet.
+        rows (..., n, block, E) of these blocks; new_rows (..., m, E): the rows at `new_positions`
+        (m,) whose keys and values are not there yet.
         """
         attention = self.layer.self_attn
-        heads = (attention.shape.kv_heads, -1, attention.shape.width)
+        head_shape = (attention.shape.kv_heads, -1, attention.shape.width)
         k, v = (
-            part(new).unflatten(-1, heads[::2]) for part in (attention.k_proj, attention.v_proj)
+            part(new_rows).unflatten(-1, head_shape[::2])
+            for part in (attention.k_proj, attention.v_proj)
         )
         k, v = (part.transpose(-3, -2) for part in (k, v))
         # (..., block, H, n, D): every row of a block is turned by its own position.
-        q = attention.q_proj(rows).unflatten(-1, (-1, heads[2])).transpose(-4, -2).transpose(-4, -3)
-        back = torch.arange(1 - self.size, 1, device=positions.device)
-        q = turned(q, *self.rotation(positions + back[:, None]))
+        q = (
+            attention.q_proj(rows)
+            .unflatten(-1, (-1, head_shape[2]))
+            .transpose(-4, -2)
+            .transpose(-4, -3)
+        )
+        offsets = torch.arange(1 - self.size, 1, device=positions.device)
+        q = turn_rows(q, *self.rotation(positions + offsets[:, None]))
         # A block's queries are more heads for the same keys.
-        q = q.unflatten(-3, heads[:2]).transpose(-5, -4).flatten(-5, -3)
-        mixed = attend(q, turned(k, *self.rotation(places)), v)
-        mixed = mixed.unflatten(-2, (heads[0], self.size, -1)).transpose(-4, -3).flatten(-3)
-        h = rows + attention.o_proj(mixed)
+        q = q.unflatten(-3, head_shape[:2]).transpose(-5, -4).flatten(-5, -3)
+        attended = attend(q, turn_rows(k, *self.rotation(new_positions)), v)
+        attended = (
+            attended.unflatten(-2, (head_shape[0], self.size, -1)).transpose(-4, -3).flatten(-3)
+        )
+        h = rows + attention.o_proj(attended)
         out: torch.Tensor = h + self.layer.mlp(self.layer.post_attention_layernorm(h))
         return out
 
     # --- in training
 
-    def ends(self, texts: Texts) -> torch.Tensor:
+    def block_ends(self, texts: Texts) -> torch.Tensor:
         """(a,) the places where blocks end: in training of blocks side by side, else all."""
         places = torch.arange(texts.ids.shape[1], device=texts.ids.device)
         if not self.training:
@@ -148,7 +162,7 @@ class Falcon(Head):
 
     @torch.no_grad()
     def glance(
-        self, texts: Texts, answers: torch.Tensor, best: Best, progress: float
+        self, texts: Texts, answers: torch.Tensor, likeliest: Best, progress: float
     ) -> torch.Tensor | None:
         """Coupled sequential glancing: of some blocks the first row, or the first ones, are shown
         the state and the token that they should find; the more, the more tokens were wrong.
@@ -156,53 +170,63 @@ class Falcon(Head):
         if self.size == 1:
             return None
         answers = answers.to(texts.ids.device)
-        wrong = 0
-        for drafted in self.unroll(texts, self.size):
+        wrong_count = 0
+        for drafted in self.unroll_depths(texts, self.size):
             assert drafted.anchors is not None
-            learnt = texts.shifted(answers, drafted.depth + 1) & drafted.anchors
-            truth = texts.shifted(texts.finals, drafted.depth)
-            wrong += int((best(drafted.states[learnt]) != best(truth[learnt])).sum())
+            learnt_rows = texts.shift_left(answers, drafted.depth + 1) & drafted.anchors
+            true_states = texts.shift_left(texts.finals, drafted.depth)
+            wrong_count += int(
+                (
+                    likeliest(drafted.states[learnt_rows]) != likeliest(true_states[learnt_rows])
+                ).sum()
+            )
             if not drafted.depth:
-                blocks = texts.shifted(learnt, self.size - 1).nonzero()
-        share = LAST + (FIRST - LAST) * (1 - progress)
-        draw = torch.Generator().manual_seed(int(texts.ids.sum()) + int(1e6 * progress))
-        count = int(share * wrong) // (self.size if self.size > 2 else 1)
-        chosen = blocks[torch.randperm(len(blocks), generator=draw)[:count].to(blocks.device)]
-        shown = torch.zeros_like(answers)
-        for row, place in chosen.tolist():
-            further = int(torch.randint(self.size - 1, (), generator=draw))
-            shown[row, place : place + further + 1] = True
-        return shown
+                blocks = texts.shift_left(learnt_rows, self.size - 1).nonzero()
+        shown_share = LAST + (FIRST - LAST) * (1 - progress)
+        generator = torch.Generator().manual_seed(int(texts.ids.sum()) + int(1e6 * progress))
+        block_count = int(shown_share * wrong_count) // (self.size if self.size > 2 else 1)
+        chosen_blocks = blocks[
+            torch.randperm(len(blocks), generator=generator)[:block_count].to(blocks.device)
+        ]
+        is_shown = torch.zeros_like(answers)
+        for row, row_index in chosen_blocks.tolist():
+            further_rows = int(torch.randint(self.size - 1, (), generator=generator))
+            is_shown[row, row_index : row_index + further_rows + 1] = True
+        return is_shown
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
-        """In training of blocks side by side; else of every place."""
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+        """Drafts of blocks side by side in training; else of a block at every place."""
         embedded, states = texts.embedded, texts.features[..., : self.hidden]
         if texts.shown is not None:
-            shown = texts.shown[..., None]
-            embedded = torch.where(shown, texts.shifted(embedded, self.size), embedded)
-            states = torch.where(shown, texts.shifted(texts.finals, self.size - 1), states)
-        ends = self.ends(texts)
-        chosen = torch.zeros(texts.ids.shape[1], dtype=torch.bool, device=ends.device)
-        chosen[ends] = True
+            is_shown = texts.shown[..., None]
+            embedded = torch.where(is_shown, texts.shift_left(embedded, self.size), embedded)
+            states = torch.where(is_shown, texts.shift_left(texts.finals, self.size - 1), states)
+        ends = self.block_ends(texts)
+        is_end = torch.zeros(texts.ids.shape[1], dtype=torch.bool, device=ends.device)
+        is_end[ends] = True
         attend = TextAttention(ends)
-        nothing = states.new_zeros(len(states), (4 + self.before) * self.hidden)
-        rows, left = self.remember(nothing, embedded, states)
-        places = torch.arange(len(chosen), device=ends.device)
-        found = self.through(rows[:, ends], rows[..., -1, :], ends, places, attend)
-        left = left[:, ends]
+        empty_memory = states.new_zeros(len(states), (4 + self.before) * self.hidden)
+        block_rows, left_memory = self.remember_steps(empty_memory, embedded, states)
+        row_positions = torch.arange(len(is_end), device=ends.device)
+        block_states = self.run_layer(
+            block_rows[:, ends], block_rows[..., -1, :], ends, row_positions, attend
+        )
+        left_memory = left_memory[:, ends]
         for depth in range(depths):
             slot = depth % self.size
             if depth and not slot:
-                found, left = self.go_on(texts, found, left, ends, depth - self.size, attend)
-            drafted = found.new_zeros(*texts.ids.shape, self.hidden)
-            drafted = drafted.index_copy(1, ends, found[:, :, slot])
-            yield Drafted(depth, drafted, drafted, chosen if self.training else None)
+                block_states, left_memory = self.go_on(
+                    texts, block_states, left_memory, ends, depth - self.size, attend
+                )
+            drafted = block_states.new_zeros(*texts.ids.shape, self.hidden)
+            drafted = drafted.index_copy(1, ends, block_states[:, :, slot])
+            yield Drafted(depth, drafted, drafted, is_end if self.training else None)
 
     def go_on(
         self,
         texts: Texts,
         states: torch.Tensor,
-        left: torch.Tensor,
+        left_memory: torch.Tensor,
         ends: torch.Tensor,
         depth: int,
         attend: Attend,
@@ -210,16 +234,23 @@ class Falcon(Head):
         """The block below one whose states (B, a, block, E) are those of `depth` on, and what is
         left (B, a, W) behind it.
         """
-        size = left.shape[:2]
+        batch_shape = left_memory.shape[:2]
         for slot in range(self.size):
-            tokens = texts.shifted(texts.embedded, depth + slot + 1)[:, ends, None]
-            rows, left = self.remember(
-                left.flatten(0, 1), tokens.flatten(0, 1), states[:, :, slot, None].flatten(0, 1)
+            tokens = texts.shift_left(texts.embedded, depth + slot + 1)[:, ends, None]
+            block_rows, left_memory = self.remember_steps(
+                left_memory.flatten(0, 1),
+                tokens.flatten(0, 1),
+                states[:, :, slot, None].flatten(0, 1),
             )
-            rows, left = rows[:, 0].unflatten(0, size), left[:, 0].unflatten(0, size)
-            places = ends + depth + slot + 1
-            found = self.through(rows, rows[..., -1, :], places, places, attend)
-        return found, left
+            block_rows, left_memory = (
+                block_rows[:, 0].unflatten(0, batch_shape),
+                left_memory[:, 0].unflatten(0, batch_shape),
+            )
+            end_positions = ends + depth + slot + 1
+            block_states = self.run_layer(
+                block_rows, block_rows[..., -1, :], end_positions, end_positions, attend
+            )
+        return block_states, left_memory
 
     # --- in drafting
 
@@ -227,22 +258,30 @@ class Falcon(Head):
         """States (n, block, E) that begin at each node's own, and (n, F)."""
         assert nodes.depths is not None
         states = nodes.features.unflatten(-1, (-1, self.hidden))
-        known = nodes.features[:, self.size * self.hidden :]
-        rows = states[:, : self.size].clone()
-        left = known.clone()
-        for run, before in nodes.runs:
-            start = before[None, self.size * self.hidden :]
-            made = self.remember(start, nodes.embedded[None, run], states[None, run, 0])
-            rows[run], left[run] = (part[0].to(rows) for part in made)
+        known_memory = nodes.features[:, self.size * self.hidden :]
+        block_rows = states[:, : self.size].clone()
+        left_memory = known_memory.clone()
+        for run, handed_on in nodes.runs:
+            first_memory = handed_on[None, self.size * self.hidden :]
+            block_memory = self.remember_steps(
+                first_memory, nodes.embedded[None, run], states[None, run, 0]
+            )
+            block_rows[run], left_memory[run] = (part[0].to(block_rows) for part in block_memory)
         for slot in range(self.size):
-            here = (nodes.depths > 0) & ((nodes.depths - 1) % self.size == slot)
-            if here.any():
+            at_slot = (nodes.depths > 0) & ((nodes.depths - 1) % self.size == slot)
+            if at_slot.any():
                 # The tokens of its block up to its own, with the states that were handed on.
-                tokens = nodes.embedded[here, None]
+                tokens = nodes.embedded[at_slot, None]
                 if slot:
                     assert nodes.earlier is not None
-                    tokens = torch.cat([nodes.earlier[here, :slot].flip(1), tokens], 1)
-                made = self.remember(known[here], tokens, states[here, : slot + 1])
-                rows[here], left[here] = (part[:, -1].to(rows) for part in made)
-        out = self.through(rows, rows[:, -1], nodes.positions, nodes.positions, attend)
-        return out, torch.cat([out.flatten(1), left], -1)
+                    tokens = torch.cat([nodes.earlier[at_slot, :slot].flip(1), tokens], 1)
+                block_memory = self.remember_steps(
+                    known_memory[at_slot], tokens, states[at_slot, : slot + 1]
+                )
+                block_rows[at_slot], left_memory[at_slot] = (
+                    part[:, -1].to(block_rows) for part in block_memory
+                )
+        out = self.run_layer(
+            block_rows, block_rows[:, -1], nodes.positions, nodes.positions, attend
+        )
+        return out, torch.cat([out.flatten(1), left_memory], -1)

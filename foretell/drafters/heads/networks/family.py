@@ -20,32 +20,32 @@ from transformers import (
 
 from foretell.cache.buffers import Shape
 from foretell.drafters.heads.networks.layers import Attend
-from foretell.errors import BadConfig, first_line
-from foretell.models.decoder.loop import attending
+from foretell.errors import BadConfig, first_message_line
+from foretell.models.decoder.loop import use_attention
 
 ATTENTION = "foretell-head"
 ATTEND: ContextVar[Attend] = ContextVar("foretell_head_attend")  # of the layer that runs
 
 
-def _attend(
+def _attend_in_head(
     module: nn.Module,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     attention_mask: Any,
     scaling: float | None = None,
-    **more: Any,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """q (B, H, n, D), k and v (B, KV, n, D) -> (B, n, H, D)."""
     for name in ("sliding_window", "softcap", "s_aux"):
-        if more.get(name) is not None:
+        if options.get(name) is not None:
             raise LookupError(f"its layer attends with {name}")
     if scaling is not None:  # heads divide by the root of the width themselves
         q = q * (scaling * q.shape[-1] ** 0.5)
     return ATTEND.get()(q, k, v), None
 
 
-AttentionInterface.register(ATTENTION, _attend)
+AttentionInterface.register(ATTENTION, _attend_in_head)
 AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 
 
@@ -57,7 +57,8 @@ class Found(Exception):
 
 
 class Family:
-    """What is built as a family builds it. `fields`: of its configuration, with `model_type`.
+    """Parts that are built as a family builds them. `fields`: of its configuration, with
+    `model_type`.
 
     The layer is of the kind of the family's last one that attends to all of the text. Raises
     BadConfig where this version of transformers does not know the family, or the layer attends in
@@ -69,22 +70,22 @@ class Family:
         try:
             self.config: Any = CONFIG_MAPPING[kind].from_dict(dict(fields))
             with torch.device("meta"):
-                made: Any = AutoModelForCausalLM.from_config(copy.deepcopy(self.config))
-            body = made.get_decoder()
+                meta_model: Any = AutoModelForCausalLM.from_config(copy.deepcopy(self.config))
+            body = meta_model.get_decoder()
             self.config._experts_implementation = body.config._experts_implementation
-            kinds = getattr(self.config, "layer_types", None) or []
-            full = [i for i, name in enumerate(kinds) if name == "full_attention"]
-            self.index = full[-1] if full else len(body.layers) - 1
+            layer_kinds = getattr(self.config, "layer_types", None) or []
+            full_layers = [i for i, name in enumerate(layer_kinds) if name == "full_attention"]
+            self.index = full_layers[-1] if full_layers else len(body.layers) - 1
             self.classes = type(body.layers[self.index]), type(body.norm), type(body.rotary_emb)
-            self.stored = self._stored(body)
+            self.stored = self._stored_shape(body)
         except (LookupError, AttributeError, TypeError, ValueError) as error:
-            what = f"mtp:family={kind!r}: its layers cannot be used as a head"
-            raise BadConfig(f"{what} ({first_line(error)})") from error
+            complaint = f"mtp:family={kind!r}: its layers cannot be used as a head"
+            raise BadConfig(f"{complaint} ({first_message_line(error)})") from error
 
-    def _stored(self, body: Any) -> Shape:
-        """What the layer stores a row, told without weights."""
+    def _stored_shape(self, body: Any) -> Shape:
+        """The shape of what the layer stores a row, found without weights."""
         h = torch.empty(1, 2, self.config.hidden_size, device="meta")
-        rotation = self.rotation()(torch.arange(2))
+        rotation = self.build_rotation()(torch.arange(2))
 
         def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             raise Found((k.shape[1], k.shape[-1], v.shape[-1]))
@@ -96,15 +97,17 @@ class Family:
             return found.shape
         raise LookupError("its layer does not attend through transformers' interface")
 
-    def layer(self) -> FamilyLayer:
-        """Its weights are of no meaning yet."""
+    def build_layer(self) -> FamilyLayer:
+        """A new layer, whose weights mean nothing yet."""
         return FamilyLayer(self.classes[0](self.config, self.index), self.config)
 
-    def norm(self) -> nn.Module:
-        made: nn.Module = self.classes[1](self.config.hidden_size, eps=self.config.rms_norm_eps)
-        return made
+    def build_norm(self) -> nn.Module:
+        norm_module: nn.Module = self.classes[1](
+            self.config.hidden_size, eps=self.config.rms_norm_eps
+        )
+        return norm_module
 
-    def rotation(self) -> FamilyRotation:
+    def build_rotation(self) -> FamilyRotation:
         return FamilyRotation(self.classes[2](config=self.config))
 
 
@@ -139,21 +142,21 @@ class FamilyLayer(nn.Module):
     ) -> torch.Tensor:
         """h (n, E) or (B, n, E), the stream -> the same behind the layer."""
         assert read is None, "the family's layer reads the stream"
-        alone = h.ndim == 2
+        is_single = h.ndim == 2
 
-        def one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        def attend_one(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             return attend(q[0], k[0], v[0])[None]
 
-        token = ATTEND.set(one if alone else attend)
+        token = ATTEND.set(attend_one if is_single else attend)
         try:
-            with attending(self.config, ATTENTION):
+            with use_attention(self.config, ATTENTION):
                 out = self.block(
-                    h[None] if alone else h,
+                    h[None] if is_single else h,
                     attention_mask=None,
                     position_embeddings=tuple(part.to(h.dtype) for part in rotation),
                     use_cache=False,
                 )
         finally:
             ATTEND.reset(token)
-        left: torch.Tensor = out[0] if isinstance(out, tuple) else out
-        return left[0] if alone else left
+        layer_output: torch.Tensor = out[0] if isinstance(out, tuple) else out
+        return layer_output[0] if is_single else layer_output

@@ -39,7 +39,7 @@ class Sampled(nn.Module):
 
 
 class Apart(nn.Module):
-    """What the output matrix reads, apart from the estimated state: a + down(silu(up a)).
+    """Rows for the output matrix, apart from the estimated state: a + down(silu(up a)).
 
     The regression sees `a` alone, so that it does not hold back the laws. Begins as `a`.
     """
@@ -80,10 +80,10 @@ class Fspad(Eagle):
         self.sampled = Sampled(hidden, times) if times else None
         self.apart = Apart(hidden) if adapter else None
 
-    def entering(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+    def enter_layer(self, embedded: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
         if self.sampled is not None:
             states = self.sampled(embedded, states)
-        return super().entering(embedded, states)
+        return super().enter_layer(embedded, states)
 
-    def leaving(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def leave_layer(self, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return out if self.apart is None else self.apart(out), out

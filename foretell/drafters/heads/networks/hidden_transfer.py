@@ -28,8 +28,8 @@ class HiddenTransfer(Anchored):
         super().__init__(config)
         layers, entry = config.target.layers, self.option("entry")
         if type(entry) is not int or not -1 <= entry <= layers:
-            allowed = f"between 0 and {layers}, or -1 (a third of the layers)"
-            raise BadConfig.field("hidden-transfer:entry", entry, allowed)
+            allowed_layers = f"between 0 and {layers}, or -1 (a third of the layers)"
+            raise BadConfig.field("hidden-transfer:entry", entry, allowed_layers)
         hidden = config.target.hidden
         self.maps = nn.Parameter(torch.eye(hidden).repeat(self.deepest, 1, 1))
 

@@ -50,7 +50,7 @@ class Block(nn.Module):
 
 
 class Hydra(Recurrent):
-    """Of each depth one head, which reads the state and the tokens drafted so far side by side.
+    """Heads, one a depth, that read the state and the tokens drafted so far side by side.
 
     With `prefix` (Hydra++) the state goes through a decoder layer before, which attends to the
     text. A vector is the state with the tokens drafted so far.
@@ -71,8 +71,8 @@ class Hydra(Recurrent):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
-        heads, blocks = self.count("heads", 1, 16), self.count("blocks", 1, 16)
+        shape = config.target.layer_shape()
+        heads, blocks = self.whole_option("heads", 1, 16), self.whole_option("blocks", 1, 16)
         rows = self.own_rows()
         self.depths = self.deepest = heads
         self.room = heads + 2
@@ -89,7 +89,7 @@ class Hydra(Recurrent):
             nn.init.zeros_(self.prefix.self_attn.o_proj.weight)
             nn.init.zeros_(self.prefix.mlp.down_proj.weight)
 
-    def vectors(
+    def text_vectors(
         self,
         states: torch.Tensor,
         embedded: torch.Tensor,
@@ -101,7 +101,7 @@ class Hydra(Recurrent):
         out: torch.Tensor = self.prefix(states, self.rotation(positions), attend)
         return out if self.prefix_norm is None else self.prefix_norm(out)
 
-    def draft(
+    def draft_rows(
         self, vectors: torch.Tensor, embedded: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         path = torch.cat([vectors[..., : (depth + 1) * self.hidden], embedded], -1)

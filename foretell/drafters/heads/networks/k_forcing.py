@@ -39,28 +39,32 @@ class KForcing(Anchored):
         self.narrow = nn.Linear(4 * width, width)
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """Rows that are as large as a token's, since all weights but these are the target's."""
-        size = target.embed(range(min(target.vocab, 4_096))).float().std()
-        for layer, share in ((self.joined, size), (self.wide, 1.0), (self.narrow, size)):
-            nn.init.normal_(layer.weight, std=float(share) / layer.in_features**0.5)
+        embedding_size = target.embed(range(min(target.vocab, 4_096))).float().std()
+        for layer, weight_scale in (
+            (self.joined, embedding_size),
+            (self.wide, 1.0),
+            (self.narrow, embedding_size),
+        ):
+            nn.init.normal_(layer.weight, std=float(weight_scale) / layer.in_features**0.5)
             nn.init.zeros_(layer.bias)
 
-    def waves(self, numbers: torch.Tensor) -> torch.Tensor:
+    def noise_waves(self, numbers: torch.Tensor) -> torch.Tensor:
         """Numbers (n,) -> (n, E), cosines and sines, in float64 until they are made."""
         width = self.config.target.hidden
-        places = torch.arange(width // 2, dtype=torch.float64, device=numbers.device)
-        turns = numbers.double()[:, None] * THETA ** (-places / (width // 2))
-        made = torch.cat([(2 * math.pi * turns).cos(), (2 * math.pi * turns).sin()], -1)
-        return F.pad(made, (0, width - made.shape[1]))
+        wave_numbers = torch.arange(width // 2, dtype=torch.float64, device=numbers.device)
+        turns = numbers.double()[:, None] * THETA ** (-wave_numbers / (width // 2))
+        wave_rows = torch.cat([(2 * math.pi * turns).cos(), (2 * math.pi * turns).sin()], -1)
+        return F.pad(wave_rows, (0, width - wave_rows.shape[1]))
 
-    def noised(self, noise: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-        """What rows of noise (n,), in [0, 1), enter with at temperatures (n,), (n, E)."""
-        waves = torch.cat([self.waves(noise), self.waves(temperature)], -1)
-        m: torch.Tensor = self.joined(waves.to(self.scale.dtype))
-        normed = F.layer_norm(m.float(), m.shape[-1:]).to(m.dtype) * self.scale
-        grown: torch.Tensor = self.narrow(F.gelu(self.wide(normed)))
-        return m + grown
+    def noise_vectors(self, noise: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
+        """Vectors (n, E) that rows of noise (n,), in [0, 1), enter with at temperatures (n,)."""
+        wave_rows = torch.cat([self.noise_waves(noise), self.noise_waves(temperature)], -1)
+        m: torch.Tensor = self.joined(wave_rows.to(self.scale.dtype))
+        normed_rows = F.layer_norm(m.float(), m.shape[-1:]).to(m.dtype) * self.scale
+        expanded: torch.Tensor = self.narrow(F.gelu(self.wide(normed_rows)))
+        return m + expanded
 
-    def rows(self, places: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+    def rows(self, row_places: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
         raise AssertionError("its rows are made of noise")

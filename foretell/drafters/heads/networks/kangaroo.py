@@ -13,7 +13,13 @@ import torch
 
 from foretell.drafters.heads.networks.base import Drafted, Head, HeadConfig, Nodes, Texts
 from foretell.drafters.heads.networks.caches import KnownStates
-from foretell.drafters.heads.networks.layers import Attend, Attention, Norm, Rotation, causal
+from foretell.drafters.heads.networks.layers import (
+    Attend,
+    Attention,
+    Norm,
+    Rotation,
+    causal_attention,
+)
 from foretell.errors import BadConfig
 
 
@@ -34,7 +40,7 @@ class Kangaroo(Head):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape, exits = config.target.layer(), config.target.layers - 1
+        shape, exits = config.target.layer_shape(), config.target.layers - 1
         if not 1 <= self.taps[0] <= exits:
             raise BadConfig.field("layers", self.taps[0], f"between 1 and {exits} for this target")
         self.rotation = Rotation(shape.width, shape.theta)
@@ -46,18 +52,20 @@ class Kangaroo(Head):
     def taps(self) -> tuple[int, ...]:
         return (int(self.option("layers")),)
 
-    def behind(self, states: torch.Tensor, positions: torch.Tensor, attend: Attend) -> torch.Tensor:
-        """What the output matrix reads (..., n, E), of states (..., n, E)."""
-        mixed = self.self_attn(self.input_layernorm(states), self.rotation(positions), attend)
-        out: torch.Tensor = self.norm(states + mixed)
+    def run_layer(
+        self, states: torch.Tensor, positions: torch.Tensor, attend: Attend
+    ) -> torch.Tensor:
+        """Rows (..., n, E) that the output matrix reads, of states (..., n, E)."""
+        attended = self.self_attn(self.input_layernorm(states), self.rotation(positions), attend)
+        out: torch.Tensor = self.norm(states + attended)
         return out
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         positions = torch.arange(texts.ids.shape[1], device=texts.ids.device)
-        states = self.behind(texts.features, positions, causal)
+        states = self.run_layer(texts.features, positions, causal_attention)
         for depth in range(depths):
-            yield Drafted(depth, texts.shifted(states, depth))
+            yield Drafted(depth, texts.shift_left(states, depth))
 
     def step(self, nodes: Nodes, attend: Attend) -> tuple[torch.Tensor, torch.Tensor]:
         """Nodes below get the states of the target's first layers, not these."""
-        return self.behind(nodes.features, nodes.positions, attend), nodes.features
+        return self.run_layer(nodes.features, nodes.positions, attend), nodes.features

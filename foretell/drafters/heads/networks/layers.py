@@ -19,7 +19,7 @@ from foretell.errors import BadConfig
 WIDE = 32  # times as many numbers as the stream that a layer may work on
 
 # q (..., H, n, D), k and v (..., KV, n, D) of the new rows -> (..., n, H, D). A fourth argument,
-# `own`, is a key and a value of each row, shaped as k and v, that it alone sees.
+# `row_pair`, is a key and a value of each row, shaped as k and v, that it alone sees.
 Attend = Callable[..., torch.Tensor]
 
 
@@ -37,22 +37,22 @@ class LayerShape:
 
     def __post_init__(self) -> None:
         """Raises BadConfig for numbers that no layer has: they are read from files."""
-        most = WIDE * self.hidden if type(self.hidden) is int else 0
+        max_numbers = WIDE * self.hidden if type(self.hidden) is int else 0
         for name in ("hidden", "heads", "kv_heads", "width", "intermediate"):
             value = getattr(self, name)
-            if type(value) is not int or not 1 <= value <= most:
-                raise BadConfig.field(f"layer:{name}", value, f"a number from 1 to {most}")
-        if self.heads % self.kv_heads or self.heads * self.width > most or self.width % 2:
-            found = f"{self.heads} of {self.width} numbers, {self.kv_heads} with keys"
-            raise BadConfig(f"layer: has no such heads ({found})")
+            if type(value) is not int or not 1 <= value <= max_numbers:
+                raise BadConfig.field(f"layer:{name}", value, f"a number from 1 to {max_numbers}")
+        if self.heads % self.kv_heads or self.heads * self.width > max_numbers or self.width % 2:
+            head_text = f"{self.heads} of {self.width} numbers, {self.kv_heads} with keys"
+            raise BadConfig(f"layer: has no such heads ({head_text})")
         for name in ("theta", "eps"):
             value = getattr(self, name)
             if type(value) not in (int, float) or not 0 < value < math.inf:
                 raise BadConfig.field(f"layer:{name}", value, "a number above 0")
 
 
-def widened(x: torch.Tensor) -> torch.Tensor:
-    """In float32, or wider."""
+def as_float32(x: torch.Tensor) -> torch.Tensor:
+    """The tensor in float32, or wider."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -65,9 +65,11 @@ class Norm(nn.Module):
         self.variance_epsilon = eps
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        wide = widened(x)
-        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.variance_epsilon)
-        return (self.weight * wide).to(x.dtype)
+        wide_states = as_float32(x)
+        wide_states = wide_states * torch.rsqrt(
+            wide_states.square().mean(-1, keepdim=True) + self.variance_epsilon
+        )
+        return (self.weight * wide_states).to(x.dtype)
 
 
 class Rotation(nn.Module):
@@ -84,15 +86,15 @@ class Rotation(nn.Module):
     def forward(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """positions (..., n) -> cosines and sines (..., n, D), float32."""
         angles = positions.double()[..., None] * self.frequencies
-        both = torch.cat([angles, angles], -1)
-        return both.cos().float(), both.sin().float()
+        both_halves = torch.cat([angles, angles], -1)
+        return both_halves.cos().float(), both_halves.sin().float()
 
 
-def turned(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+def turn_rows(x: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
     """x (..., heads, n, D) turned by cosines and sines (..., n, D) of its rows."""
-    first, second = x.chunk(2, -1)
-    other = torch.cat([-second, first], -1)
-    return (x * cosines.unsqueeze(-3) + other * sines.unsqueeze(-3)).to(x.dtype)
+    first_half, second_half = x.chunk(2, -1)
+    swapped = torch.cat([-second_half, first_half], -1)
+    return (x * cosines.unsqueeze(-3) + swapped * sines.unsqueeze(-3)).to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -111,7 +113,7 @@ class Attention(nn.Module):
         self.q_norm = Norm(shape.width, shape.eps) if head_norms else None
         self.k_norm = Norm(shape.width, shape.eps) if head_norms else None
 
-    def parts(
+    def project_rows(
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """x (..., n, inputs) -> q (..., H, n, D), k and v (..., KV, n, D), turned."""
@@ -122,20 +124,20 @@ class Attention(nn.Module):
         )
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
-        return turned(q, *rotation), turned(k, *rotation), v
+        return turn_rows(q, *rotation), turn_rows(k, *rotation), v
 
     def forward(
         self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor], attend: Attend
     ) -> torch.Tensor:
-        mixed = attend(*self.parts(x, rotation)).flatten(-2)
-        out: torch.Tensor = self.o_proj(mixed)
+        attended = attend(*self.project_rows(x, rotation)).flatten(-2)
+        out: torch.Tensor = self.o_proj(attended)
         return out
 
 
-def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def causal_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Attention of whole texts, each row to those up to itself: see `Attend`."""
-    mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    return mixed.transpose(-3, -2)
+    attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+    return attended.transpose(-3, -2)
 
 
 class Gated(nn.Module):
@@ -167,8 +169,8 @@ class Layer(nn.Module):
         head_norms: bool = False,
     ):
         super().__init__()
-        read = shape.hidden if inputs is None else inputs
-        self.self_attn = Attention(shape, read, head_norms)
+        attended_width = shape.hidden if inputs is None else inputs
+        self.self_attn = Attention(shape, attended_width, head_norms)
         self.mlp = Gated(shape.hidden, shape.intermediate)
         self.input_layernorm = Norm(shape.hidden, shape.eps) if normed and inputs is None else None
         self.post_attention_layernorm = Norm(shape.hidden, shape.eps)

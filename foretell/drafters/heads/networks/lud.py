@@ -15,7 +15,7 @@ from foretell.drafters.heads.networks.base import HeadConfig
 
 
 class Lud(Anchored):
-    """The same row at every place below a node; where it stands tells what it is asked for."""
+    """A row, the same at every place below a node; its position says what it is asked for."""
 
     kind = "lud"
     bound = True
@@ -25,10 +25,10 @@ class Lud(Anchored):
         self.vectors = nn.Parameter(torch.zeros(1, config.target.hidden))
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """The mean of all tokens' embeddings, which is no token's."""
-        mean = target.embed(range(target.vocab)).float().mean(0)
-        self.vectors.copy_(mean[None].to(self.vectors))
+        mean_vector = target.embed(range(target.vocab)).float().mean(0)
+        self.vectors.copy_(mean_vector[None].to(self.vectors))
 
-    def rows(self, places: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
-        return self.vectors[torch.zeros_like(places)]
+    def rows(self, row_places: torch.Tensor, states: torch.Tensor | None) -> torch.Tensor:
+        return self.vectors[torch.zeros_like(row_places)]

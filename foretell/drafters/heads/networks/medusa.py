@@ -32,7 +32,7 @@ class Residual(nn.Module):
         return out
 
 
-def stack(hidden: int, layers: int) -> nn.Module:
+def stack_blocks(hidden: int, layers: int) -> nn.Module:
     """A block of so many layers."""
     if layers == 1:
         return Residual(hidden)
@@ -62,19 +62,24 @@ class Medusa(Head):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        count, layers = self.count("blocks", 1, 16), self.count("layers", 1, 16)
-        rows = self.own_rows()
-        self.deepest = count
+        block_count, layer_count = (
+            self.whole_option("blocks", 1, 16),
+            self.whole_option("layers", 1, 16),
+        )
+        matrix_rows = self.own_rows()
+        self.deepest = block_count
         hidden = config.target.hidden
-        self.blocks = nn.ModuleList(stack(hidden, layers) for _ in range(count))
-        if rows:
-            self.matrix = nn.ModuleList(nn.Linear(hidden, rows, bias=False) for _ in range(count))
+        self.blocks = nn.ModuleList(stack_blocks(hidden, layer_count) for _ in range(block_count))
+        if matrix_rows:
+            self.matrix = nn.ModuleList(
+                nn.Linear(hidden, matrix_rows, bias=False) for _ in range(block_count)
+            )
 
     @property
     def taps(self) -> tuple[int, ...]:
         return (self.config.target.layers,)
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         for depth, block in enumerate(self.blocks[:depths]):
             yield Drafted(depth, block(texts.features))
 

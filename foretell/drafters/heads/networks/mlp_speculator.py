@@ -23,7 +23,7 @@ STEPS = 3  # over which the text's part of a state falls to a half
 EPS = 1e-6  # of norms in published heads
 
 
-def unit(x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
+def unit_length(x: torch.Tensor, eps: float | None = None) -> torch.Tensor:
     """x / rms(x), in float32."""
     return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
 
@@ -37,7 +37,7 @@ class Shifted(nn.Module):
         self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return unit(x, EPS) * self.weight + self.bias
+        return unit_length(x, EPS) * self.weight + self.bias
 
 
 class Stages(nn.Module):
@@ -47,12 +47,12 @@ class Stages(nn.Module):
 
     def __init__(self, rows: int, hidden: int, inner: int, steps: int, tied: bool):
         super().__init__()
-        own, projections = (1, min(steps, 2)) if tied else (steps, steps)
-        self.tables = nn.ModuleList(nn.Embedding(rows, inner) for _ in range(own))
+        table_count, projection_count = (1, min(steps, 2)) if tied else (steps, steps)
+        self.tables = nn.ModuleList(nn.Embedding(rows, inner) for _ in range(table_count))
         self.projections = nn.ModuleList(
-            nn.Linear(inner if i else hidden, inner, bias=False) for i in range(projections)
+            nn.Linear(inner if i else hidden, inner, bias=False) for i in range(projection_count)
         )
-        self.norms = nn.ModuleList(Shifted(inner) for _ in range(own))
+        self.norms = nn.ModuleList(Shifted(inner) for _ in range(table_count))
 
     @staticmethod
     def at(parts: nn.ModuleList, depth: int) -> Any:
@@ -82,7 +82,7 @@ class MlpSpeculator(Recurrent):
 
     def __init__(self, config: HeadConfig):
         super().__init__(config)
-        shape = config.target.layer()
+        shape = config.target.layer_shape()
         width = shape.hidden
         rows = self.own_rows()
         self.stages: Stages | None = None
@@ -103,21 +103,23 @@ class MlpSpeculator(Recurrent):
         vocab = self.config.target.vocab
         if rows != vocab:  # its tables are asked by the target's tokens
             raise BadConfig.field("mlp-speculator:own_matrix", rows, f"0 or {vocab}")
-        steps, tied = self.count("steps", 1, 64), bool(self.option("tied"))
-        inner = self.count("inner", 0, WIDE * self.hidden) or self.hidden
+        steps, tied = self.whole_option("steps", 1, 64), bool(self.option("tied"))
+        inner_width = self.whole_option("inner", 0, WIDE * self.hidden) or self.hidden
         self.depths = self.deepest = steps
-        self.room = max(2, inner // self.hidden + 1)  # a state and its depth
-        self.stages = Stages(rows, self.hidden, inner, steps, tied)
-        matrices = [nn.Linear(inner, rows, bias=False) for _ in range(1 if tied else steps)]
-        self.matrix = matrices[0] if tied else nn.ModuleList(matrices)
-        self.scale = token_scale(steps) * math.sqrt(inner)
+        self.room = max(2, inner_width // self.hidden + 1)  # a state and its depth
+        self.stages = Stages(rows, self.hidden, inner_width, steps, tied)
+        output_matrices = [
+            nn.Linear(inner_width, rows, bias=False) for _ in range(1 if tied else steps)
+        ]
+        self.matrix = output_matrices[0] if tied else nn.ModuleList(output_matrices)
+        self.scale = token_scale(steps) * math.sqrt(inner_width)
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         if self.stages is None:
             take_norm(self.norm, target.loop.norm)
 
-    def vectors(
+    def text_vectors(
         self,
         states: torch.Tensor,
         embedded: torch.Tensor,
@@ -125,16 +127,18 @@ class MlpSpeculator(Recurrent):
         attend: Attend,
     ) -> torch.Tensor:
         if self.stages is None:
-            return unit(states) / math.sqrt(2)
-        return unit(states, EPS) / math.sqrt(2) if self.option("scaled") else states
+            return unit_length(states) / math.sqrt(2)
+        return unit_length(states, EPS) / math.sqrt(2) if self.option("scaled") else states
 
-    def taken(self, embedded: torch.Tensor, ids: torch.Tensor | None, depth: int) -> torch.Tensor:
+    def token_rows(
+        self, embedded: torch.Tensor, ids: torch.Tensor | None, depth: int
+    ) -> torch.Tensor:
         if self.stages is None:
-            return self.read(unit(embedded))  # type: ignore[no-any-return]
+            return self.read(unit_length(embedded))  # type: ignore[no-any-return]
         assert ids is not None, "its tables are asked by ids"
         return self.stages.at(self.stages.tables, depth)(ids)  # type: ignore[no-any-return]
 
-    def draft(
+    def draft_rows(
         self, vectors: torch.Tensor, embedded: torch.Tensor, depth: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if self.stages is None:
@@ -142,17 +146,17 @@ class MlpSpeculator(Recurrent):
         else:
             project = self.stages.at(self.stages.projections, depth)
             norm = self.stages.at(self.stages.norms, depth)
-        added = self.scale * embedded
-        state = F.gelu(norm(project(vectors[..., : project.in_features]) + added))
+        scaled_tokens = self.scale * embedded
+        state = F.gelu(norm(project(vectors[..., : project.in_features]) + scaled_tokens))
         if self.stages is not None:
             return state, state
-        read: torch.Tensor = self.norm(self.out(state))
-        return read, state
+        output_states: torch.Tensor = self.norm(self.out(state))
+        return output_states, state
 
 
 def token_scale(steps: int) -> float:
-    """What a token of variance 1 is multiplied with beside a state, so that after so many steps the
-    text's part is still a half.
+    """The factor of a token of variance 1 beside a state, so that after so many steps the text's
+    part is still a half.
     """
-    kept: float = 0.5 ** (0.5 / steps)
-    return math.sqrt((1 - kept**2) / 2) / kept
+    kept_share: float = 0.5 ** (0.5 / steps)
+    return math.sqrt((1 - kept_share**2) / 2) / kept_share

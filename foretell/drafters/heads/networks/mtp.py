@@ -44,26 +44,26 @@ class Mtp(OneLayer):
     def __init__(self, config: HeadConfig):
         super().__init__(config)
         shape = self.shape
-        hidden, rows = shape.hidden, self.own_rows()
+        hidden, matrix_rows = shape.hidden, self.own_rows()
         self.reads_normed = bool(self.option("reads_normed"))
         self.hands_on_normed = bool(self.option("hands_on_normed"))
         self.sees_first = bool(self.option("sees_first"))
-        fields = self.option("family")
-        self.family = Family(fields) if fields else None
+        family_fields = self.option("family")
+        self.family = Family(family_fields) if family_fields else None
         self.by_library = self.family is None and self.sees_first
         if self.family is not None:
-            self.rotation = self.family.rotation()
-        self.token_norm = self._norm()
-        self.state_norm = self._norm()
+            self.rotation = self.family.build_rotation()
+        self.token_norm = self._build_norm()
+        self.state_norm = self._build_norm()
         self.enter = nn.Linear(2 * hidden, hidden, bias=False)
-        self.layer = Layer(shape) if self.family is None else self.family.layer()
-        self.norm = self._norm()
-        if rows:
-            self.matrix = nn.Linear(hidden, rows, bias=False)
+        self.layer = Layer(shape) if self.family is None else self.family.build_layer()
+        self.norm = self._build_norm()
+        if matrix_rows:
+            self.matrix = nn.Linear(hidden, matrix_rows, bias=False)
 
-    def _norm(self) -> nn.Module:
+    def _build_norm(self) -> nn.Module:
         shape = self.shape
-        return Norm(shape.hidden, shape.eps) if self.family is None else self.family.norm()
+        return Norm(shape.hidden, shape.eps) if self.family is None else self.family.build_norm()
 
     @property
     def layout(self) -> tuple[Shape, ...]:

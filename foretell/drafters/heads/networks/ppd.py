@@ -16,17 +16,17 @@ PHRASE = "Next {} words"  # whose tokens the rows are at first
 
 
 class Ppd(Anchored):
-    """One row for each depth, which enters the target as if it were a token's embedding."""
+    """Rows, one a depth, that enter the target as if they were tokens' embeddings."""
 
     kind = "ppd"
 
     @torch.no_grad()
-    def begin(self, target: Any) -> None:
+    def take_weights(self, target: Any) -> None:
         """The embeddings of a phrase's tokens; of the first tokens, where there is no tokenizer."""
-        count = self.deepest
-        tokens = list(range(min(count, target.vocab)))
+        row_count = self.deepest
+        tokens = list(range(min(row_count, target.vocab)))
         if target.tokenizer is not None:
-            text = PHRASE.format(count)
+            text = PHRASE.format(row_count)
             tokens = target.tokenizer(text, add_special_tokens=False)["input_ids"] or tokens
-        chosen = [tokens[i % len(tokens)] for i in range(count)]
-        self.vectors.copy_(target.embed(chosen).to(self.vectors))
+        phrase_tokens = [tokens[i % len(tokens)] for i in range(row_count)]
+        self.vectors.copy_(target.embed(phrase_tokens).to(self.vectors))

@@ -42,49 +42,56 @@ def take_norm(norm: Norm, source: Any) -> None:
 
 
 @torch.no_grad()
-def take_layer(layer: Layer, source: Any, beside: float = 0.0) -> None:
+def take_layer(layer: Layer, source: Any, kept_share: float = 0.0) -> None:
     """Gives a layer what a decoder layer of the target has of its build.
 
-    `beside`: of a layer whose attention reads other numbers before those of the stream, the factor
-    that their random weights keep.
+    `kept_share`: of a layer whose attention reads other numbers before those of the stream, the
+    factor that their random weights keep.
     """
-    pairs = [
-        *fitting(layer.self_attn, getattr(source, "self_attn", None), *ATTENTION),
-        *fitting(layer.mlp, getattr(source, "mlp", None), *FEED_FORWARD),
+    matrix_pairs = [
+        *pair_matrices(layer.self_attn, getattr(source, "self_attn", None), *ATTENTION),
+        *pair_matrices(layer.mlp, getattr(source, "mlp", None), *FEED_FORWARD),
     ]
-    for own, weight in pairs:
-        before = own.in_features - weight.shape[1]
-        own.weight[:, :before] *= beside
-        own.weight[:, before:] = weight
-    first = getattr(source, "input_layernorm", None)
-    if first is None:  # its norms stand behind its parts
+    for head_matrix, weight in matrix_pairs:
+        extra_inputs = head_matrix.in_features - weight.shape[1]
+        head_matrix.weight[:, :extra_inputs] *= kept_share
+        head_matrix.weight[:, extra_inputs:] = weight
+    first_norm = getattr(source, "input_layernorm", None)
+    if first_norm is None:  # its norms stand behind its parts
         return
     if layer.input_layernorm is not None:
-        take_norm(layer.input_layernorm, first)
+        take_norm(layer.input_layernorm, first_norm)
     names = ("pre_feedforward_layernorm", "post_attention_layernorm")
-    second = next((getattr(source, name) for name in names if hasattr(source, name)), None)
-    if second is not None:
-        take_norm(layer.post_attention_layernorm, second)
+    second_norm = next((getattr(source, name) for name in names if hasattr(source, name)), None)
+    if second_norm is not None:
+        take_norm(layer.post_attention_layernorm, second_norm)
 
 
-def fitting(
-    part: Any, source: Any, names: tuple[str, ...], joined: str, last: str
+def pair_matrices(
+    part: Any, source: Any, names: tuple[str, ...], joined_name: str, last_name: str
 ) -> list[tuple[nn.Linear, torch.Tensor]]:
     """The matrices of a part, each with that of the target's in its place; none where the target's
     part has another build.
     """
-    own = [getattr(part, name) for name in (*names, last)]
-    rows = [linear.out_features for linear in own[:-1]]
-    whole = getattr(source, joined, None)
-    given = [whole] if whole is not None else [getattr(source, name, None) for name in names]
-    given.append(getattr(source, last, None))
-    if not all(isinstance(linear, nn.Linear | PackedLinear) for linear in given):
+    head_matrices = [getattr(part, name) for name in (*names, last_name)]
+    row_counts = [linear.out_features for linear in head_matrices[:-1]]
+    joined_source = getattr(source, joined_name, None)
+    source_matrices = (
+        [joined_source]
+        if joined_source is not None
+        else [getattr(source, name, None) for name in names]
+    )
+    source_matrices.append(getattr(source, last_name, None))
+    if not all(isinstance(linear, nn.Linear | PackedLinear) for linear in source_matrices):
         return []
-    *inputs, behind = (weight_of(linear) for linear in given)
-    if whole is not None and len(inputs[0]) == sum(rows):
-        inputs = [*inputs[0].split(rows)]
-    width = own[-1].out_features  # of the stream
-    wanted = [*((count, width) for count in rows), tuple(own[-1].weight.shape)]
-    weights = [*inputs, behind]
-    same = [tuple(weight.shape) for weight in weights] == wanted
-    return list(zip(own, weights, strict=True)) if same else []
+    *inputs, last_weight = (weight_of(linear) for linear in source_matrices)
+    if joined_source is not None and len(inputs[0]) == sum(row_counts):
+        inputs = [*inputs[0].split(row_counts)]
+    stream_width = head_matrices[-1].out_features  # of the stream
+    expected_shapes = [
+        *((count, stream_width) for count in row_counts),
+        tuple(head_matrices[-1].weight.shape),
+    ]
+    weights = [*inputs, last_weight]
+    same_shapes = [tuple(weight.shape) for weight in weights] == expected_shapes
+    return list(zip(head_matrices, weights, strict=True)) if same_shapes else []

@@ -12,11 +12,11 @@ import pytest
 import foretell
 from foretell import cli
 from foretell.bench import suites
-from foretell.bench.document import write
+from foretell.bench.document import write_document
 from foretell.bench.settings import Settings
 from foretell.bench.suites import jsonschema as suite
 from foretell.bench.suites.jsonschema import runner
-from foretell.bench.suites.jsonschema.figures import cells, kind
+from foretell.bench.suites.jsonschema.figures import reason_kind, schema_cells
 from foretell.bench.suites.jsonschema.schemas import Item
 from foretell.errors import BadConfig, BadFile
 from tests import tiny
@@ -88,7 +88,7 @@ def test_an_interrupted_run_goes_on_and_failures_are_tried_again(tmp_path: Path)
     whole = copy.deepcopy(document)
     document["answers"] = document["answers"][:2]
     document["answers"][0]["status"] = "failed"
-    write(document, path)
+    write_document(document, path)
     again = suite.begin(settings, items, path)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(runner, "Asker", Noting)
@@ -128,18 +128,18 @@ def test_overheads_are_of_pairs() -> None:
         about | {"status": "valid", "reason": "", "tpot_s": [None], "free_tpot_s": [9.0]},
         about | {"status": "long", "reason": "too long"},
     ]
-    [cell] = cells(answers)
+    [cell] = schema_cells(answers)
     assert cell["overhead"] == {"median": 0.75, "low": 0.5, "high": 1.0}
     assert cell["overhead_s"]["median"] == 1.5 and cell["step_overhead"] is None
     assert cell["coverage"] == 2 / 3 and cell["compliance"] == 1
 
 
 def test_reasons_of_one_kind_count_together() -> None:
-    assert kind("json_schema at #/a/b: oneOf is not supported; write anyOf") == (
+    assert reason_kind("json_schema at #/a/b: oneOf is not supported; write anyOf") == (
         "oneOf is not supported"
     )
-    assert kind("no end within 300 tokens") == "no end within N tokens"
-    assert kind("format: 'a; b' is not a 'date'") == "format"
+    assert reason_kind("no end within 300 tokens") == "no end within N tokens"
+    assert reason_kind("format: 'a; b' is not a 'date'") == "format"
 
 
 def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,4 +170,4 @@ def test_the_command_prints_tables(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_suites_are_found_by_their_folders() -> None:
-    assert "jsonschema" in suites.names() and suites.suite("jsonschema") is suite
+    assert "jsonschema" in suites.suite_names() and suites.load_suite("jsonschema") is suite

@@ -11,7 +11,7 @@ import pytest
 from foretell.bench.settings import Settings
 from foretell.bench.suites.jsonschema import Item, prepare
 from foretell.bench.suites.jsonschema.checking import Checker
-from foretell.bench.suites.jsonschema.schemas import COUNT, DRAFTS, generated
+from foretell.bench.suites.jsonschema.schemas import COUNT, DRAFTS, generate_schemas
 from foretell.constraints.grammars import Grammars
 from foretell.errors import BadConfig
 from tests import tiny
@@ -66,8 +66,8 @@ def test_a_limit_takes_so_many_of_each_set_by_the_seed(tmp_path: Path) -> None:
 
 def test_generated_schemas_are_valid_different_and_always_the_same() -> None:
     items = prepare([], Settings())
-    assert len(items) == COUNT and items == generated(0, COUNT)
-    assert items != generated(1, COUNT) and items[:5] == prepare([], Settings(), 5)
+    assert len(items) == COUNT and items == generate_schemas(0, COUNT)
+    assert items != generate_schemas(1, COUNT) and items[:5] == prepare([], Settings(), 5)
     texts = [json.dumps(item.schema) for item in items]
     assert len(set(texts)) == COUNT
     for word in ("$ref", "array", "anyOf", "const", "pattern", "format", "enum"):
@@ -75,7 +75,7 @@ def test_generated_schemas_are_valid_different_and_always_the_same() -> None:
     grammars = Grammars(tiny.tokenizer(), len(tiny.tokenizer()), [0])
     checker = Checker()
     for item in items:
-        grammars.compile({"json_schema": item.schema})
+        grammars.compile_form({"json_schema": item.schema})
         assert checker.judge(item.schema, "{}")[0] == "invalid", "something is required"
 
 

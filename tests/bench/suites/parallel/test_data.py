@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.suites.parallel.data import FILES, LISTS, read
-from foretell.bench.suites.parallel.tasks import TASKS, Question, items, written
+from foretell.bench.suites.parallel.data import FILES, LISTS, read_folder
+from foretell.bench.suites.parallel.tasks import TASKS, Question, format_list, make_items
 from foretell.errors import BadConfig, BadFile
 
 
@@ -18,7 +18,7 @@ def row(task: str, question: Question) -> dict[str, Any]:
     given: dict[str, Any] = {}
     answer: Any = question.answer
     if task in LISTS:
-        given["context"] = written(question.entries)
+        given["context"] = format_list(question.entries)
         if question.new:
             given["word"] = question.new
         if question.place is not None:
@@ -51,15 +51,15 @@ def put(root: Path, task: str, rows: list[Any]) -> Path:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_items_are_read_as_they_were_written(task: str, tmp_path: Path) -> None:
-    made = items(task, 4)
+    made = make_items(task, 4)
     rows = [row(task, item.question) for item in made]
     for one, item in zip(rows, made, strict=True):
         if task in LISTS or task in ("latin_square", "sudoku"):
             assert item.example is not None
             one["input"]["icl_examples"] = [row(task, item.example)]
     put(tmp_path, task, rows)
-    found = read(tmp_path)
-    assert list(found) == [task] == list(read(tmp_path, [task]))
+    found = read_folder(tmp_path)
+    assert list(found) == [task] == list(read_folder(tmp_path, [task]))
     for one, item in zip(found[task], made, strict=True):
         if "icl_examples" in rows[0]["input"]:
             assert one == item
@@ -72,11 +72,11 @@ def test_items_are_read_as_they_were_written(task: str, tmp_path: Path) -> None:
 
 
 def test_a_line_without_an_answer_is_asked_and_never_shown(tmp_path: Path) -> None:
-    rows = [row("words_hard", item.question) for item in items("words_hard", 3)]
+    rows = [row("words_hard", item.question) for item in make_items("words_hard", 3)]
     for one in rows[1:]:
         del one["answer"]["example"]
     put(tmp_path, "words_hard", rows)
-    first, second, third = read(tmp_path)["words_hard"]
+    first, second, third = read_folder(tmp_path)["words_hard"]
     assert first.example is None
     assert second.example == third.example == first.question
 
@@ -133,23 +133,23 @@ GOOD = {"input": {"context": '["a b", "c d"]', "index": 1}, "answer": '["a b"]'}
 )
 def test_a_bad_line_is_named(task: str, line: str, said: str, tmp_path: Path) -> None:
     path = put(tmp_path, task, [])
-    good = row(task, items(task, 1)[0].question)
+    good = row(task, make_items(task, 1)[0].question)
     path.write_text(f"{json.dumps(good)}\n\n{line}\n", "utf-8")
     with pytest.raises(BadFile, match=said) as caught:
-        read(tmp_path)
+        read_folder(tmp_path)
     assert f"{path}, line 3: " in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_folders_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="is no folder"):
-        read(tmp_path / "nowhere")
+        read_folder(tmp_path / "nowhere")
     with pytest.raises(BadConfig, match="has none of the benchmark's folders"):
-        read(tmp_path)
+        read_folder(tmp_path)
     path = put(tmp_path, "copy", [])
     with pytest.raises(BadFile, match="has no items"):
-        read(tmp_path)
+        read_folder(tmp_path)
     with pytest.raises(BadConfig, match=r"has no waiting_line/sort.jsonl; leave sort out"):
-        read(tmp_path, ["sort"])
+        read_folder(tmp_path, ["sort"])
     path.write_bytes(b"\xff\xfe\xfa")
     with pytest.raises(BadFile, match="cannot be read as text"):
-        read(tmp_path)
+        read_folder(tmp_path)

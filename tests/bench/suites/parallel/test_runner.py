@@ -17,7 +17,7 @@ from foretell import cli
 from foretell.api.lm import LM
 from foretell.bench.settings import Settings
 from foretell.bench.suites.parallel import runner as parallel
-from foretell.bench.suites.parallel.tasks import Item, Question, items, read_list, written
+from foretell.bench.suites.parallel.tasks import Item, Question, format_list, make_items, read_list
 from foretell.errors import BadConfig, Unsupported
 from foretell.loading.wrap import wrap
 from foretell.models.diffusion.canvas import Denoiser
@@ -56,7 +56,7 @@ class Knowing:
         options["max_new_tokens"] = self.length
         (live,) = filled(self.models["target"], method, prompt, **options)
         tokens = list(live.ctx.output)
-        text = written([self.names[token] for token in tokens])
+        text = format_list([self.names[token] for token in tokens])
         return SimpleNamespace(text=text, tokens=tokens, stats=live.ctx.stats)
 
 
@@ -141,7 +141,7 @@ def test_it_runs_on_both_kinds_of_models_and_shows_what_it_measured() -> None:
     settings = Settings(
         models=("tiny", "denoiser"), methods=("threshold:tau=0.5",), max_new_tokens=6
     )
-    asked = [*items("copy", 2), *items("sudoku", 2), *items("words_hard", 1)]
+    asked = [*make_items("copy", 2), *make_items("sudoku", 2), *make_items("words_hard", 1)]
     both = models(asked)
     document = parallel.begin(settings, asked)
     parallel.run(settings, asked, lambda name, dtype: both[name], document)
@@ -172,12 +172,14 @@ def test_it_runs_on_both_kinds_of_models_and_shows_what_it_measured() -> None:
 
 
 def test_methods_are_sets_of_settings_too() -> None:
-    assert parallel.contenders(Settings()) == ["plain", "auto"]
-    found = parallel.contenders(Settings(methods=("orders", "factors", "random:block=0,steps=2")))
+    assert parallel.expand_sweeps(Settings()) == ["plain", "auto"]
+    found = parallel.expand_sweeps(
+        Settings(methods=("orders", "factors", "random:block=0,steps=2"))
+    )
     assert found[:3] == ["plain", "auto", "random:block=0,steps=1"]
     assert len(found) == 2 + 28 + 5 and len(set(found)) == len(found)
     for name, specs in parallel.SWEEPS.items():
-        assert parallel.contenders(Settings(methods=(name,)))[2:] == specs
+        assert parallel.expand_sweeps(Settings(methods=(name,)))[2:] == specs
     with pytest.raises(BadConfig, match="orders has no fields"):
         parallel.begin(Settings(methods=("orders:steps=2",)), [])
     with pytest.raises(BadConfig, match="steps"):
@@ -192,7 +194,7 @@ def test_tasks_are_named_by_groups_or_one_by_one(tmp_path: Path) -> None:
     assert sum(map(len, parallel.GROUPS.values())) == 17
     with pytest.raises(BadConfig, match="--tasks='nothing': must be one of lists, puzzles"):
         parallel.prepare([], Settings(tasks=("nothing",)))
-    own = items("copy", 40)
+    own = make_items("copy", 40)
     put(tmp_path, "copy", [row("copy", item.question) for item in own])
     some = parallel.prepare([tmp_path], Settings(), 8)
     assert len({len(item.question.entries) for item in some}) > 2, "not the first ones only"

@@ -44,9 +44,9 @@ def test_rouge_l_is_that_of_the_recursion() -> None:
         common = longest(own, other)
         precision, recall = common / len(own), common / len(other)
         mean = 2 * precision * recall / (precision + recall) if common else 0
-        assert scores.rouge_l(text, reference) == pytest.approx(mean)
-    assert scores.rouge_l(TEXT, "the CAT sat, on the mat") == 1
-    assert scores.rouge_l("", TEXT) == scores.rouge_l(TEXT, "") == 0
+        assert scores.rouge_l_score(text, reference) == pytest.approx(mean)
+    assert scores.rouge_l_score(TEXT, "the CAT sat, on the mat") == 1
+    assert scores.rouge_l_score("", TEXT) == scores.rouge_l_score(TEXT, "") == 0
 
 
 def test_bleu_is_made_of_counted_n_grams() -> None:
@@ -66,9 +66,9 @@ def test_bleu_is_made_of_counted_n_grams() -> None:
         short = len(own) < len(other)
         assert brevity == pytest.approx(math.exp(1 - len(other) / len(own)) if short else 1)
         product = math.prod(precisions) ** 0.25
-        assert scores.bleu(text, reference) == pytest.approx(brevity * product)
-    assert scores.bleu(TEXT, TEXT) == pytest.approx(1)
-    assert scores.bleu("", TEXT) == scores.bleu("dog", TEXT) == 0
+        assert scores.bleu_score(text, reference) == pytest.approx(brevity * product)
+    assert scores.bleu_score(TEXT, TEXT) == pytest.approx(1)
+    assert scores.bleu_score("", TEXT) == scores.bleu_score("dog", TEXT) == 0
 
 
 def test_what_is_kept_counts_stems_in_any_order() -> None:
@@ -79,8 +79,8 @@ def test_what_is_kept_counts_stems_in_any_order() -> None:
             if word in left:
                 left.remove(word)
                 common += 1
-        assert scores.kept(text, reference) == pytest.approx(2 * common / size)
-    assert scores.kept("She paints the walls", "the wall painted she") == 1
+        assert scores.shared_stems(text, reference) == pytest.approx(2 * common / size)
+    assert scores.shared_stems("She paints the walls", "the wall painted she") == 1
 
 
 @pytest.mark.parametrize(
@@ -101,24 +101,24 @@ def test_what_is_kept_counts_stems_in_any_order() -> None:
     ],
 )
 def test_signs_tell_what_looks_like_sentences(text: str, well: bool) -> None:
-    assert scores.well_formed(text) == well
+    assert scores.is_well_formed(text) == well
 
 
 def test_a_sentence_is_one_and_has_all_words() -> None:
     wanted = ("cat", "mat", "sit")
-    assert scores.sentence("Cats sit on the MAT.", wanted) == 1
-    assert scores.sentence("The cat on the mat sits.", wanted) == 1
+    assert scores.sentence_score("Cats sit on the MAT.", wanted) == 1
+    assert scores.sentence_score("The cat on the mat sits.", wanted) == 1
     for text in ("Cats sit.", "Category: mats sit.", "Cats sit here. On a mat.", "cats sit, mat."):
-        assert scores.sentence(text, wanted) == 0, text
+        assert scores.sentence_score(text, wanted) == 0, text
 
 
 def test_a_paraphrase_keeps_what_is_said_in_other_words() -> None:
     source = "Ilse bought the small bicycle on Monday."
     other = "On Monday, Ilse purchased the little bike."
-    copied = scores.paraphrase(source, source, [other])
-    best = scores.paraphrase(other, source, [other])
-    elsewhere = scores.paraphrase("It rains a lot in the north.", source, [other])
+    copied = scores.paraphrase_score(source, source, [other])
+    best = scores.paraphrase_score(other, source, [other])
+    elsewhere = scores.paraphrase_score("It rains a lot in the north.", source, [other])
     assert copied == pytest.approx(0) and best > 0.5 > elsewhere
-    assert scores.paraphrase(other.lower(), source, [other]) == 0
-    assert scores.summary(other, source) == scores.rouge_l(other, source) > 0
-    assert scores.summary(other.lower(), source) == 0
+    assert scores.paraphrase_score(other.lower(), source, [other]) == 0
+    assert scores.summary_score(other, source) == scores.rouge_l_score(other, source) > 0
+    assert scores.summary_score(other.lower(), source) == 0

@@ -9,13 +9,13 @@ import pytest
 
 from foretell.bench.suites.parallel import tasks
 from foretell.bench.suites.parallel.tasks import (
-    RIGHT,
+    RIGHT_LISTS,
     SPLITS,
     TASKS,
     Item,
     Question,
-    items,
-    written,
+    format_list,
+    make_items,
 )
 from foretell.errors import BadConfig
 
@@ -35,13 +35,13 @@ def parts(question: Question) -> set[str]:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_items_are_the_same_for_a_seed_and_their_answers_are_right(task: str) -> None:
-    found = items(task, 12, seed=3)
-    assert found == items(task, 12, seed=3) and len({item.prompt for item in found}) == 12
-    assert found != items(task, 12, seed=4)
+    found = make_items(task, 12, seed=3)
+    assert found == make_items(task, 12, seed=3) and len({item.prompt for item in found}) == 12
+    assert found != make_items(task, 12, seed=4)
     least = 0.3 if task == "paraphrase" else 1  # a right one shares words with its source
     for item in found:
         assert item.example is not None and item.example != item.question
-        shown = TASKS[task].score(item.example, item.example.answer)
+        shown = TASKS[task].score_answer(item.example, item.example.answer)
         assert min(item.score(item.completion), shown) >= least, item
         assert item.prompt.endswith("\nAnswer:") and item.prompt.count("Answer:") == 2
         assert item.example.answer in item.prompt and item.stop in item.prompt
@@ -52,14 +52,14 @@ def test_items_are_the_same_for_a_seed_and_their_answers_are_right(task: str) ->
 def test_splits_share_nothing(task: str) -> None:
     seen: dict[str, set[str]] = {}
     for split in SPLITS:
-        own = [item for seed in range(3) for item in items(task, 40, seed, split)]
+        own = [item for seed in range(3) for item in make_items(task, 40, seed, split)]
         both = [one for item in own for one in (item.question, item.example) if one is not None]
         seen[split] = set().union(*map(parts, both))
     assert all(seen.values()) and not seen["train"] & seen["test"]
 
 
 def test_lists_have_all_lengths_alike() -> None:
-    lengths = [len(item.question.entries) for item in items("copy", 100)]
+    lengths = [len(item.question.entries) for item in make_items("copy", 100)]
     assert {length: lengths.count(length) for length in lengths} == dict.fromkeys((3, 4, 5, 6), 25)
 
 
@@ -87,7 +87,7 @@ def is_right(task: str, found: list[str], new: str, place: int) -> bool:
     return task == "replace_random" or changed == [place]
 
 
-@pytest.mark.parametrize("task", [*RIGHT, "shuffle"])
+@pytest.mark.parametrize("task", [*RIGHT_LISTS, "shuffle"])
 def test_lists_are_checked_as_their_operation_says(task: str) -> None:
     rights = 0
     for place in range(3):
@@ -96,7 +96,10 @@ def test_lists_are_checked_as_their_operation_says(task: str) -> None:
             for found in itertools.product("abcn", repeat=length):
                 want = is_right(task, list(found), "n", place)
                 rights += want
-                assert TASKS[task].score(question, written(found)) == want, (found, place)
+                assert TASKS[task].score_answer(question, format_list(found)) == want, (
+                    found,
+                    place,
+                )
     several = {"shuffle": 5, "insert_random": 4, "remove_random": 3, "replace_random": 3}
     assert rights == 3 * several.get(task, 1)
 
@@ -121,7 +124,7 @@ def test_lists_are_checked_as_their_operation_says(task: str) -> None:
     ],
 )
 def test_lists_are_read_strictly(text: str, want: float) -> None:
-    assert TASKS["copy"].score(Question(OLD), text) == want
+    assert TASKS["copy"].score_answer(Question(OLD), text) == want
 
 
 def test_squares_are_checked_row_by_row_and_column_by_column() -> None:
@@ -132,7 +135,7 @@ def test_squares_are_checked_row_by_row_and_column_by_column() -> None:
     for number in range(3000):
         rows = list(draw.choices(orders, k=4))
         if number % 3 == 0:  # one that is right, or has two cells changed
-            square = draw.choice(tasks.squares())
+            square = draw.choice(tasks.latin_squares())
             rows = [tuple(symbols[cell] for cell in row) for row in square]
             if number % 2:
                 cells = [list(row) for row in rows]
@@ -143,12 +146,12 @@ def test_squares_are_checked_row_by_row_and_column_by_column() -> None:
         want = want and all(set(row) == set(symbols) for row in rows)
         rights += want
         text = "\n".join(",".join(row) for row in rows)
-        assert TASKS["latin_square"].score(Question(symbols), text) == want
-        assert TASKS["latin_square"].score(Question(symbols), f"Here:\n{text}\n\nok") == want
+        assert TASKS["latin_square"].score_answer(Question(symbols), text) == want
+        assert TASKS["latin_square"].score_answer(Question(symbols), f"Here:\n{text}\n\nok") == want
     assert rights >= 400
-    assert len(set(tasks.squares())) == 576 and len(set(tasks.solutions())) == 288
+    assert len(set(tasks.latin_squares())) == 576 and len(set(tasks.sudoku_solutions())) == 288
     for text in ("H4CA\n4CAH\nCAH4\nAH4C", "H,4,C,A\n4,C,A,H\nC,A,H,4"):
-        assert TASKS["latin_square"].score(Question(symbols), text) == 0
+        assert TASKS["latin_square"].score_answer(Question(symbols), text) == 0
 
 
 def test_a_sudoku_has_one_solution_which_is_its_answer() -> None:
@@ -158,7 +161,7 @@ def test_a_sudoku_has_one_solution_which_is_its_answer() -> None:
         *(range(i, i + 4) for i in (0, 4, 8, 12)),
         *(range(i, 16, 4) for i in range(4)),
     ]
-    for item in items("sudoku", 12, seed=1):
+    for item in make_items("sudoku", 12, seed=1):
         given = "".join(item.question.entries)
         gaps = [place for place, one in enumerate(given) if one == "0"]
         assert len(gaps) == 4 and len(given) == 16
@@ -180,16 +183,16 @@ def test_prompts_have_an_example_only_where_there_is_one() -> None:
     item = Item("insert_index", question)
     assert item.prompt.endswith('\n\nList: ["a b", "c d"]\nNew: "e f"\nPosition: 1\nAnswer:')
     assert item.completion == ' ["a b", "e f", "c d"]' and item.prompt.count("Answer") == 1
-    square = items("latin_square", 1)[0]
+    square = make_items("latin_square", 1)[0]
     assert square.completion.startswith("\n") and square.completion.count("\n") == 4
 
 
 def test_what_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(BadConfig, match="task='nothing': must be one of copy"):
-        items("nothing", 1)
+        make_items("nothing", 1)
     with pytest.raises(BadConfig, match="split='dev': must be one of train, test"):
-        items("copy", 1, split="dev")
+        make_items("copy", 1, split="dev")
     # Of these eight sets of words there are 192 orders.
     monkeypatch.setattr(tasks.texts, "THEMES", ("cook|stir taste|soup stew|cellar kitchen",))
     with pytest.raises(BadConfig, match=r"so many different items \(200\) cannot be made"):
-        items("words_easy", 200, split="train")
+        make_items("words_easy", 200, split="train")

@@ -7,7 +7,12 @@ from typing import Any
 
 import pytest
 
-from foretell.bench.suites.search.figures import cells, first_is_right, lengths, tables
+from foretell.bench.suites.search.figures import (
+    length_statistics,
+    method_cells,
+    shortest_right_chance,
+    tables,
+)
 
 
 def _answer(number: int, method: str, score: float, **more: Any) -> dict[str, Any]:
@@ -23,7 +28,7 @@ def test_differences_are_taken_task_by_task_to_the_first_method() -> None:
         for name, own in scores.items()
         for number, score in reversed(list(enumerate(own)))
     ]
-    plain, searched = cells(answers, lambda sort: ["plain", "search"])
+    plain, searched = method_cells(answers, lambda sort: ["plain", "search"])
     assert plain["solved"] == 0.25 and searched["solved"] == searched["score"] == 0.75
     assert plain["score"] == 0.45 and plain["tasks"] == 4
     assert plain["solved_more"] == {"mean": 0, "low": 0, "high": 0}
@@ -38,13 +43,13 @@ def test_differences_are_taken_task_by_task_to_the_first_method() -> None:
 
 def test_only_tasks_that_both_answered_are_compared() -> None:
     answers = [_answer(n, "a", 0) for n in range(3)] + [_answer(n, "b", 1) for n in (1, 2, 5)]
-    _, other = cells(answers, lambda sort: ["a", "b", "c"])
+    _, other = method_cells(answers, lambda sort: ["a", "b", "c"])
     assert other["tasks"] == 3 and other["solved_more"]["mean"] == 1
 
 
 def test_entries_are_counted_where_answers_have_them() -> None:
     answers = [_answer(n, name, 0, found=n + (name == "b")) for n in (1, 2) for name in "ab"]
-    document = {"cells": cells(answers, lambda sort: ["a", "b"])}
+    document = {"cells": method_cells(answers, lambda sort: ["a", "b"])}
     ((_, (head, first, second)),) = tables(document)
     place = head.index("right entries")
     assert first[place] == "1.5" and second[place] == "2.5 +1.0 (+1.0 to +1.0)"
@@ -61,13 +66,13 @@ def test_entries_are_counted_where_answers_have_them() -> None:
 def test_the_shortest_of_n_by_two_normal_lengths(
     right: tuple[float, float], wrong: tuple[float, float], want: tuple[float, ...]
 ) -> None:
-    found = [first_is_right(0.6, right, wrong, n) for n in (1, 4, 16, 64)]
+    found = [shortest_right_chance(0.6, right, wrong, n) for n in (1, 4, 16, 64)]
     assert found == pytest.approx(want, abs=0.012)
 
 
 def test_the_shortest_of_n_samples_by_counting() -> None:
     samples = [[5, 1], [3, 0], [9, 1], [3, 1]]
-    told = lengths([_answer(0, "best-of", 1, samples=samples)])
+    told = length_statistics([_answer(0, "best-of", 1, samples=samples)])
     assert told["right"] == 3 / 4 and told["samples"] == 4
     assert told["of_right"][0] == pytest.approx((5 + 9 + 3) / 3 / 5)
     counted = {one["n"]: one["counted"] for one in told["first_of"]}
@@ -77,11 +82,15 @@ def test_the_shortest_of_n_samples_by_counting() -> None:
         assert value == pytest.approx(sum(samples[s][1] for s in shortest) / len(groups))
     assert set(counted) == {1, 2, 4}
     (_, (title, rows)) = tables(
-        {"cells": cells([_answer(0, "best-of", 1, samples=samples)], lambda sort: ["best-of"])}
+        {
+            "cells": method_cells(
+                [_answer(0, "best-of", 1, samples=samples)], lambda sort: ["best-of"]
+            )
+        }
     )
     assert title == "samples" and rows[1][:3] == ["sums best-of", "4", "75.0%"]
 
 
 def test_samples_of_one_sort_say_nothing() -> None:
-    assert lengths([_answer(0, "best-of", 1, samples=[[3, 1], [4, 1]])]) == {}
-    assert lengths([_answer(0, "plain", 1)]) == {}
+    assert length_statistics([_answer(0, "best-of", 1, samples=[[3, 1], [4, 1]])]) == {}
+    assert length_statistics([_answer(0, "plain", 1)]) == {}

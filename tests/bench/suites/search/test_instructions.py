@@ -9,7 +9,12 @@ from collections.abc import Callable
 import pytest
 
 from foretell.bench.suites.search import instructions as module
-from foretell.bench.suites.search.instructions import DEMANDS, Demand, Instruction, instructions
+from foretell.bench.suites.search.instructions import (
+    DEMANDS,
+    Demand,
+    Instruction,
+    make_instructions,
+)
 
 
 def _texts(says: str) -> tuple[str, list[str]]:
@@ -55,16 +60,19 @@ def test_a_demand_tells_texts_apart(make: Callable[[random.Random], Demand]) -> 
 
 
 def test_an_answer_is_scored_by_the_share_of_demands_that_it_keeps() -> None:
-    no_commas = module._commas(random.Random(0))
-    question = module._question(random.Random(0))
+    no_commas = module._no_commas(random.Random(0))
+    question = module._asks_question(random.Random(0))
     task = Instruction("signs", "?", (no_commas, question))
-    assert task.score("Is it?") == 1 and task.score("Is it, or not?") == task.score("Yes.") == 0.5
-    assert task.score(" \n") == 0 and task.public("Yes, it is.") == 0
+    assert (
+        task.score_answer("Is it?") == 1
+        and task.score_answer("Is it, or not?") == task.score_answer("Yes.") == 0.5
+    )
+    assert task.score_answer(" \n") == 0 and task.public("Yes, it is.") == 0
 
 
 def test_tasks_are_different_and_their_demands_do_not_clash() -> None:
-    tasks = instructions(300, 4)
-    again = instructions(300, 4)
+    tasks = make_instructions(300, 4)
+    again = make_instructions(300, 4)
     assert [one.question for one in tasks] == [one.question for one in again]
     assert len({task.question for task in tasks}) == 300
     assert {len(task.demands) for task in tasks} == {1, 2}

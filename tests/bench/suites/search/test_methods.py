@@ -9,9 +9,9 @@ import pytest
 
 from foretell.bench.settings import Settings
 from foretell.bench.suites.search import methods
-from foretell.bench.suites.search.functions import functions
+from foretell.bench.suites.search.functions import make_functions
 from foretell.bench.suites.search.lists import Listing
-from foretell.bench.suites.search.methods import answer, takes_reward
+from foretell.bench.suites.search.methods import answer_task, takes_reward
 from foretell.bench.suites.search.sums import Sum
 from foretell.bench.suites.search.tasks import Public
 from foretell.errors import BadConfig
@@ -54,7 +54,7 @@ class Scripted:
 
 
 def _answered(lm: Any, spec: str, task: Any = SUM, **more: Any) -> dict[str, Any]:
-    return answer(lm, task, spec, Settings(**more), 7)
+    return answer_task(lm, task, spec, Settings(**more), 7)
 
 
 @pytest.mark.parametrize("spec", ["plain", "adadec", "beam:width=3", "mango", "suffix", "icn"])
@@ -134,4 +134,6 @@ def test_entries_that_are_found_one_by_one_make_a_list() -> None:
 
 def test_rewards_of_whole_texts_are_refused_by_name_where_unfinished_ones_are_asked_about() -> None:
     with pytest.raises(BadConfig, match=r"^functions: a-star asks what unfinished texts are worth"):
-        answer(tiny.lm(draft=False), functions(1, 0)[0], "a-star", Settings(max_new_tokens=2), 0)
+        answer_task(
+            tiny.lm(draft=False), make_functions(1, 0)[0], "a-star", Settings(max_new_tokens=2), 0
+        )

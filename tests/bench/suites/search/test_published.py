@@ -10,7 +10,7 @@ import pytest
 
 from foretell.bench.settings import Settings
 from foretell.bench.suites.search import prepare
-from foretell.bench.suites.search.published import read
+from foretell.bench.suites.search.published import read_published
 from foretell.errors import BadConfig, BadFile
 
 PROMPT = '''from typing import List
@@ -52,7 +52,7 @@ def written(folder: Path, rows: list[Any]) -> Path:
 
 
 def taken(path: Path) -> Any:
-    return read(path)
+    return read_published(path)
 
 
 def test_a_function_has_its_examples_and_what_the_test_asserts(tmp_path: Path) -> None:
@@ -67,11 +67,11 @@ def test_a_function_has_its_examples_and_what_the_test_asserts(tmp_path: Path) -
         (([3, 1, 2],), 1),
         (([7],), 7),
     ]
-    begin = first.before(first.opening)
+    begin = first.answer_prefix(first.opening)
     assert first.opening == f"```python\n{PROMPT.rstrip()}" and begin == PROMPT.rstrip()
-    assert first.score(begin + RIGHT) == first.public(begin + RIGHT) == 1
+    assert first.score_answer(begin + RIGHT) == first.public(begin + RIGHT) == 1
     wrong = begin + "\n    return numbers[0]"
-    assert (first.score(wrong), first.public(wrong)) == (0.5, 0)
+    assert (first.score_answer(wrong), first.public(wrong)) == (0.5, 0)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_a_function_has_its_examples_and_what_the_test_asserts(tmp_path: Path) -
 )
 def test_what_cannot_be_read_is_left_out(tmp_path: Path, changed: dict[str, str]) -> None:
     rows = [function(), function(**changed), function(task_id="T/3")]
-    assert [task.kind for task in read(written(tmp_path, rows))] == ["T/1", "T/3"]
+    assert [task.kind for task in read_published(written(tmp_path, rows))] == ["T/1", "T/3"]
 
 
 def test_a_sum_stands_behind_the_two_before_it(tmp_path: Path) -> None:
@@ -100,11 +100,14 @@ def test_a_sum_stands_behind_the_two_before_it(tmp_path: Path) -> None:
         "Q: What comes after 2?\nA:"
     )
     assert "after 2?" in tasks[0].question and "after 3?" in tasks[0].question  # of the end
-    assert tasks[2].score("It is 2 + 1 = 3. The answer is 3.") == 1
+    assert tasks[2].score_answer("It is 2 + 1 = 3. The answer is 3.") == 1
     half = [*rows, story(9, "a half\n#### 0.5"), story(5)]
     answers = [task.answer for task in taken(written(tmp_path, half))]
     assert answers == [2, 3, 4]  # neither the half nor those that it would stand before
-    assert read(written(tmp_path, [*rows, story(1000, "much\n#### 1,001")]))[-1].kind == "published"
+    assert (
+        read_published(written(tmp_path, [*rows, story(1000, "much\n#### 1,001")]))[-1].kind
+        == "published"
+    )
 
 
 @pytest.mark.parametrize(
@@ -120,12 +123,12 @@ def test_a_sum_stands_behind_the_two_before_it(tmp_path: Path) -> None:
 )
 def test_other_files_are_refused(tmp_path: Path, rows: list[Any], said: str) -> None:
     with pytest.raises(BadFile, match=said):
-        read(written(tmp_path, rows))
+        read_published(written(tmp_path, rows))
 
 
 def test_a_file_that_is_not_there_and_tasks_beside_it_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="cannot be read"):
-        read(tmp_path / "none.jsonl")
+        read_published(tmp_path / "none.jsonl")
     path = written(tmp_path, [function(), function(task_id="T/2"), function(task_id="T/3")])
     with pytest.raises(BadConfig, match="--tasks"):
         prepare([path], Settings(tasks=("sums",)), 0)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from foretell import cli
-from foretell.bench.document import write
+from foretell.bench.document import write_document
 from foretell.bench.settings import Settings
 from foretell.bench.suites import search
 from foretell.bench.suites.search import functions, methods
@@ -20,7 +20,7 @@ from tests import tiny
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """No program is run, questions fit the tiny model, and little is spent."""
-    monkeypatch.setattr(functions, "verdicts", lambda program, tests, limits: [False] * len(tests))
+    monkeypatch.setattr(functions, "judge_program", lambda program, tests, limits: [False] * len(tests))
     monkeypatch.setattr(methods, "FORWARDS", 9)
     monkeypatch.setattr(tiny.foretell.LM, "prompt_ids", lambda self, prompt: [5, 6, 7])
 
@@ -72,7 +72,7 @@ def test_a_file_is_continued_where_it_was_begun_the_same_way(tmp_path: Path) -> 
     settings = _settings(tasks=("lists",), methods=("sampling", "icn:runs=1,each=2"))
     tasks = search.prepare([], settings, 2)
     document = search.begin(settings, tasks, path)
-    _run(settings, document, tasks, save=lambda so_far: write(so_far, path))
+    _run(settings, document, tasks, save=lambda so_far: write_document(so_far, path))
     assert search.begin(settings, tasks, path)["answers"] == document["answers"]
     assert "right entries" in search.tables(document)[0][1][0]
     with pytest.raises(BadFile, match=r"another settings\.budget"):

@@ -7,8 +7,8 @@ import re
 import pytest
 
 from foretell.bench.answer_tasks import last_number
-from foretell.bench.suites.search.sums import EQUATION, FORMS, Sum, holds, sums
-from foretell.bench.suites.search.tasks import different
+from foretell.bench.suites.search.sums import EQUATION, FORMS, Sum, equation_holds, make_sums
+from foretell.bench.suites.search.tasks import make_distinct
 from foretell.errors import BadConfig
 
 # Of each kind the answer, by the numbers of its question.
@@ -31,8 +31,10 @@ def _numbers(question: str) -> list[int]:
 
 
 def test_answers_are_those_of_the_questions() -> None:
-    tasks = sums(300, 1)
-    assert len({task.question for task in tasks}) == 300 and tasks == sums(300, 1) != sums(300, 2)
+    tasks = make_sums(300, 1)
+    assert len({task.question for task in tasks}) == 300 and tasks == make_sums(
+        300, 1
+    ) != make_sums(300, 2)
     assert {task.kind for task in tasks} == set(ANSWERS) and len(ANSWERS) == len(FORMS)
     for task in tasks:
         *shown, asked = task.question.split("Q: ")[1:]
@@ -43,14 +45,16 @@ def test_answers_are_those_of_the_questions() -> None:
             value = ANSWERS[task.kind](*_numbers(question))
             assert last_number(answer) == str(int(value)) and asked != f"{question}\nA:"
             equations = EQUATION.findall(answer)
-            assert equations and all(holds(*equation) for equation in equations)
+            assert equations and all(equation_holds(*equation) for equation in equations)
             assert task.public(answer) > 0.5
 
 
 def test_the_last_number_decides() -> None:
     task = Sum("added", "?", 12)
-    assert task.score("5 + 7 = 12") == task.score("It is 3. No: 12.0 apples.") == 1
-    assert task.score("12, not 13") == task.score("twelve") == task.score("") == 0
+    assert task.score_answer("5 + 7 = 12") == task.score_answer("It is 3. No: 12.0 apples.") == 1
+    assert (
+        task.score_answer("12, not 13") == task.score_answer("twelve") == task.score_answer("") == 0
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +73,7 @@ def test_the_last_number_decides() -> None:
     ],
 )
 def test_equations_hold_or_do_not(terms: str, value: str, right: bool) -> None:
-    assert holds(terms, value) is right
+    assert equation_holds(terms, value) is right
 
 
 def test_what_is_public_are_the_equations_and_not_the_answer() -> None:
@@ -84,4 +88,4 @@ def test_what_is_public_are_the_equations_and_not_the_answer() -> None:
 
 def test_more_than_can_be_made_is_refused() -> None:
     with pytest.raises(BadConfig, match="--limit 2: so many different sums cannot be made"):
-        different([lambda draw: Sum("added", "the same", 1)], 2, 0, "sums")
+        make_distinct([lambda draw: Sum("added", "the same", 1)], 2, 0, "sums")

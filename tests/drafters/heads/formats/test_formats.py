@@ -17,14 +17,14 @@ from safetensors.torch import load_file, save_file
 
 from foretell.backends.native import NativeExecutor
 from foretell.drafters.heads.attach import head_model
-from foretell.drafters.heads.formats.reading import check_taps, formats, load
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.formats.reading import check_taps, list_formats, load_any_head
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.drafters.heads.networks.tree_shape import TreeShape
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.models.decoder import packed
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
+from foretell.models.decoder.fused import fused_blocks
 from foretell.native import library
 from foretell.testing.toy import ToyRecurrent
 from tests.drafters.heads.networks.published import (
@@ -47,8 +47,8 @@ def packed_target() -> Decoder:
     sizes: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 400}
     hf = families.tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=True, **sizes)
-    packed.pack(hf, "int8")
-    model = Decoder(hf, "llama", blocks)
+    packed.pack_layers(hf, "int8")
+    model = Decoder(hf, "llama", fused_blocks)
     model.use(NativeExecutor)
     return model
 
@@ -222,7 +222,7 @@ LAYOUTS: dict[str, Any] = {
 @torch.inference_mode()
 def test_a_published_head_says_what_its_own_code_says(layout: str, tmp_path: Path) -> None:
     config, tensors = LAYOUTS[layout](target())
-    head, kept = load(written(tmp_path, config, tensors), target())
+    head, kept = load_any_head(written(tmp_path, config, tensors), target())
     assert (kept is None) == (head.kind == "eagle")
     states = states_of(target(), head.taps)
     said = logits_of(HeadModel(head, kept, target()), states, [7, 50, 7])
@@ -251,13 +251,13 @@ def test_greedy_tokens_are_those_of_plain_decoding(layout: str, tmp_path: Path) 
     check_greedy(target(), "eagle" if layout == "eagle" else "eagle3", folder)
 
 
-@pytest.mark.skipif(not library.available(), reason="the C library is not built")
+@pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 @pytest.mark.parametrize("layout", ["eagle", "eagle3", "norm before residual", "norm handed on"])
 @torch.inference_mode()
 def test_the_library_says_what_torch_says(layout: str, tmp_path: Path) -> None:
     model = packed_target()
     config, tensors = LAYOUTS[layout](model)
-    head, kept = load(written(tmp_path, config, tensors), model)
+    head, kept = load_any_head(written(tmp_path, config, tensors), model)
     quick = HeadModel(head, kept, model, TreeShape(3, 2, 6))
     assert quick.native is not None
     assert ("grows" in quick.caps) == (layout != "norm before residual")
@@ -274,13 +274,13 @@ def test_the_library_says_what_torch_says(layout: str, tmp_path: Path) -> None:
 
 def test_shards_are_read_as_one_file(tmp_path: Path) -> None:
     config, tensors = eagle3(target())
-    whole, _ = load(written(tmp_path / "whole", config, tensors), target())
+    whole, _ = load_any_head(written(tmp_path / "whole", config, tensors), target())
     names = sorted(tensors)
     folder = written(tmp_path / "parts", config, {name: tensors[name] for name in names[:5]})
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     rest = {f"model.{name}": tensors[name].contiguous() for name in names[5:]}
     save_file(rest, folder / "model-00002-of-00002.safetensors")
-    parts, _ = load(folder, target())
+    parts, _ = load_any_head(folder, target())
     for name, value in whole.state_dict().items():
         assert torch.equal(value, parts.state_dict()[name])
 
@@ -292,8 +292,8 @@ def test_rows_of_a_matrix_follow_its_tokens_in_any_order(tmp_path: Path) -> None
     turned["d2t"] = ids.flip(0) - torch.arange(40)
     one: Any
     other: Any
-    one, kept = load(written(tmp_path / "one", config, tensors), target())
-    other, same = load(written(tmp_path / "other", config, turned), target())
+    one, kept = load_any_head(written(tmp_path / "one", config, tensors), target())
+    other, same = load_any_head(written(tmp_path / "other", config, turned), target())
     assert kept is not None and same is not None and torch.equal(kept, same)
     assert torch.equal(one.matrix.weight, other.matrix.weight)
 
@@ -303,7 +303,7 @@ def test_a_matrix_that_is_missing_is_the_targets_alone(tmp_path: Path) -> None:
     for name in ("d2t", "t2d", "lm_head.weight"):
         del tensors[name]
     del config["draft_vocab_size"]
-    head, kept = load(written(tmp_path, config, tensors), target())
+    head, kept = load_any_head(written(tmp_path, config, tensors), target())
     assert kept is None and head.matrix is None
     assert HeadModel(head, kept, target()).output.matrix is target().head
 
@@ -356,17 +356,17 @@ WRONG: dict[str, tuple[Any, str]] = {
 def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> None:
     change, said = WRONG[wrong]
     config, tensors = eagle3(target())
-    load(written(tmp_path / "right", config, tensors), target())
+    load_any_head(written(tmp_path / "right", config, tensors), target())
     change(config, tensors)
     with pytest.raises(BadModel, match=said):
-        load(written(tmp_path / "wrong", config, tensors), target())
+        load_any_head(written(tmp_path / "wrong", config, tensors), target())
 
 
 def test_folders_without_safetensors_are_refused_with_the_cure(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(eagle(target())[0]), "utf-8")
     (tmp_path / "pytorch_model.bin").write_bytes(b"")
     with pytest.raises(BadModel, match=r"pytorch_model\.bin.*safetensors"):
-        load(tmp_path, target())
+        load_any_head(tmp_path, target())
 
 
 def test_another_kind_and_another_algorithm_are_named(tmp_path: Path) -> None:
@@ -375,11 +375,11 @@ def test_another_kind_and_another_algorithm_are_named(tmp_path: Path) -> None:
         head_model(target(), "eagle3", "eagle3", str(folder), None)
     folder = written(tmp_path / "peagle", *speculators(target(), speculators_model_type="peagle"))
     with pytest.raises(BadModel, match="speculators_model_type='peagle'"):
-        load(folder, target())
+        load_any_head(folder, target())
     folder = written(tmp_path / "cut", *eagle(target()))
     config = {**eagle(target())[0], "truncated_vocab_size": 50}
     with pytest.raises(BadModel, match="truncated_vocab_size=50"):
-        load(written(folder, config, eagle(target())[1]), target())
+        load_any_head(written(folder, config, eagle(target())[1]), target())
 
 
 def test_a_tokenizer_in_the_folder_must_be_the_targets(tmp_path: Path) -> None:
@@ -388,15 +388,15 @@ def test_a_tokenizer_in_the_folder_must_be_the_targets(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text(json.dumps(words), "utf-8")
     model = Decoder(families.tiny("llama"), "llama")
     model.tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 0, "b": 1, "<s>": 2})  # type: ignore[assignment]
-    load(folder, model)
+    load_any_head(folder, model)
     model.tokenizer = SimpleNamespace(get_vocab=lambda: {"a": 1, "b": 0, "<s>": 2})  # type: ignore[assignment]
     with pytest.raises(BadModel, match="tokenizer is not that of"):
-        load(folder, model)
+        load_any_head(folder, model)
 
 
 def test_a_model_that_shows_no_states_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="hidden states"):
-        load(written(tmp_path, *eagle3(target())), ToyRecurrent())
+        load_any_head(written(tmp_path, *eagle3(target())), ToyRecurrent())
 
 
 LONG = torch.randperm(97, generator=torch.Generator().manual_seed(2))[:24].tolist()
@@ -427,9 +427,9 @@ def test_how_layers_are_counted_is_measured(tmp_path: Path) -> None:
     folder = knowing(tmp_path / "input", [1, 0, 3], (1, 0, 3))
     assert check_taps(folder, target(), LONG) == {"input": 1.0}
     with pytest.raises(BadModel, match="has 3 layers"):
-        load(folder, target(), taps="output")
+        load_any_head(folder, target(), taps="output")
     with pytest.raises(BadConfig, match="taps='both'"):
-        load(folder, target(), taps="both")
+        load_any_head(folder, target(), taps="both")
     with pytest.raises(BadConfig, match="3 tokens"):
         check_taps(folder, target(), LONG[:2])
 
@@ -438,7 +438,7 @@ def test_the_taps_of_specforge_are_known_at_sight(tmp_path: Path) -> None:
     deep = Decoder(families.tiny("llama", num_hidden_layers=8), "llama")
     for ids, taps in (([1, 3, 4], (2, 4, 5)), ([2, 4, 5], (2, 4, 5)), ([0, 1, 2], (0, 1, 2))):
         config, tensors = eagle3(deep, eagle_aux_hidden_state_layer_ids=ids)
-        head, _ = load(written(tmp_path / str(ids[1]), config, tensors), deep)
+        head, _ = load_any_head(written(tmp_path / str(ids[1]), config, tensors), deep)
         assert head.taps == taps
 
 
@@ -450,13 +450,13 @@ EXPORTED = ["eagle3", "a norm a tap", "a norm before fc", "norm before residual"
 def test_what_is_exported_says_the_same_when_it_is_loaded(layout: str, tmp_path: Path) -> None:
     config, tensors = LAYOUTS[layout](target())
     tensors = {n: t.bfloat16() if t.is_floating_point() else t for n, t in tensors.items()}
-    head, kept = load(written(tmp_path / "in", config, tensors), target())
-    formats()["speculators"].write(head, kept, target(), tmp_path / "out")
-    save(head, kept, tmp_path / "own", target(), {})
+    head, kept = load_any_head(written(tmp_path / "in", config, tensors), target())
+    list_formats()["speculators"].write_head(head, kept, target(), tmp_path / "out")
+    save_head(head, kept, tmp_path / "own", target(), {})
     states = states_of(target(), head.taps)
     said = logits_of(HeadModel(head, kept, target()), states, [7, 50])
     for name in ("out", "own"):
-        again, tokens = load(tmp_path / name, target(), "eagle3")
+        again, tokens = load_any_head(tmp_path / name, target(), "eagle3")
         assert torch.equal(tokens, kept) and again.taps == head.taps  # type: ignore[arg-type]
         back = logits_of(HeadModel(again, tokens, target()), states, [7, 50])
         assert all(torch.equal(a, b) for a, b in zip(said, back, strict=True))
@@ -472,23 +472,23 @@ def test_what_is_exported_says_the_same_when_it_is_loaded(layout: str, tmp_path:
 
 @torch.inference_mode()
 def test_a_head_that_borrows_the_targets_matrix_is_exported_with_its_rows(tmp_path: Path) -> None:
-    head: Any = build("eagle3", target_shape(target()))
+    head: Any = build_head("eagle3", target_shape(target()))
     kept = torch.tensor([1, 5, 7, 90])
-    formats()["speculators"].write(head, kept, target(), tmp_path)
+    list_formats()["speculators"].write_head(head, kept, target(), tmp_path)
     again: Any
-    again, tokens = load(tmp_path, target())
+    again, tokens = load_any_head(tmp_path, target())
     assert torch.equal(tokens, kept)  # type: ignore[arg-type]
     rows = target().head.weight[kept].bfloat16().float()
     assert torch.equal(again.matrix.weight, rows)
 
 
 def test_what_a_layout_cannot_hold_is_not_written(tmp_path: Path) -> None:
-    writer = formats()["speculators"]
+    writer = list_formats()["speculators"]
     with pytest.raises(BadConfig, match="holds no eagle head"):
-        writer.write(build("eagle", target_shape(target())), None, target(), tmp_path)
-    bare = build("eagle3", target_shape(target()), {"last_norm": False})
+        writer.write_head(build_head("eagle", target_shape(target())), None, target(), tmp_path)
+    bare = build_head("eagle3", target_shape(target()), {"last_norm": False})
     with pytest.raises(BadConfig, match="without a last norm"):
-        writer.write(bare, None, target(), tmp_path)
+        writer.write_head(bare, None, target(), tmp_path)
     with pytest.raises(BadConfig, match="cannot be written"):
-        formats()["eagle3"].write(bare, None, target(), tmp_path)
+        list_formats()["eagle3"].write_head(bare, None, target(), tmp_path)
     assert not list(tmp_path.iterdir())

@@ -11,9 +11,9 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from foretell.drafters.heads.formats.reading import hits, load
+from foretell.drafters.heads.formats.reading import hit_share, load_any_head
 from foretell.drafters.heads.networks.base import Texts
-from foretell.drafters.heads.networks.layers import Rotation, turned
+from foretell.drafters.heads.networks.layers import Rotation, turn_rows
 from foretell.errors import BadConfig, BadModel
 from foretell.models.decoder.decoder import Decoder
 from tests.models.decoder.families import tiny
@@ -103,8 +103,8 @@ def published(states: torch.Tensor, anchor: torch.Tensor, place: int) -> torch.T
         v = (both @ at["self_attn.v_proj.weight"].T).unflatten(-1, (KEYS, SIZE))
         q = normed(q, at["self_attn.q_norm.weight"]).transpose(0, 1)
         k = normed(k, at["self_attn.k_norm.weight"]).transpose(0, 1)
-        q = turned(q, cosines[place:], sines[place:])
-        k = turned(k, cosines, sines)
+        q = turn_rows(q, cosines[place:], sines[place:])
+        k = turn_rows(k, cosines, sines)
         mixed = F.scaled_dot_product_attention(
             q[None], k[None], v.transpose(0, 1)[None], enable_gqa=True
         )
@@ -117,12 +117,14 @@ def published(states: torch.Tensor, anchor: torch.Tensor, place: int) -> torch.T
 
 @torch.inference_mode()
 def test_blocks_say_what_the_published_code_says(tmp_path: Path) -> None:
-    head, kept = load(folder(tmp_path), TARGET, "dflash")
+    head, kept = load_any_head(folder(tmp_path), TARGET, "dflash")
     assert kept is None and head.taps == (1, 2)
     draw = torch.Generator().manual_seed(1)
     embedded = torch.randn(1, 6, WIDTH, generator=draw)
     states = torch.randn(1, 6, 2 * WIDTH, generator=draw)
-    drafted = list(head.unroll(Texts(torch.zeros(1, 6).long(), embedded, states, embedded), 9))
+    drafted = list(
+        head.unroll_depths(Texts(torch.zeros(1, 6).long(), embedded, states, embedded), 9)
+    )
     assert len(drafted) == BLOCK - 1
     for place in range(6):
         wanted = published(states[0, :place], embedded[0, place], place)
@@ -135,12 +137,14 @@ def test_blocks_say_what_the_published_code_says(tmp_path: Path) -> None:
 def test_layers_are_counted_by_what_leaves_them(tmp_path: Path) -> None:
     even = {"mask_token_id": MASK}
     path = folder(tmp_path, dflash_config=even, num_target_layers=LAYERS)
-    assert load(path, TARGET)[0].taps == tuple(round(1 + i * (LAYERS - 4)) + 1 for i in range(2))
-    assert load(folder(tmp_path), TARGET, taps="input")[0].taps == (0, 1)
+    assert load_any_head(path, TARGET)[0].taps == tuple(
+        round(1 + i * (LAYERS - 4)) + 1 for i in range(2)
+    )
+    assert load_any_head(folder(tmp_path), TARGET, taps="input")[0].taps == (0, 1)
     with pytest.raises(BadConfig, match="taps='left'"):
-        load(path, TARGET, taps="left")
-    head, kept = load(path, TARGET)
-    assert 0 <= hits(head, kept, TARGET, [1, 5, 3, 8, 2]) <= 1
+        load_any_head(path, TARGET, taps="left")
+    head, kept = load_any_head(path, TARGET)
+    assert 0 <= hit_share(head, kept, TARGET, [1, 5, 3, 8, 2]) <= 1
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -176,4 +180,4 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> None:
     changes, said = WRONG[wrong]
     with pytest.raises(BadModel, match=said):
-        load(folder(tmp_path, **changes), TARGET)
+        load_any_head(folder(tmp_path, **changes), TARGET)

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from transformers import LlamaModel
 
-from foretell.drafters.heads.formats.reading import check_taps, load
+from foretell.drafters.heads.formats.reading import check_taps, load_any_head
 from foretell.errors import BadConfig, BadModel
 from foretell.models.decoder.decoder import Decoder
 from tests.drafters.heads.networks import published
@@ -151,7 +151,7 @@ def test_blocks_that_are_one_may_stand_in_the_file_once(tmp_path: Path) -> None:
     for ours, theirs in zip(said(target(), place, "hydra", BELOW), wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
     with pytest.raises(BadConfig, match="taps='output'"):
-        load(place, target(), taps="output")
+        load_any_head(place, target(), taps="output")
     assert list(check_taps(place, target(), TEXT)) == ["hydra"]
 
 
@@ -187,7 +187,7 @@ def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> Non
     told, tensors = folder(True, 3)
     change(told, tensors, changes)
     with pytest.raises(BadModel, match=message):
-        load(written(tmp_path, told, tensors), target())
+        load_any_head(written(tmp_path, told, tensors), target())
 
 
 def test_a_layer_of_another_rotation_is_refused(tmp_path: Path) -> None:
@@ -197,4 +197,4 @@ def test_a_layer_of_another_rotation_is_refused(tmp_path: Path) -> None:
     turned.tokenizer = None
     place = written(tmp_path / "plus", *folder(True, 1))
     with pytest.raises(BadModel, match="rope_scaling='linear'"):
-        load(place, turned)
+        load_any_head(place, turned)

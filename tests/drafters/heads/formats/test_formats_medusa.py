@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.drafters.heads.formats.reading import check_taps, formats, load
+from foretell.drafters.heads.formats.reading import check_taps, list_formats, load_any_head
 from foretell.drafters.heads.networks.base import Texts
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig, BadModel
 from foretell.models.decoder.decoder import Decoder
@@ -48,10 +48,10 @@ def folder(path: Path, **changes: Any) -> tuple[Path, Tensors]:
 @torch.inference_mode()
 def test_blocks_say_what_the_published_code_says(tmp_path: Path) -> None:
     path, tensors = folder(tmp_path)
-    head, kept = load(path, TARGET, "medusa")
+    head, kept = load_any_head(path, TARGET, "medusa")
     assert kept is None
     states = torch.randn(1, 5, 32, generator=torch.Generator().manual_seed(1))
-    drafted = list(head.unroll(Texts(torch.zeros(1, 5).long(), states, states, states), 3))
+    drafted = list(head.unroll_depths(Texts(torch.zeros(1, 5).long(), states, states, states), 3))
     said = [part.states @ TARGET.head.weight.T for part in drafted]
     wanted = []
     for i in range(3):
@@ -65,19 +65,19 @@ def test_blocks_say_what_the_published_code_says(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_vllms_names_have_no_bias_unless_they_say_so(tmp_path: Path) -> None:
     path, tensors = folder(tmp_path)
-    own, _ = load(path, TARGET)
+    own, _ = load_any_head(path, TARGET)
     (path / "medusa_lm_head.safetensors").unlink()
     theirs = {f"blocks.{i}.layers.0.weight": tensors[f"{i}.0.linear.weight"] for i in range(3)}
     save_file(theirs, path / "model.safetensors")
     config = {"model_type": "medusa", "num_heads": 3, "num_hidden_layers": 1}
     (path / "config.json").write_text(json.dumps(config), "utf-8")
-    head, _ = load(path, TARGET, "medusa")
+    head, _ = load_any_head(path, TARGET, "medusa")
     for name, weight in head.state_dict().items():
         wanted = torch.zeros_like(weight) if name.endswith("bias") else own.state_dict()[name]
         torch.testing.assert_close(weight, wanted, rtol=0, atol=0)
     (path / "config.json").write_text(json.dumps(config | {"medusa_fc_bias": True}), "utf-8")
     with pytest.raises(BadModel, match=r"lacks blocks.0.layers.0.bias"):
-        load(path, TARGET)
+        load_any_head(path, TARGET)
 
 
 def own_matrices(path: Path, layers: int = 1) -> tuple[Path, Tensors]:
@@ -171,7 +171,7 @@ def test_vllms_matrices_may_be_of_some_tokens(tmp_path: Path) -> None:
     places = TOKENS.sort()[0]
     for name, given in (("cut", cut), ("to be cut", tensors)):
         folder = vllm(tmp_path / name, given, **few)
-        assert load(folder, target())[1].tolist() == [3, 7, 50, 90]  # type: ignore[union-attr]
+        assert load_any_head(folder, target())[1].tolist() == [3, 7, 50, 90]  # type: ignore[union-attr]
         close(folder, [row[places] for row in wanted])
     check_greedy(target(), "medusa", folder)
 
@@ -184,10 +184,10 @@ def test_vllms_one_matrix_must_be_the_targets(tmp_path: Path) -> None:
     few = {"truncated_vocab_size": 4, "token_map": TOKENS, "original_lm_head": True}
     for name, matrix in (("lm_head.weight", lm_head[TOKENS]), ("lm_heads.0.weight", lm_head)):
         folder = vllm(tmp_path / name, blocks, **few, **{name: matrix.clone()})
-        head, kept = load(folder, target())
+        head, kept = load_any_head(folder, target())
         assert head.matrix is None and kept is not None and len(kept) == 4
     with pytest.raises(BadModel, match=r"lm_head.weight is not the output matrix"):
-        load(
+        load_any_head(
             vllm(tmp_path / "other", blocks, **few, **{"lm_head.weight": torch.randn(4, 32)}),
             target(),
         )
@@ -200,9 +200,9 @@ def test_what_is_exported_says_the_same_when_it_is_loaded(
     layout: str, own: bool, tmp_path: Path
 ) -> None:
     path, tensors = own_matrices(tmp_path / "in") if own else folder(tmp_path / "in")
-    head, kept = load(path, target())
-    formats()[layout].write(head, kept, target(), tmp_path / "out")
-    again, _ = load(tmp_path / "out", target(), "medusa")
+    head, kept = load_any_head(path, target())
+    list_formats()[layout].write_head(head, kept, target(), tmp_path / "out")
+    again, _ = load_any_head(tmp_path / "out", target(), "medusa")
     assert (again.matrix is None) != own
     for name, value in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], value.bfloat16().float())
@@ -220,18 +220,20 @@ def test_what_is_exported_says_the_same_when_it_is_loaded(
 
 @torch.inference_mode()
 def test_a_head_of_some_tokens_is_exported_with_them(tmp_path: Path) -> None:
-    head, _ = load(folder(tmp_path / "in")[0], target())
+    head, _ = load_any_head(folder(tmp_path / "in")[0], target())
     kept = TOKENS.sort()[0]
-    formats()["medusa-vllm"].write(head, kept, target(), tmp_path / "out")
+    list_formats()["medusa-vllm"].write_head(head, kept, target(), tmp_path / "out")
     made = load_file(tmp_path / "out" / "model.safetensors")
     assert torch.equal(made["token_map"], kept)
     assert torch.equal(made["lm_head.weight"], target().head.weight[kept].bfloat16())
-    assert torch.equal(load(tmp_path / "out", target())[1], kept)  # type: ignore[arg-type]
-    of_four = build("medusa", target_shape(target()), {"own_matrix": 4})
+    assert torch.equal(load_any_head(tmp_path / "out", target())[1], kept)  # type: ignore[arg-type]
+    of_four = build_head("medusa", target_shape(target()), {"own_matrix": 4})
     with pytest.raises(BadConfig, match="write --to medusa-vllm"):
-        formats()["medusa"].write(of_four, kept, target(), tmp_path / "none")
+        list_formats()["medusa"].write_head(of_four, kept, target(), tmp_path / "none")
     with pytest.raises(BadConfig, match="holds no hydra head"):
-        formats()["medusa"].write(build("hydra", target_shape(target())), None, target(), tmp_path)
+        list_formats()["medusa"].write_head(
+            build_head("hydra", target_shape(target())), None, target(), tmp_path
+        )
 
 
 WRONG_VLLM: dict[str, tuple[dict[str, Any], str]] = {
@@ -264,12 +266,12 @@ def test_what_does_not_fit_vllms_names_is_refused(wrong: str, tmp_path: Path) ->
     changes, told = WRONG_VLLM[wrong]
     _, tensors = own_matrices(tmp_path / "theirs")
     with pytest.raises(BadModel, match=told):
-        load(vllm(tmp_path / "vllm", tensors, **changes), target())
+        load_any_head(vllm(tmp_path / "vllm", tensors, **changes), target())
 
 
 def test_there_are_no_layers_to_count(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match="taps='output'"):
-        load(folder(tmp_path)[0], TARGET, taps="output")
+        load_any_head(folder(tmp_path)[0], TARGET, taps="output")
     shares = check_taps(tmp_path, TARGET, [1, 5, 3, 8, 2])
     assert list(shares) == ["medusa"] and 0 <= shares["medusa"] <= 1
 
@@ -297,4 +299,4 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> None:
     changes, said = WRONG[wrong]
     with pytest.raises(BadModel, match=said):
-        load(folder(tmp_path, **changes)[0], TARGET)
+        load_any_head(folder(tmp_path, **changes)[0], TARGET)

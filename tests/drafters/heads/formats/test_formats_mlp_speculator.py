@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from foretell.drafters.heads.formats.mlp_speculator import folded
-from foretell.drafters.heads.formats.reading import check_taps, formats, load
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.formats.mlp_speculator import fold_head
+from foretell.drafters.heads.formats.reading import check_taps, list_formats, load_any_head
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.drafters.heads.networks.mlp_speculator import MlpSpeculator
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.errors import BadConfig, BadModel
@@ -120,7 +120,7 @@ def test_greedy_tokens_are_those_of_plain_decoding(layout: str, tmp_path: Path) 
     check_greedy(target(), "mlp-speculator", place)
     check_our_layout(target(), place, "mlp-speculator", tmp_path / "ours")
     with pytest.raises(BadConfig, match="taps='output'"):
-        load(place, target(), taps="output")
+        load_any_head(place, target(), taps="output")
     assert list(check_taps(place, target(), TEXT)) == ["mlp-speculator"]
 
 
@@ -130,9 +130,9 @@ def test_slips_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     told, tensors = folder(scaled=True)
     place = written(tmp_path, told, tensors)
     wanted = twin(told, tensors, BELOW)
-    taken = MlpSpeculator.taken
+    taken = MlpSpeculator.token_rows
     with monkeypatch.context() as patch:
-        patch.setattr(MlpSpeculator, "taken", lambda self, e, ids, depth: taken(self, e, ids, 0))
+        patch.setattr(MlpSpeculator, "token_rows", lambda self, e, ids, depth: taken(self, e, ids, 0))
         with pytest.raises(AssertionError):
             close(place, wanted)
     with pytest.raises(AssertionError):
@@ -150,8 +150,8 @@ def test_steps_are_counted_in_the_file(tmp_path: Path) -> None:
 def test_what_is_exported_says_the_same_when_it_is_loaded(layout: str, tmp_path: Path) -> None:
     told, tensors = folder(**LAYOUTS[layout])
     place = written(tmp_path / "in", told, {n: t.bfloat16() for n, t in tensors.items()})
-    head, kept = load(place, target())
-    formats()["mlp-speculator"].write(head, kept, target(), tmp_path / "out")
+    head, kept = load_any_head(place, target())
+    list_formats()["mlp-speculator"].write_head(head, kept, target(), tmp_path / "out")
     before, after = (
         said(target(), folder, "mlp-speculator", BELOW) for folder in (place, tmp_path / "out")
     )
@@ -169,7 +169,7 @@ def test_what_is_exported_says_the_same_when_it_is_loaded(layout: str, tmp_path:
 def trained() -> MlpSpeculator:
     """A head of our build whose weights and norms are all of some size."""
     torch.manual_seed(3)
-    head = build("mlp-speculator", target_shape(target()))
+    head = build_head("mlp-speculator", target_shape(target()))
     with torch.no_grad():
         for weight in head.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
@@ -191,10 +191,10 @@ def apart(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> float:
 
 def test_a_head_trained_here_drafts_the_same_tokens_when_it_is_exported(tmp_path: Path) -> None:
     head = trained()
-    exact = rows_of(folded(head, target()))
+    exact = rows_of(fold_head(head, target()))
     assert apart(rows_of(head), exact) < 1e-5
-    formats()["mlp-speculator"].write(head, torch.tensor([1, 5]), target(), tmp_path)
-    again, kept = load(tmp_path, target(), "mlp-speculator")
+    list_formats()["mlp-speculator"].write_head(head, torch.tensor([1, 5]), target(), tmp_path)
+    again, kept = load_any_head(tmp_path, target(), "mlp-speculator")
     assert isinstance(again, MlpSpeculator) and kept is None and again.deepest == 3
     rounded = rows_of(again)
     assert apart(exact, rounded) < 1e-3
@@ -205,23 +205,23 @@ def test_a_head_trained_here_drafts_the_same_tokens_when_it_is_exported(tmp_path
 def test_an_eps_that_is_not_folded_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     head = trained()
     head.inner.eps = 0.5
-    assert apart(rows_of(head), rows_of(folded(head, target()))) < 1e-5
+    assert apart(rows_of(head), rows_of(fold_head(head, target()))) < 1e-5
     monkeypatch.setattr("foretell.drafters.heads.formats.mlp_speculator.EPS", 0.5)
-    assert apart(rows_of(head), rows_of(folded(head, target()))) > 1e-3
+    assert apart(rows_of(head), rows_of(fold_head(head, target()))) > 1e-3
 
 
 def test_a_state_that_is_not_centred_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     head = trained()
     with monkeypatch.context() as patch:
         patch.setattr(torch.Tensor, "mean", lambda self, *args, **kwargs: 0 * self[:1])
-        bare = folded(head, target())
+        bare = fold_head(head, target())
     assert apart(rows_of(head), rows_of(bare)) > 1e-3
 
 
 def test_what_the_layout_cannot_hold_is_not_written(tmp_path: Path) -> None:
-    head = build("medusa", target_shape(target()))
+    head = build_head("medusa", target_shape(target()))
     with pytest.raises(BadConfig, match="holds no medusa head"):
-        formats()["mlp-speculator"].write(head, None, target(), tmp_path)
+        list_formats()["mlp-speculator"].write_head(head, None, target(), tmp_path)
 
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -245,4 +245,4 @@ def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> Non
     told, tensors = folder()
     change(told, tensors, changes)
     with pytest.raises(BadModel, match=message):
-        load(written(tmp_path, told, tensors), target())
+        load_any_head(written(tmp_path, told, tensors), target())

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.drafters.heads.formats.reading import check_taps, load
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.formats.reading import check_taps, load_any_head
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.errors import BadConfig, BadModel
 from foretell.models.decoder.decoder import Decoder
@@ -204,12 +204,12 @@ def test_what_state_it_reads_can_be_told_and_is_measured(tmp_path: Path) -> None
     place = written(tmp_path, told, tensors)
     model = target("qwen3")
     for way in ("normed", "stream"):
-        head, kept = load(place, model, taps=way)
+        head, kept = load_any_head(place, model, taps=way)
         rows = logits_of(HeadModel(head, kept, model), states_of(model, head.taps), BELOW)
         close(rows, twin("qwen3", "qwen", tensors, BELOW, way == "normed"))
     assert {*check_taps(place, model, TEXT)} == {"normed", "stream"}
     with pytest.raises(BadConfig, match=r"taps='input'.*normed, stream"):
-        load(place, model, taps="input")
+        load_any_head(place, model, taps="input")
 
 
 @torch.inference_mode()
@@ -226,7 +226,7 @@ def test_experts_may_be_in_one_matrix(tmp_path: Path) -> None:
 @torch.inference_mode()
 def test_a_matrix_that_is_not_the_targets_is_the_heads_own(tmp_path: Path) -> None:
     told, tensors = folder("qwen3", "deepseek")
-    head, _ = load(written(tmp_path / "copy", told, tensors), target("qwen3"))
+    head, _ = load_any_head(written(tmp_path / "copy", told, tensors), target("qwen3"))
     assert head.matrix is None
     tensors["model.layers.3.shared_head.head.weight"] = torch.randn(97, HIDDEN)
     place = written(tmp_path / "own", told, tensors)
@@ -276,20 +276,20 @@ def test_what_does_not_fit_is_refused_by_name(wrong: str, tmp_path: Path) -> Non
     told, tensors = folder(family, layout)
     change(told, tensors, changes)
     with pytest.raises(BadModel, match=message):
-        load(written(tmp_path, told, tensors), target(family))
+        load_any_head(written(tmp_path, told, tensors), target(family))
 
 
 def test_a_layer_at_another_depth_is_of_another_model(tmp_path: Path) -> None:
     told, tensors = folder("qwen3", "deepseek")
     moved = {re.sub(r"layers\.3\.", "layers.5.", name): t for name, t in tensors.items()}
     with pytest.raises(BadModel, match=r"layers.5.eh_proj.weight: qwen3 has 3 layers"):
-        load(written(tmp_path, told, moved), target("qwen3"))
+        load_any_head(written(tmp_path, told, moved), target("qwen3"))
 
 
 def test_a_family_whose_layers_attend_otherwise_is_refused() -> None:
     model = Decoder(families.tiny("gemma2"), "gemma2")
     fields = model.config.to_dict()
     with pytest.raises(BadConfig, match=r"mtp:family='gemma2': .*softcap"):
-        build("mtp", target_shape(model), {"family": fields})
+        build_head("mtp", target_shape(model), {"family": fields})
     with pytest.raises(BadConfig, match="mtp:family='none'"):
-        build("mtp", target_shape(model), {"family": {"model_type": "none"}})
+        build_head("mtp", target_shape(model), {"family": {"model_type": "none"}})

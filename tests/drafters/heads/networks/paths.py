@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from foretell.drafters.heads.networks.base import Head, TargetShape, Texts
-from foretell.drafters.heads.networks.folder import build
+from foretell.drafters.heads.networks.folder import build_head
 
 SHAPE = TargetShape(
     hidden=32,
@@ -27,7 +27,7 @@ LENGTH = 9
 def made(kind: str, **options: Any) -> Head:
     """A head whose weights are all of some size."""
     torch.manual_seed(3)
-    head = build(kind, SHAPE, options).double().eval()
+    head = build_head(kind, SHAPE, options).double().eval()
     with torch.no_grad():
         for weight in head.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
@@ -53,7 +53,7 @@ def largest_gap(
 
     stepwise (head, batch, row, anchor, depths): what is drafted behind token `anchor` of a text.
     """
-    trained = [drafted.states for drafted in head.unroll(batch, depths)]
+    trained = [drafted.states for drafted in head.unroll_depths(batch, depths)]
     gaps = [
         float((trained[depth][row, anchor] - states).abs().max())
         for row in range(len(batch.ids))

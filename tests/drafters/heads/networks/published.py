@@ -15,12 +15,12 @@ from safetensors.torch import save_file
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
-from foretell.drafters.heads.formats.reading import load
-from foretell.drafters.heads.networks.folder import save
+from foretell.drafters.heads.formats.reading import load_any_head
+from foretell.drafters.heads.networks.folder import save_head
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.engine.engine import Engine
 from foretell.models.decoder.decoder import Decoder
-from foretell.spec import resolve
+from foretell.spec import resolve_method
 from tests.models.decoder import families
 
 TEXT = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38]
@@ -116,7 +116,7 @@ def check_greedy(model: Decoder, method: str, folder: Path) -> None:
     """With the head of a folder the tokens are those of plain decoding, and the head is asked."""
     texts = []
     for spec in ("plain", f"{method}:head={folder}"):
-        _, strategy = resolve(spec)
+        _, strategy = resolve_method(spec)
         engine = Engine({"target": model})
         live = engine.add(
             Request(list(TEXT), strategy, Sampling(max_new_tokens=12, temperature=0.0))
@@ -132,7 +132,7 @@ def check_greedy(model: Decoder, method: str, folder: Path) -> None:
 @torch.inference_mode()
 def said(model: Decoder, folder: Path, method: str, below: Sequence[int]) -> list[torch.Tensor]:
     """The logits of a folder's head, behind the text and behind each token below it."""
-    head, kept = load(folder, model, method)
+    head, kept = load_any_head(folder, model, method)
     return logits_of(HeadModel(head, kept, model), states_of(model, head.taps), below)
 
 
@@ -140,8 +140,8 @@ def check_our_layout(model: Decoder, folder: Path, method: str, own: Path) -> No
     """A head says the same when it was written down in foretell's layout, up to the rounding of its
     weights to bfloat16.
     """
-    head, kept = load(folder, model, method)
-    save(head, kept, own, model, {})
+    head, kept = load_any_head(folder, model, method)
+    save_head(head, kept, own, model, {})
     before, after = (said(model, place, method, [7, 50]) for place in (folder, own))
     for a, b in zip(before, after, strict=True):
         assert 0 < (a - b).abs().max() + 1e-9 < 0.05 * a.abs().max()

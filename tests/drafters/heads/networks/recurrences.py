@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from foretell.drafters.heads.networks.base import Head, Nodes, TargetShape, Texts
-from foretell.drafters.heads.networks.folder import build
+from foretell.drafters.heads.networks.folder import build_head
 
 SHAPE = TargetShape(
     hidden=32,
@@ -27,7 +27,7 @@ NEAR = 1e-5  # norms and rotations compute in float32
 def made(kind: str, **options: Any) -> Head:
     """A head whose weights are all of some size."""
     torch.manual_seed(3)
-    head = build(kind, SHAPE, options).double().eval()
+    head = build_head(kind, SHAPE, options).double().eval()
     with torch.no_grad():
         for weight in head.parameters():
             weight += 0.2 * torch.randn_like(weight)
@@ -102,7 +102,7 @@ def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> li
 def difference(head: Head, depths: int = 3) -> float:
     """The largest one between training and drafting, over all anchors and depths."""
     batch = texts(head)
-    trained = [drafted.states for drafted in head.unroll(batch, depths)]
+    trained = [drafted.states for drafted in head.unroll_depths(batch, depths)]
     assert len(trained) == depths
     gaps = [
         float((trained[depth][row, anchor] - states).abs().max())
@@ -118,10 +118,10 @@ def leak(head: Head, depths: int = 3) -> float:
     """How much a token changes what is drafted in front of it."""
     batch = texts(head)
     place = LENGTH - 3
-    before = [drafted.states for drafted in head.unroll(batch, depths)]
+    before = [drafted.states for drafted in head.unroll_depths(batch, depths)]
     batch.embedded[:, place] += 1
     batch.features[:, place + 1 :] += 1
-    after = [drafted.states for drafted in head.unroll(batch, depths)]
+    after = [drafted.states for drafted in head.unroll_depths(batch, depths)]
     gaps = [
         float((a - b)[:, : place - depth].abs().max())
         for depth, (a, b) in enumerate(zip(before, after, strict=True))

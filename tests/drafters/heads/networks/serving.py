@@ -19,7 +19,7 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.heads.networks.base import Head, Texts
-from foretell.drafters.heads.networks.folder import build, load, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, load_head, save_head, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.drafters.heads.networks.output import Output
 from foretell.engine.engine import Engine
@@ -47,12 +47,12 @@ def llama() -> Decoder:
 def folder_of(kind: str, where: Path, **options: Any) -> str:
     """Such a head on disk."""
     torch.manual_seed(1)
-    head = build(kind, target_shape(llama()), options)
-    head.begin(llama())
+    head = build_head(kind, target_shape(llama()), options)
+    head.take_weights(llama())
     with torch.no_grad():
         for weight in head.parameters():
             weight += 0.05 * torch.randn_like(weight)
-    save(head, None, where, llama(), {})
+    save_head(head, None, where, llama(), {})
     return str(where)
 
 
@@ -85,7 +85,7 @@ def check_values(kind: str, drafter: Drafter, where: Path, **options: Any) -> No
     strategy = Speculative(Spy(**(fields | {"head": folder})), nodes=8)
     sampling = Sampling(max_new_tokens=6, temperature=0.0)
     run({"target": llama()}, Request(TEXT, strategy, sampling))
-    head, _ = load(Path(folder), llama(), kind)
+    head, _ = load_head(Path(folder), llama(), kind)
     assert sum(max(tree.depths) > 1 for _, tree in seen) > 2
     for text, tree in seen:
         for node in range(1, len(tree)):
@@ -105,7 +105,7 @@ def worth(head: Head, text: list[int], tree: TokenTree, node: int) -> float:
     states = target.forward([job])[0].hidden[last]
     output = Output(target, None)
     if head.reads_normed:
-        states = output.normed(states)
+        states = output.norm_states(states)
     # Row i reads the state of token i - 1; rows of the path have none.
     features = torch.zeros(len(text) + len(path), states.shape[1])
     features[1 : len(text)] = states[:-1]
@@ -113,7 +113,7 @@ def worth(head: Head, text: list[int], tree: TokenTree, node: int) -> float:
     embedded = target.embedded(tokens)
     batch = Texts(tokens, embedded, features.repeat(1, len(head.taps))[None], embedded)
     chance = 1.0
-    for drafted in head.unroll(batch, len(path)):
+    for drafted in head.unroll_depths(batch, len(path)):
         law = output.logits(drafted.states[0, len(text) - 1][None])[0].softmax(-1)
         chance *= float(law[path[drafted.depth]])
     return chance
@@ -140,8 +140,8 @@ def check_held_rows(kind: str, drafter: Drafter, rounds: int, **options: Any) ->
     rows, and what it remembers beside them. Returns how many rounds there were.
     """
     torch.manual_seed(2)
-    network = build(kind, target_shape(llama()), options)
-    network.begin(llama())
+    network = build_head(kind, target_shape(llama()), options)
+    network.take_weights(llama())
     for weight in network.parameters():
         weight += 0.05 * torch.randn_like(weight)
     head = HeadModel(network, None, llama())
@@ -181,6 +181,6 @@ def check_rows(head: HeadModel, target: Decoder, held: Cache, text: list[int], n
         assert gap <= near, "stale rows in the cache"
     if held.states is not None and fresh.states is not None and held.length:
         for tap in held.states.taps:
-            ours, theirs = (one.states.read((tap,), 0, held.length) for one in (held, fresh))
+            ours, theirs = (one.states.read_states((tap,), 0, held.length) for one in (held, fresh))
             assert (ours - theirs).abs().max() <= near, "stale states beside the rows"
     held.drop()

@@ -21,7 +21,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
 from foretell.drafters.heads.hidden_transfer import HiddenTransfer as MapsDrafter
 from foretell.drafters.heads.networks.anchored import Anchored, Rows
-from foretell.drafters.heads.networks.folder import build, load, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, load_head, save_head, target_shape
 from foretell.drafters.heads.ppd import Ppd as PpdDrafter
 from foretell.errors import BadConfig, BadModel
 from foretell.models.decoder.decoder import Decoder
@@ -49,8 +49,8 @@ def target(family: str = "llama") -> Any:
 
 def head_of(kind: str, **options: Any) -> Any:
     """Such a head with random numbers; they survive bfloat16."""
-    made = build(kind, target_shape(target()), options)
-    made.begin(target())
+    made = build_head(kind, target_shape(target()), options)
+    made.take_weights(target())
     torch.manual_seed(3)
     with torch.no_grad():
         for weight in made.parameters():
@@ -59,7 +59,7 @@ def head_of(kind: str, **options: Any) -> Any:
 
 
 def folder_of(kind: str, where: Path, **options: Any) -> str:
-    save(head_of(kind, **options), None, where, target(), {})
+    save_head(head_of(kind, **options), None, where, target(), {})
     return str(where)
 
 
@@ -92,7 +92,7 @@ def test_the_engines_rows_are_those_of_training(
     kind: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
     seen, output = rows_said(drafter_of(kind, folder_of(kind, tmp_path, **options)), target())
-    head, _ = load(tmp_path, target(), kind)
+    head, _ = load_head(tmp_path, target(), kind)
     assert isinstance(head, Anchored)
     through = Through(target())
     compared = 0
@@ -133,8 +133,8 @@ def test_the_texts_own_states_are_the_targets(kind: str, options: dict[str, Any]
 def test_windows_and_kinds_of_layers_are_kept() -> None:
     """Of a family with both, where rows stand behind more than a window of text."""
     model = target("gemma3_text")
-    made = build("ppd", target_shape(target()), {})
-    made.begin(model)
+    made = build_head("ppd", target_shape(target()), {})
+    made.take_weights(model)
     through = Through(model)
     tokens = torch.tensor([*TEXT, *TEXT[::-1]])
     with torch.no_grad():
@@ -159,8 +159,8 @@ def test_ppd_is_hidden_transfer_from_layer_0_with_constant_rows() -> None:
 
 
 def test_identities_behind_the_last_layer_repeat_the_nodes_law(tmp_path: Path) -> None:
-    made = build("hidden-transfer", target_shape(target()), {"entry": 3})
-    save(made, None, tmp_path, target(), {})
+    made = build_head("hidden-transfer", target_shape(target()), {"entry": 3})
+    save_head(made, None, tmp_path, target(), {})
     seen, _ = rows_said(MapsDrafter(head=str(tmp_path)), target())
     for text, tree, below in seen:
         for node, rows in enumerate(below):
@@ -186,16 +186,16 @@ def test_tokens_are_those_of_plain_decoding_alone_and_beside_others(
         assert all(live.ctx.stats.drafted for live in lives)
 
 
-@pytest.mark.skipif(not library.available(), reason="the C library is not there")
+@pytest.mark.skipif(not library.is_available(), reason="the C library is not there")
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
 @pytest.mark.parametrize("kind", ["ppd", "hidden-transfer"])
 def test_nodes_keep_their_bits_in_the_library(kind: str, dtype: str, tmp_path: Path) -> None:
     """Also where their layers run in two forwards: the state in between is not rounded."""
     model: Any = foretell.load("demo", dtype=dtype).models["target"]
     assert model.usual_executor == "native" and model.exact_bits
-    made = build(kind, target_shape(model))
-    made.begin(model)
-    save(made, None, tmp_path, model, {})
+    made = build_head(kind, target_shape(model))
+    made.take_weights(model)
+    save_head(made, None, tmp_path, model, {})
     compared = 0
 
     class Spy(PpdDrafter if kind == "ppd" else MapsDrafter):  # type: ignore[misc]
@@ -245,8 +245,8 @@ def test_gradients_reach_the_rows_and_nothing_else() -> None:
 
 def test_rows_begin_as_tokens_and_maps_as_identities() -> None:
     shape = target_shape(target())
-    rows, maps = build("ppd", shape), build("hidden-transfer", shape)
-    rows.begin(target())
+    rows, maps = build_head("ppd", shape), build_head("hidden-transfer", shape)
+    rows.take_weights(target())
     assert torch.equal(rows.state_dict()["vectors"], target().embed([0, 1, 2]))
     made: Any = maps
     places = torch.tensor([0, 2])
@@ -268,7 +268,7 @@ def test_rows_begin_as_tokens_and_maps_as_identities() -> None:
 )
 def test_options_out_of_range_are_refused(kind: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(BadConfig, match=words):
-        build(kind, target_shape(target()), options)
+        build_head(kind, target_shape(target()), options)
 
 
 @pytest.mark.parametrize("kind", ["ppd", "hidden-transfer"])

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import foretell
-from foretell.engine.memory_budget import reserved
+from foretell.engine.memory_budget import reserved_bytes
 from foretell.errors import BadConfig
 from tests.drafters.heads.networks.serving import folder_of
 from tests.models.decoder.families import tiny
@@ -33,7 +33,7 @@ def test_a_head_runs_within_a_budget_and_the_text_stays(tmp_path: Path) -> None:
     for spare in (200_000, 4_000_000):
         model = lm()
         model.generate(PROMPT, method, max_new_tokens=2)  # brings the head
-        least = reserved(model.engine)
+        least = reserved_bytes(model.engine)
         model.limit(budget=least + spare)
         held: list[int] = []
         step = model.engine.step

@@ -18,7 +18,7 @@ from foretell.drafters.heads.networks.base import Head, Nodes, Texts
 from foretell.drafters.heads.networks.caches import KnownTokens
 from foretell.drafters.heads.networks.chimera import Chimera
 from foretell.drafters.heads.networks.eagle import TextAttention
-from foretell.drafters.heads.networks.folder import build
+from foretell.drafters.heads.networks.folder import build_head
 from foretell.errors import BadConfig
 from tests.drafters.heads.networks.paths import LENGTH, SHAPE, Rows, largest_gap, made, texts
 from tests.drafters.heads.networks.serving import check_answers, check_held_rows, check_values
@@ -97,8 +97,8 @@ RIGHT: Callable[..., torch.Tensor] = TextAttention.__call__
 def test_slips_are_caught(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head: Any = made("chimera")
     if slip == "tokens":
-        right = Texts.shifted
-        monkeypatch.setattr(Texts, "shifted", lambda self, t, by: right(self, t, max(0, by - 1)))
+        right = Texts.shift_left
+        monkeypatch.setattr(Texts, "shift_left", lambda self, t, by: right(self, t, max(0, by - 1)))
     elif slip == "own key":
         monkeypatch.setattr(TextAttention, "__call__", blind)
     else:
@@ -113,11 +113,11 @@ def test_what_an_anchor_reads() -> None:
     """All states before it, and no token further back than the words reach."""
     head, place = made("chimera"), 3
     batch = batch_of(head)
-    before = [drafted.states for drafted in head.unroll(batch, 3)]
+    before = [drafted.states for drafted in head.unroll_depths(batch, 3)]
     for part in ("embedded", "features"):
         other = batch_of(head)
         getattr(other, part)[:, place] += 1.0
-        for depth, (a, b) in enumerate(zip(head.unroll(other, 3), before, strict=True)):
+        for depth, (a, b) in enumerate(zip(head.unroll_depths(other, 3), before, strict=True)):
             changed = ((a.states - b).abs().amax((0, 2)) > 1e-6).tolist()
             if part == "features":
                 assert changed == [anchor >= place for anchor in range(LENGTH)]
@@ -133,7 +133,7 @@ def test_each_depth_reads_its_anchors_state() -> None:
     for linear in head.heads:
         linear.weight.copy_(torch.eye(32, 64))
     batch = batch_of(head)
-    for drafted in head.unroll(batch, 4):
+    for drafted in head.unroll_depths(batch, 4):
         assert torch.equal(drafted.states, batch.features[..., :32])
         assert drafted.feature is not None and not torch.equal(drafted.feature, drafted.states)
 
@@ -156,11 +156,11 @@ def forgetful(self: KnownTokens, job: Job) -> list[list[int]]:
     return EARLIER(self, job)
 
 
-EARLIER = KnownTokens.earlier
+EARLIER = KnownTokens.tokens_above
 
 
 def test_words_that_are_cut_off_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(KnownTokens, "earlier", forgetful)
+    monkeypatch.setattr(KnownTokens, "tokens_above", forgetful)
     with pytest.raises(AssertionError):
         check_values("chimera", DRAFTER, tmp_path)
 
@@ -177,7 +177,7 @@ def test_words_are_the_last_tokens_of_the_path() -> None:
         for _ in range(draw.randrange(6)):
             tree.add(draw.randrange(len(tree)), draw.randrange(9))
         job, _ = cache.prepare(Ask(tree), text, 99)
-        found = cache.earlier(job)
+        found = cache.tokens_above(job)
         assert len(found) == len(job.tokens) == len(text) - 1 - cache.length + len(tree)
         for number, tokens in enumerate(found):
             node = number + job.first
@@ -197,14 +197,14 @@ def test_after_many_rounds_its_rows_are_those_of_a_fresh_prefill() -> None:
 @pytest.mark.parametrize("option", ["heads", "words"])
 def test_counts_out_of_range_are_refused(option: str) -> None:
     with pytest.raises(BadConfig, match=f"chimera:{option}=0"):
-        build("chimera", SHAPE, {option: 0})
+        build_head("chimera", SHAPE, {option: 0})
     with pytest.raises(BadConfig, match="chimera:attention=3"):
-        build("chimera", SHAPE, {"attention": 3})
+        build_head("chimera", SHAPE, {"attention": 3})
 
 
 def test_weights_are_as_many_as_the_paper_counts() -> None:
     d, inner, keys = SHAPE.hidden, SHAPE.intermediate, SHAPE.kv_heads * SHAPE.width
     layer = 2 * d * d + 2 * d * keys + 3 * d * inner + 2 * d
-    count = sum(weight.numel() for weight in build("chimera", SHAPE).parameters())
+    count = sum(weight.numel() for weight in build_head("chimera", SHAPE).parameters())
     assert count == 9 * d * d + 3 * d + 3 * d * d + layer + 4 * 2 * d * d
     assert Chimera.depths == 4

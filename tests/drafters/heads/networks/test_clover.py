@@ -19,9 +19,9 @@ def test_training_computes_what_drafting_does() -> None:
 def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token too early, layers that see the text to come, and a vector handed on ungated."""
     head = made("clover")
-    right = Texts.shifted
+    right = Texts.shift_left
     with monkeypatch.context() as patch:
-        patch.setattr(Texts, "shifted", lambda self, t, by: right(self, t, max(0, by - 1)))
+        patch.setattr(Texts, "shift_left", lambda self, t, by: right(self, t, max(0, by - 1)))
         assert difference(head) > 1000 * NEAR
 
     def open_to_all(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -29,9 +29,9 @@ def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         return attention(q, k, v, enable_gqa=True).transpose(1, 2)
 
     with monkeypatch.context() as patch:
-        patch.setattr(recurrent, "causal", open_to_all)
+        patch.setattr(recurrent, "attend_causally", open_to_all)
         assert difference(head) > 100 * NEAR and leak(head) > 1e-3
-    draft = Clover.draft
+    draft = Clover.draft_rows
 
     def ungated(
         self: Clover, vectors: torch.Tensor, embedded: torch.Tensor, depth: int
@@ -39,7 +39,7 @@ def test_slips_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         read, below = draft(self, vectors, embedded, depth)
         return read, vectors[..., : self.hidden] if vectors.ndim == 2 else below
 
-    monkeypatch.setattr(Clover, "draft", ungated)
+    monkeypatch.setattr(Clover, "draft_rows", ungated)
     assert difference(head) > 1000 * NEAR
 
 
@@ -49,11 +49,11 @@ def test_without_values_and_noise_every_depth_says_the_same(
 ) -> None:
     monkeypatch.setattr(clover, "NEAR", 0.0)
     head = Clover(made("clover").config).double()
-    states = [drafted.states for drafted in head.unroll(texts(head), 4)]
+    states = [drafted.states for drafted in head.unroll_depths(texts(head), 4)]
     assert all((other - states[0]).abs().max() < 1e-12 for other in states)
     # A gate with values makes depths differ.
     torch.nn.init.normal_(head.gate.v_proj.weight)
-    states = [drafted.states for drafted in head.unroll(texts(head), 2)]
+    states = [drafted.states for drafted in head.unroll_depths(texts(head), 2)]
     assert (states[0] - states[1]).abs().max() > 0.1
 
 
@@ -61,7 +61,7 @@ def test_without_values_and_noise_every_depth_says_the_same(
 def test_a_gate_is_one_cosine_a_head() -> None:
     """Against a loop over heads; and a token's length changes no cosine."""
     torch.manual_seed(1)
-    gate = Gate(SHAPE.layer()).double()
+    gate = Gate(SHAPE.layer_shape()).double()
     torch.nn.init.normal_(gate.v_proj.weight)
     x, token = torch.randn(2, 32).double(), torch.randn(2, 32).double()
     out = gate(x, token)

@@ -7,7 +7,7 @@ import torch
 
 from foretell.drafters.heads.networks.base import Head, Nodes, Texts
 from foretell.drafters.heads.networks.dflash import ANCHORS, BlockAttention, Dflash
-from foretell.drafters.heads.networks.folder import build
+from foretell.drafters.heads.networks.folder import build_head
 from tests.drafters.heads.networks.paths import LENGTH, SHAPE, Rows, made, texts
 
 NEAR = 1e-5  # norms and rotations compute in float32
@@ -34,7 +34,7 @@ def stepwise(head: Head, batch: Texts, row: int, anchor: int) -> torch.Tensor:
 def difference(head: Head) -> float:
     """The largest one between training and drafting, over all anchors and depths."""
     batch = texts(head)
-    trained = torch.stack([drafted.states for drafted in head.unroll(batch, 64)], 2)
+    trained = torch.stack([drafted.states for drafted in head.unroll_depths(batch, 64)], 2)
     assert trained.shape[2] == head.block - 1
     gaps = [
         float((trained[row, anchor] - stepwise(head, batch, row, anchor)).abs().max())
@@ -69,11 +69,11 @@ def test_slips_in_who_sees_whom_are_caught(slip: str, monkeypatch: pytest.Monkey
 def test_a_block_depends_on_its_anchor_and_the_states_before_it() -> None:
     head, place = made("dflash"), 4
     batch = texts(head)
-    before = torch.stack([drafted.states for drafted in head.unroll(batch, 7)])
+    before = torch.stack([drafted.states for drafted in head.unroll_depths(batch, 7)])
     for part in ("embedded", "features"):
         other = texts(head)
         getattr(other, part)[:, place] += 1.0
-        after = torch.stack([drafted.states for drafted in head.unroll(other, 7)])
+        after = torch.stack([drafted.states for drafted in head.unroll_depths(other, 7)])
         changed = (after - before).abs().amax((0, 1, 3)) > 1e-9
         want = range(LENGTH) if part == "features" else [place]
         assert changed.nonzero().flatten().tolist() == [
@@ -87,8 +87,8 @@ def test_in_training_some_places_are_anchors_and_give_what_all_do() -> None:
     batch, more = texts(head), 2 * ANCHORS // LENGTH
     parts = (batch.ids, batch.embedded, batch.features, batch.finals)
     longer = Texts(*(part.repeat(1, more, *[1] * (part.ndim - 2)) for part in parts))
-    whole = list(head.unroll(longer, 7))
-    some = list(head.train().unroll(longer, 7))
+    whole = list(head.unroll_depths(longer, 7))
+    some = list(head.train().unroll_depths(longer, 7))
     for one, other in zip(whole, some, strict=True):
         assert one.anchors is not None and bool(one.anchors.all())
         assert other.anchors is not None and int(other.anchors.sum()) == ANCHORS
@@ -101,6 +101,6 @@ def test_in_training_some_places_are_anchors_and_give_what_all_do() -> None:
 def test_it_has_as_many_weights_as_the_formula_says() -> None:
     width, inner, keys = SHAPE.hidden, SHAPE.intermediate, SHAPE.kv_heads * SHAPE.width
     layer = 2 * width * width + 2 * width * keys + 3 * width * inner + 2 * width
-    count = sum(weight.numel() for weight in build("dflash", SHAPE).parameters())
+    count = sum(weight.numel() for weight in build_head("dflash", SHAPE).parameters())
     assert count == 3 * width * width + 2 * layer + 3 * width
     assert Dflash.decay == pytest.approx(0.7788, abs=1e-4)  # exp(-1 / 4)

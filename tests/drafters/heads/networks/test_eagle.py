@@ -9,7 +9,7 @@ import torch
 
 from foretell.drafters.heads.networks.base import Head, Nodes, TargetShape, Texts
 from foretell.drafters.heads.networks.eagle import OneLayer, TextAttention
-from foretell.drafters.heads.networks.folder import build, kinds
+from foretell.drafters.heads.networks.folder import build_head, head_kinds
 
 SHAPE = TargetShape(
     hidden=32,
@@ -23,12 +23,12 @@ SHAPE = TargetShape(
     eps=1e-5,
 )
 LENGTH = 9
-KINDS = sorted(kind for kind, cls in kinds().items() if issubclass(cls, OneLayer))
+KINDS = sorted(kind for kind, cls in head_kinds().items() if issubclass(cls, OneLayer))
 
 
 def made(kind: str) -> Head:
     torch.manual_seed(3)
-    head = build(kind, SHAPE).double().eval()
+    head = build_head(kind, SHAPE).double().eval()
     with torch.no_grad():
         for weight in head.parameters():
             weight += 0.2 * torch.randn_like(weight)
@@ -94,7 +94,7 @@ def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> li
 
 def differences(head: Head, batch: Texts, depths: int) -> float:
     """The largest difference of a depth between training and drafting, over all anchors."""
-    trained = [drafted.states for drafted in head.unroll(batch, depths)]
+    trained = [drafted.states for drafted in head.unroll_depths(batch, depths)]
     largest = 0.0
     for row in range(len(batch.ids)):
         for anchor in range(LENGTH - depths + 1):
@@ -129,17 +129,17 @@ def test_slips_are_caught(kind: str, slip: str, monkeypatch: pytest.MonkeyPatch)
     head = made(kind)
     batch = texts(head)
     if slip == "tokens":
-        right = Texts.shifted
-        monkeypatch.setattr(Texts, "shifted", lambda self, t, by: right(self, t, max(0, by - 1)))
+        right = Texts.shift_left
+        monkeypatch.setattr(Texts, "shift_left", lambda self, t, by: right(self, t, max(0, by - 1)))
     elif slip == "attention":
         monkeypatch.setattr(TextAttention, "__call__", seeing_all)
     else:
         assert isinstance(head, OneLayer)
         rotation = head.rotation.forward
         head.rotation.forward = lambda at: rotation(torch.arange(at.shape[-1]))  # type: ignore[method-assign]
-        trained = [drafted.states.detach() for drafted in head.unroll(batch, 3)]
+        trained = [drafted.states.detach() for drafted in head.unroll_depths(batch, 3)]
         head.rotation.forward = rotation  # type: ignore[method-assign]
-        want = [drafted.states.detach() for drafted in head.unroll(batch, 3)]
+        want = [drafted.states.detach() for drafted in head.unroll_depths(batch, 3)]
         gaps = [float((a - b).abs().max()) for a, b in zip(trained, want, strict=True)]
         assert gaps[0] < 1e-12 and gaps[2] > 1e-3
         return

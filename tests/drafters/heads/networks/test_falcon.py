@@ -15,7 +15,7 @@ from foretell.drafters.heads.networks import falcon
 from foretell.drafters.heads.networks.base import Head, Nodes, Texts
 from foretell.drafters.heads.networks.eagle import TextAttention
 from foretell.drafters.heads.networks.falcon import Memory
-from foretell.drafters.heads.networks.folder import build
+from foretell.drafters.heads.networks.folder import build_head
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.errors import BadConfig
 from tests.drafters.heads.networks import paths
@@ -91,11 +91,11 @@ def test_training_computes_what_drafting_does(block: int) -> None:
 def test_slips_are_caught(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     head = made()
     if slip == "tokens":
-        right = Texts.shifted
-        monkeypatch.setattr(Texts, "shifted", lambda self, t, by: right(self, t, max(0, by - 1)))
+        right = Texts.shift_left
+        monkeypatch.setattr(Texts, "shift_left", lambda self, t, by: right(self, t, max(0, by - 1)))
     elif slip == "state":  # the LSTM begins anew where a forward does
-        remember = head.remember
-        head.remember = lambda left, *given: remember(
+        remember = head.remember_steps
+        head.remember_steps = lambda left, *given: remember(
             left * (len(left) > 1 or given[0].shape[1] == 1), *given
         )
     elif slip == "order":
@@ -147,7 +147,7 @@ def test_a_row_sees_up_to_the_end_of_its_block(block: int, monkeypatch: pytest.M
     for place in range(LENGTH):
         batch, other = batch_of(head), batch_of(head)
         other.embedded[:, place] += 1.0
-        pairs = [list(head.unroll(each, block)) for each in (batch, other)]
+        pairs = [list(head.unroll_depths(each, block)) for each in (batch, other)]
         ends = pairs[0][0].anchors.nonzero().flatten().tolist()
         assert {b - a for a, b in pairwise(ends)} == {block}
         for before, after in zip(*pairs, strict=True):
@@ -160,15 +160,15 @@ def test_one_block_of_any_parity_is_that_of_training() -> None:
     """Blocks side by side give what is found at every place by itself."""
     head = made()
     batch = batch_of(head)
-    everywhere = list(head.unroll(batch, 2))
+    everywhere = list(head.unroll_depths(batch, 2))
     ends = set()
     for move in (0, 1):
         batch.ids[0, 0] += move
         head.train()
-        chosen = head.ends(batch)
+        chosen = head.block_ends(batch)
         head.eval()
         head.ends = lambda texts, chosen=chosen: chosen
-        for one, other in zip(head.unroll(batch, 2), everywhere, strict=True):
+        for one, other in zip(head.unroll_depths(batch, 2), everywhere, strict=True):
             gap = (one.states - other.states)[:, chosen].abs().max()
             assert gap < 1e-9
         del head.ends
@@ -199,7 +199,7 @@ def test_as_many_rows_are_shown_as_the_rule_says(block: int) -> None:
     batch = Texts(ids, numbers[0], numbers[1].repeat(1, 1, len(head.taps)), numbers[1])
     answers = torch.zeros(3, 60, dtype=torch.bool)
     answers[:, 20:50] = True
-    ends = head.ends(batch)
+    ends = head.block_ends(batch)
     starts = ends - (block - 1)
     for progress, share in ((0.0, 0.45), (0.5, 0.275), (1.0, 0.1)):
         wrong = sum(
@@ -226,17 +226,17 @@ def test_a_shown_row_reads_what_it_should_find() -> None:
     head = made()
     batch = batch_of(head)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []
-    right = head.remember
+    right = head.remember_steps
 
     def spy(left: torch.Tensor, embedded: torch.Tensor, states: torch.Tensor) -> Any:
         seen.append((embedded, states))
         return right(left, embedded, states)
 
-    head.remember = spy
+    head.remember_steps = spy
     shown = torch.zeros(batch.ids.shape, dtype=torch.bool)
     shown[0, 3] = shown[1, 4] = True
     batch.shown = shown
-    list(head.unroll(batch, 4))
+    list(head.unroll_depths(batch, 4))
     embedded, states = seen[0]
     for row in range(2):
         for place in range(LENGTH):
@@ -255,7 +255,7 @@ def test_a_block_that_is_not_shown_learns_nothing_of_the_tokens_behind_it() -> N
     head = made()
     head.train()
     batch, other = batch_of(head), batch_of(head)
-    ends = head.ends(batch).tolist()
+    ends = head.block_ends(batch).tolist()
     place = ends[1] - 1
     for texts_, more in ((batch, 0.0), (other, 1.0)):
         texts_.shown = torch.zeros(batch.ids.shape, dtype=torch.bool)
@@ -264,7 +264,7 @@ def test_a_block_that_is_not_shown_learns_nothing_of_the_tokens_behind_it() -> N
     pairs = []
     for texts_ in (batch, other):
         torch.manual_seed(0)
-        pairs.append(list(head.unroll(texts_, 2)))
+        pairs.append(list(head.unroll_depths(texts_, 2)))
     for before, after in zip(*pairs, strict=True):
         changed = (before.states - after.states).abs().amax((0, 2)) > 1e-9
         assert changed.nonzero().flatten().tolist() == ends[1:]
@@ -286,13 +286,13 @@ def from_nothing(self: HeadModel, nodes: Nodes, jobs: Any) -> Any:
     return [(run, torch.zeros_like(before)) for run, before in RUNS(self, nodes, jobs)]
 
 
-RUNS = HeadModel._runs
+RUNS = HeadModel._text_runs
 
 
 def test_an_lstm_that_begins_anew_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(HeadModel, "_runs", from_nothing)
+    monkeypatch.setattr(HeadModel, "_text_runs", from_nothing)
     with pytest.raises(AssertionError):
         check_values("falcon", DRAFTER, tmp_path)
     with pytest.raises(AssertionError, match="stale"):
@@ -306,11 +306,11 @@ def test_after_many_rounds_rows_and_memory_are_those_of_a_fresh_prefill() -> Non
 @pytest.mark.parametrize("block", [0, 9, 1.5])
 def test_a_block_out_of_range_is_refused(block: Any) -> None:
     with pytest.raises(BadConfig, match="falcon:block"):
-        build("falcon", SHAPE, {"block": block})
+        build_head("falcon", SHAPE, {"block": block})
 
 
 def test_weights_are_as_many_as_the_paper_counts() -> None:
     d, inner, keys = SHAPE.hidden, SHAPE.intermediate, SHAPE.kv_heads * SHAPE.width
     layer = 2 * d * d + 2 * d * keys + 3 * d * inner + d
-    count = sum(weight.numel() for weight in build("falcon", SHAPE).parameters())
+    count = sum(weight.numel() for weight in build_head("falcon", SHAPE).parameters())
     assert count == 20 * d * d + 16 * d + layer

@@ -15,7 +15,13 @@ from safetensors.torch import load_file, save_file
 
 import foretell
 from foretell.drafters.heads.attach import head_model, shipped_head
-from foretell.drafters.heads.networks.folder import build, kinds, load, save, target_shape
+from foretell.drafters.heads.networks.folder import (
+    build_head,
+    head_kinds,
+    load_head,
+    save_head,
+    target_shape,
+)
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.models.decoder.decoder import Decoder
@@ -33,23 +39,23 @@ def target() -> Decoder:
 def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("head") / "it"
     torch.manual_seed(1)
-    head = build("eagle3", target_shape(target()))
-    save(head, torch.tensor([1, 5, 7, 30]), folder, target(), {"hits": [0.5]})
+    head = build_head("eagle3", target_shape(target()))
+    save_head(head, torch.tensor([1, 5, 7, 30]), folder, target(), {"hits": [0.5]})
     return folder
 
 
-@pytest.mark.parametrize("kind", sorted(kinds()))
+@pytest.mark.parametrize("kind", sorted(head_kinds()))
 def test_every_kind_is_read_as_it_was_written(kind: str, tmp_path: Path) -> None:
-    head = build(kind, target_shape(target()))
-    save(head, None, tmp_path / kind, target(), {})
-    again, kept = load(tmp_path / kind, target())
+    head = build_head(kind, target_shape(target()))
+    save_head(head, None, tmp_path / kind, target(), {})
+    again, kept = load_head(tmp_path / kind, target())
     assert kept is None and again.config == head.config
     for name, value in head.state_dict().items():
         assert torch.equal(again.state_dict()[name], value.bfloat16().float())
 
 
 def test_the_tokens_are_kept(written: Path) -> None:
-    _, kept = load(written, target(), "eagle3")
+    _, kept = load_head(written, target(), "eagle3")
     assert kept is not None and kept.tolist() == [1, 5, 7, 30]
     model = head_model(target(), "eagle3", "eagle3", str(written), None)
     assert model.tokens == [1, 5, 7, 30] and model.output.size == 4
@@ -69,14 +75,14 @@ def test_another_shape_of_target_is_refused_by_the_field(
     shape = dataclasses.asdict(target_shape(target()))
     folder = changed(written, tmp_path / "it", target={**shape, field: shape[field] * 2})
     with pytest.raises(BadModel, match=f"{field}={shape[field] * 2}, and tiny has {shape[field]}"):
-        load(folder, target())
+        load_head(folder, target())
 
 
 def test_another_model_of_this_shape_is_warned_of(written: Path, tmp_path: Path) -> None:
     told = {**fingerprint(target()), "norm": "0" * 16}
     folder = changed(written, tmp_path / "it", fingerprint=told)
     with pytest.warns(UserWarning, match="weights other than those of tiny"):
-        load(folder, target())
+        load_head(folder, target())
 
 
 def test_what_is_damaged_is_told(written: Path, tmp_path: Path) -> None:
@@ -93,12 +99,12 @@ def test_what_is_damaged_is_told(written: Path, tmp_path: Path) -> None:
         found = {name: value for name, value in {**tensors, **change}.items() if value is not None}
         save_file(found, folder / "model.safetensors")
         with pytest.raises(BadModel, match=words):
-            load(folder, target())
+            load_head(folder, target())
     cut = changed(written, tmp_path / "cut")
     data = (cut / "model.safetensors").read_bytes()
     (cut / "model.safetensors").write_bytes(data[: len(data) // 2])
     with pytest.raises(BadModel, match="cannot be read"):
-        load(cut, target())
+        load_head(cut, target())
     for fields, words in (
         ({"schema": "else"}, "is of schema 'else'"),
         ({"kind": "eagle9"}, "config.json: kind='eagle9' is none of"),
@@ -112,21 +118,21 @@ def test_what_is_damaged_is_told(written: Path, tmp_path: Path) -> None:
     ):
         folder = changed(written, tmp_path / f"field{len(list(tmp_path.iterdir()))}", **fields)
         with pytest.raises(BadModel, match=words):
-            load(folder, target())
+            load_head(folder, target())
     (folder / "config.json").write_text("[1, 2]", "utf-8")
     with pytest.raises(BadModel, match="is no head's"):
-        load(folder, target())
+        load_head(folder, target())
     with pytest.raises(BadModel, match="train head"):
-        load(tmp_path / "nowhere", target())
+        load_head(tmp_path / "nowhere", target())
     with pytest.raises(BadModel, match="is a head for eagle3, not for eagle"):
-        load(written, target(), "eagle")
+        load_head(written, target(), "eagle")
 
 
 def test_unknown_kinds_and_options_are_told() -> None:
     with pytest.raises(BadConfig, match="kind='eagle9': must be one of"):
-        build("eagle9", target_shape(target()))
+        build_head("eagle9", target_shape(target()))
     with pytest.raises(BadConfig, match="has no option 'tap'"):
-        build("eagle3", target_shape(target()), {"tap": 3})
+        build_head("eagle3", target_shape(target()), {"tap": 3})
 
 
 @pytest.mark.parametrize("kept", [[], [-1, 3], [3, 3], [5, 2], [0, 10_000]])
@@ -141,9 +147,9 @@ def test_kept_tokens_are_ids_in_order(kept: list[int]) -> None:
 )
 def test_eagle3_reads_layers_that_a_target_has(layers: int, taps: tuple[int, ...]) -> None:
     shape = dataclasses.replace(target_shape(target()), layers=layers)
-    assert build("eagle3", shape).taps == taps
+    assert build_head("eagle3", shape).taps == taps
     with pytest.raises(BadConfig, match="eagle3:taps"):
-        build("eagle3", shape, {"taps": [0, 1, layers + 1]})
+        build_head("eagle3", shape, {"taps": [0, 1, layers + 1]})
 
 
 def test_where_none_ships_the_command_that_makes_one_is_named() -> None:
@@ -160,9 +166,9 @@ def test_texts_are_those_of_plain_decoding(method: str, tmp_path: Path) -> None:
     lm = foretell.load("demo", dtype="float32", device="cpu", executor="torch")
     decoder = lm.models["target"]
     kind = "eagle" if method == "eagle2" else method
-    head = build(kind, target_shape(decoder))
-    head.begin(decoder)
-    save(head, torch.arange(0, 8192, 2), tmp_path / "head", decoder, {})
+    head = build_head(kind, target_shape(decoder))
+    head.take_weights(decoder)
+    save_head(head, torch.arange(0, 8192, 2), tmp_path / "head", decoder, {})
     prompts = ["def add(a, b):", "import os\n"]
     want = lm.generate(prompts, "plain", max_new_tokens=12)
     got = lm.generate(prompts, f"{method}:head={tmp_path / 'head'},nodes=6", max_new_tokens=12)
@@ -175,8 +181,8 @@ def test_texts_are_those_of_plain_decoding(method: str, tmp_path: Path) -> None:
 
 def spoilt(folder: Path, kind: str, options: dict[str, Any], tensors: Any = None) -> Path:
     """A head whose configuration, and tensors where any are given, are not what it was made of."""
-    head = build(kind, target_shape(target()))
-    save(head, None, folder, target(), {})
+    head = build_head(kind, target_shape(target()))
+    save_head(head, None, folder, target(), {})
     config = json.loads((folder / "config.json").read_text())
     config["options"] |= options
     (folder / "config.json").write_text(json.dumps(config))
@@ -203,7 +209,7 @@ def test_an_output_matrix_of_other_rows_than_tokens_is_refused(
         tensors |= {f"{name}.bias": torch.zeros(given) for name in names}
     folder = spoilt(tmp_path / "it", kind, {"own_matrix": rows}, tensors)
     with pytest.raises(BadModel, match="own_matrix=") as refused:
-        load(folder, target())
+        load_head(folder, target())
     assert "\n" not in str(refused.value) and str(folder) in str(refused.value)
 
 
@@ -214,7 +220,7 @@ def test_so_are_kept_tokens_that_the_target_has_not(
 ) -> None:
     folder = spoilt(tmp_path / "it", kind, {}, {"kept": torch.tensor(kept)})
     with pytest.raises(BadModel, match=f"kept tokens: must be ids from 0 to {VOCAB - 1}"):
-        load(folder, target())
+        load_head(folder, target())
 
 
 def test_so_are_fewer_rows_than_kept_tokens(tmp_path: Path) -> None:
@@ -222,7 +228,7 @@ def test_so_are_fewer_rows_than_kept_tokens(tmp_path: Path) -> None:
     kept = {"kept": torch.tensor([1, 2, 3, 4])}
     folder = spoilt(tmp_path / "it", "eagle3", {"own_matrix": 3}, matrix | kept)
     with pytest.raises(BadModel, match="own_matrix=3: must have a row for each of 4 tokens"):
-        load(folder, target())
+        load_head(folder, target())
 
 
 DAMAGED: list[tuple[str, dict[str, Any]]] = [
@@ -260,7 +266,7 @@ def test_options_of_another_type_or_size_are_one_line(
 ) -> None:
     folder = spoilt(tmp_path / "it", kind, options)
     with pytest.raises(BadModel, match=r"config.json|model.safetensors") as refused:
-        load(folder, target())
+        load_head(folder, target())
     assert "\n" not in str(refused.value)
 
 
@@ -273,14 +279,14 @@ def test_a_configuration_takes_no_memory_that_its_file_does_not_fill(
     made = []
 
     def noted(*args: Any) -> Any:
-        head = build(*args)
+        head = build_head(*args)
         made.append(next(head.parameters()).device.type)
         return head
 
-    monkeypatch.setattr(module, "build", noted)
+    monkeypatch.setattr(module, "build_head", noted)
     folder = spoilt(tmp_path / "it", "eagle3", {"own_matrix": VOCAB})
     with pytest.raises(BadModel, match=r"lacks matrix.weight"):
-        load(folder, target())
+        load_head(folder, target())
     assert made == ["meta"]
 
 
@@ -288,4 +294,4 @@ def test_deeply_nested_json_is_one_line(tmp_path: Path) -> None:
     folder = spoilt(tmp_path / "it", "eagle3", {})
     (folder / "config.json").write_text("[" * 100_000)
     with pytest.raises(BadModel, match="nested too deeply"):
-        load(folder, target())
+        load_head(folder, target())

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from foretell.drafters.heads.eagle2 import Eagle2
 from foretell.drafters.heads.fspad import Fspad
 from foretell.drafters.heads.networks.base import Drafted, Head, Nodes, Texts
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.errors import BadConfig
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.packed import pack
+from foretell.models.decoder.packed import pack_layers
 from foretell.native import library
 from tests.drafters.heads.networks.driving import trees
 from tests.models.decoder.families import tiny
@@ -46,7 +46,7 @@ def llama() -> Decoder:
 def head_of(kind: str = "fspad", learnt: bool = True, target: Any = None, **options: Any) -> Any:
     """Random weights; `learnt`: with halves that are not zero any more."""
     torch.manual_seed(3)
-    head = build(kind, target_shape(target or llama()), options)
+    head = build_head(kind, target_shape(target or llama()), options)
     if learnt:
         with torch.no_grad():
             for weight in head.parameters():
@@ -62,7 +62,7 @@ def batch(size: int = 2, length: int = 7) -> Texts:
 
 
 def unrolled(head: Head, texts: Texts, depths: int = 3) -> list[Drafted]:
-    return list(head.unroll(texts, depths))
+    return list(head.unroll_depths(texts, depths))
 
 
 class Chain:
@@ -146,8 +146,8 @@ def test_nodes_below_are_given_the_estimate_not_what_the_matrix_reads() -> None:
     """A head that hands on the other is caught by the test above."""
     head, texts = head_of(), batch()
     right = unrolled(head, texts, 2)[1].states
-    leaving = head.leaving
-    head.leaving = lambda out: (leaving(out)[0],) * 2
+    leaving = head.leave_layer
+    head.leave_layer = lambda out: (leaving(out)[0],) * 2
     assert not torch.allclose(unrolled(head, texts, 2)[1].states, right, rtol=1e-2)
 
 
@@ -170,13 +170,13 @@ def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
         head_of(**options)
 
 
-@pytest.mark.skipif(not library.available(), reason="no C library")
+@pytest.mark.skipif(not library.is_available(), reason="no C library")
 def test_the_library_leaves_it_to_torch(tmp_path: Path) -> None:
     """It would compute EAGLE-1 in its place, and that alone: seen where the halves are zero, and
     where they are not.
     """
     hf = tiny("llama", dtype=torch.bfloat16, **WIDE)
-    pack(hf, "int8")
+    pack_layers(hf, "int8")
     target: Any = Decoder(hf, "llama")
     plain, same = head_of("eagle", target=target), head_of(learnt=False, target=target)
     same.load_state_dict(plain.state_dict(), strict=False)
@@ -185,7 +185,7 @@ def test_the_library_leaves_it_to_torch(tmp_path: Path) -> None:
 
     def children(drafter: Any, head: Head) -> dict[int, float]:
         """The root's, and what they are worth."""
-        save(head, None, tmp_path, target, {})
+        save_head(head, None, tmp_path, target, {})
         made = drafter(head=str(tmp_path), depth=2, breadth=3, total=9)
         model: Any = made.bring({"target": target})["head"]
         library_computes = drafter is Eagle2

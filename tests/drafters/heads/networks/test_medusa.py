@@ -16,14 +16,14 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.drafters.heads.medusa import Medusa as Drafter
 from foretell.drafters.heads.networks.base import Drafted, Texts
-from foretell.drafters.heads.networks.folder import build, load, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, load_head, save_head, target_shape
 from foretell.drafters.heads.networks.medusa import Medusa
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadModel
 from foretell.models.decoder.decoder import Decoder
 from foretell.speculation.strategy import Speculative
 from foretell.train.heads.head_data import Known, Teacher
-from foretell.train.heads.head_report import RANKS, hits, rank_table, true_ranks
+from foretell.train.heads.head_report import RANKS, hit_shares, rank_table, true_ranks
 from tests.models.decoder.families import tiny
 
 MODEL = tiny("llama")
@@ -32,7 +32,7 @@ KEPT = torch.arange(TARGET.vocab)
 
 
 def fresh(**options: Any) -> Any:
-    return build("medusa", target_shape(TARGET), options)
+    return build_head("medusa", target_shape(TARGET), options)
 
 
 def greedy_answer(length: int = 24) -> tuple[Known, torch.Tensor]:
@@ -55,21 +55,21 @@ class Oracle(Medusa):
 
     late = 0
 
-    def unroll(self, texts: Texts, depths: int) -> Iterator[Drafted]:
+    def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
         for depth in range(depths):
-            yield Drafted(depth, texts.shifted(texts.finals, depth + self.late))
+            yield Drafted(depth, texts.shift_left(texts.finals, depth + self.late))
 
 
 def test_fresh_blocks_hand_the_state_through() -> None:
     head = fresh()
     features = torch.randn(2, 7, TARGET.config.hidden_size)
     texts = Texts(torch.zeros(2, 7, dtype=torch.long), features, features, features)
-    drafted = list(head.unroll(texts, 9))
+    drafted = list(head.unroll_depths(texts, 9))
     assert [part.depth for part in drafted] == [0, 1, 2, 3]
     assert all(torch.equal(part.states, features) for part in drafted)
     with torch.no_grad():
         head.blocks[2].linear.bias.fill_(0.5)
-    assert not torch.equal(list(head.unroll(texts, 4))[2].states, features)
+    assert not torch.equal(list(head.unroll_depths(texts, 4))[2].states, features)
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -84,7 +84,7 @@ def test_a_depth_is_of_its_own_token(late: int) -> None:
     firsts = [row[0] for row in shares]
     # The states are bfloat16, which may turn a close choice.
     assert min(firsts) > 0.9 if late == 0 else max(firsts) < 0.5, firsts
-    assert (min(hits(oracle, [answer], teacher, 4, 64)) > 0.8) == (late == 0)
+    assert (min(hit_shares(oracle, [answer], teacher, 4, 64)) > 0.8) == (late == 0)
 
 
 def test_ranks_are_those_of_the_texts_own_tokens() -> None:
@@ -112,7 +112,7 @@ def test_a_text_that_is_not_greedy_is_left_out_of_the_table() -> None:
 
 
 def saved(folder: Path, **about: Any) -> Path:
-    save(fresh(), None, folder, TARGET, about)
+    save_head(fresh(), None, folder, TARGET, about)
     return folder
 
 
@@ -153,13 +153,13 @@ def test_in_the_engine_fresh_blocks_draft_the_law_before(tmp_path: Path) -> None
 
 def test_it_is_kept_with_its_shares(tmp_path: Path) -> None:
     folder = saved(tmp_path / "head", ranks=[[0.5, 0.2], [0.1]])
-    head, _ = load(folder, TARGET, "medusa")
+    head, _ = load_head(folder, TARGET, "medusa")
     assert head.ranks == [[0.5, 0.2], [0.1]]
     config = json.loads((folder / "config.json").read_text())
     for bad in (3, [["x"]], [[1.5]], [[]], [[float("nan")]]):
         (folder / "config.json").write_text(json.dumps({**config, "ranks": bad}))
         with pytest.raises(BadModel, match="ranks must be shares"):
-            load(folder, TARGET, "medusa")
+            load_head(folder, TARGET, "medusa")
 
 
 @pytest.mark.parametrize("blocks", [0, 17, 1.5])

@@ -20,14 +20,14 @@ from foretell.drafters.heads import head_tree as growth
 from foretell.drafters.heads.eagle2 import Eagle2
 from foretell.drafters.heads.eagle3 import Eagle3
 from foretell.drafters.heads.mtp import Mtp
-from foretell.drafters.heads.networks.folder import build, target_shape
+from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.drafters.heads.networks.tree_shape import TreeShape
 from foretell.engine.engine import Engine
 from foretell.engine.prefix_cache import WORTH, Reuse
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import blocks
-from foretell.models.decoder.packed import pack
+from foretell.models.decoder.fused import fused_blocks
+from foretell.models.decoder.packed import pack_layers
 from foretell.native import library
 from foretell.speculation.strategy import Speculative
 from tests import laws
@@ -38,7 +38,7 @@ from tests.models.decoder.families import tiny
 
 SHAPE = TreeShape(depth=4, breadth=3, total=9)
 DRAFTERS = {"eagle": Eagle2, "eagle3": Eagle3, "mtp": Mtp}
-NATIVE = pytest.mark.skipif(not library.available(), reason="the C library is not built")
+NATIVE = pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 
 
 @cache
@@ -49,9 +49,9 @@ def packed(form: str) -> Decoder:
         for p in hf.parameters():
             if p.ndim > 1:
                 p.mul_(0.4)
-    pack(hf, form)
-    decoder = Decoder(hf, f"packed {form}", accelerate=blocks)
-    decoder.use(native.make)
+    pack_layers(hf, form)
+    decoder = Decoder(hf, f"packed {form}", accelerate=fused_blocks)
+    decoder.use(native.make_executor)
     return decoder
 
 
@@ -59,7 +59,7 @@ def head_of(
     target: Decoder, kind: str, seed: int = 1, shape: TreeShape | None = SHAPE
 ) -> HeadModel:
     torch.manual_seed(seed)
-    head = build(kind, target_shape(target))
+    head = build_head(kind, target_shape(target))
     with torch.no_grad():
         for weight in head.parameters():
             weight += 0.1 * torch.randn_like(weight)
@@ -191,7 +191,7 @@ def test_a_shared_prefix_is_read_as_rows_of_its_own(kind: str) -> None:
     rows.append(head.forward([job])[0].logits)
     for end in (1, 5, 12):
         shared = head.cache(None, beside)
-        assert shared.adopt(first.share([*text, 0], end))
+        assert shared.adopt_segment(first.share_rows([*text, 0], end))
         job, _ = shared.prepare(Ask(TokenTree(text[-1])), text, len(text))
         assert len(job.tokens) == len(text) - end
         rows.append(head.forward([job])[0].logits)
@@ -210,9 +210,9 @@ def test_a_head_may_read_a_prompts_last_tokens_only() -> None:
         beside = laws.fresh_states(head, target, text)
         beside.commit(text)
         assert beside.states is not None
-        beside.states.gather()
-        assert beside.states.own is not None
-        beside.states.own = beside.states.own[:, missing:]
+        beside.states.join_pieces()
+        assert beside.states.own_states is not None
+        beside.states.own_states = beside.states.own_states[:, missing:]
         beside.states.length -= missing
         rest = text[missing:]
         beside.synced = len(rest)

@@ -13,7 +13,7 @@ from foretell.core.model import Model
 from foretell.drafters.heads.mtp import Mtp
 from foretell.drafters.heads.networks.base import Head, Nodes, Texts
 from foretell.drafters.heads.networks.eagle import OneLayer
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.drafters.heads.networks.model import NativeLayer
 from foretell.native import library
 from tests.backends.test_native import tied
@@ -60,14 +60,14 @@ def test_training_computes_what_drafting_does() -> None:
 def test_a_state_that_is_handed_on_without_its_norm_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = OneLayer.leaving
+    right = OneLayer.leave_layer
     head = made("mtp")
 
     def other(self: OneLayer, out: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         read, state = right(self, out)
         return read, out if out.ndim == 3 else state
 
-    monkeypatch.setattr(OneLayer, "leaving", other)
+    monkeypatch.setattr(OneLayer, "leave_layer", other)
     # The next step's own norm takes out the length, and not the weight.
     assert difference(head) > 1000 * NEAR
 
@@ -75,7 +75,7 @@ def test_a_state_that_is_handed_on_without_its_norm_is_caught(
 def test_it_has_as_many_weights_as_the_formula_says() -> None:
     width, inner, keys = SHAPE.hidden, SHAPE.intermediate, SHAPE.kv_heads * SHAPE.width
     layer = 2 * width * width + 2 * width * keys + 3 * width * inner + 2 * width
-    count = sum(weight.numel() for weight in build("mtp", SHAPE).parameters())
+    count = sum(weight.numel() for weight in build_head("mtp", SHAPE).parameters())
     assert count == 2 * width * width + layer + 3 * width
 
 
@@ -92,12 +92,12 @@ class ByLevels(Mtp):
 def saved(folder: Path, target: Any) -> str:
     """A head with norms that change what they read."""
     torch.manual_seed(1)
-    head = build("mtp", target_shape(target))
+    head = build_head("mtp", target_shape(target))
     with torch.no_grad():
         for weight in head.parameters():
             if weight.ndim == 1:
                 weight.add_(0.2 * torch.randn_like(weight))
-    save(head, torch.arange(0, target.vocab, 5)[:64], folder, target, {})
+    save_head(head, torch.arange(0, target.vocab, 5)[:64], folder, target, {})
     return str(folder)
 
 
@@ -114,7 +114,7 @@ def gap(folder: str, settings: tuple[int, int, int]) -> float:
     return max(abs(a - b) / b for a, b in zip(one.values, other.values, strict=True))
 
 
-@pytest.mark.skipif(not library.available(), reason="the C library is not built")
+@pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
 @torch.inference_mode()
 def test_one_call_grows_what_a_call_a_level_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -122,11 +122,11 @@ def test_one_call_grows_what_a_call_a_level_does(
     """Up to the rounding of states to bfloat16 from one call to the next."""
     folder = saved(tmp_path, tied("llama", "int8"))
     assert gap(folder, (3, 1, 3)) < 0.05 and gap(folder, (3, 4, 12)) < 0.05
-    grow = NativeLayer._grow
+    grow = NativeLayer._grow_trees
 
     def without_norm(self: NativeLayer, step: Any, levels: int) -> Any:
         self.head.hands_on_normed = False
         return grow(self, step, levels)
 
-    monkeypatch.setattr(NativeLayer, "_grow", without_norm)
+    monkeypatch.setattr(NativeLayer, "_grow_trees", without_norm)
     assert gap(folder, (3, 1, 3)) > 0.05

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from foretell.drafters.heads.formats.reading import load
+from foretell.drafters.heads.formats.reading import load_any_head
 from foretell.drafters.heads.networks.base import Head
-from foretell.drafters.heads.networks.folder import build, save, target_shape
+from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.drafters.heads.networks.output import Output
 from tests.drafters.heads.formats.test_formats import packed_target
@@ -47,7 +47,7 @@ OWN: dict[str, tuple[str, dict[str, Any]]] = {
 
 def made(kind: str, options: dict[str, Any]) -> Head:
     torch.manual_seed(0)
-    head = build(kind, target_shape(packed_target()), options)
+    head = build_head(kind, target_shape(packed_target()), options)
     with torch.no_grad():
         for weight in head.parameters():
             if weight.ndim > 1:
@@ -62,7 +62,7 @@ def test_matrices_are_packed_beside_a_packed_target(
 ) -> None:
     kind, options = OWN[own]
     model = packed_target()
-    save(made(kind, options), None, tmp_path, model, {})
+    save_head(made(kind, options), None, tmp_path, model, {})
     below = [] if kind == "medusa" else [7, 50]
     rows, sizes = [], []
     for packs in (True, False):
@@ -70,7 +70,7 @@ def test_matrices_are_packed_beside_a_packed_target(
             monkeypatch.setattr(
                 "foretell.drafters.heads.networks.model.pack", lambda head, format: 0
             )
-        head, kept = load(tmp_path, model, kind)
+        head, kept = load_any_head(tmp_path, model, kind)
         told = HeadModel(head, kept, model)
         rows.append(torch.cat(logits_of(told, states_of(model, head.taps), below)))
         sizes.append(told.weight_bytes)

@@ -11,15 +11,15 @@ from foretell.drafters.heads.networks.ranks import (
     Path,
     best_paths,
     expected_tokens,
-    smoothed,
-    value_of,
+    smooth_table,
+    path_probability,
 )
 
 
 def table(seed: int) -> list[list[float]]:
     draw = np.random.default_rng(seed)
     widths = draw.integers(1, 5, draw.integers(1, 5))
-    return smoothed([(draw.random(width) / width).tolist() for width in widths])
+    return smooth_table([(draw.random(width) / width).tolist() for width in widths])
 
 
 def all_paths(shares: list[list[float]]) -> list[Path]:
@@ -31,10 +31,12 @@ def all_paths(shares: list[list[float]]) -> list[Path]:
 @pytest.mark.parametrize("count", [1, 4, 11, 1000])
 def test_the_best_of_all_places_are_found(seed: int, count: int) -> None:
     shares = table(seed)
-    everything = sorted((value_of(shares, path) for path in all_paths(shares)), reverse=True)
+    everything = sorted(
+        (path_probability(shares, path) for path in all_paths(shares)), reverse=True
+    )
     found = best_paths(shares, count)
     assert len(set(found)) == len(found) == min(count, len(everything))
-    assert [value_of(shares, path) for path in found] == pytest.approx(everything[:count])
+    assert [path_probability(shares, path) for path in found] == pytest.approx(everything[:count])
     assert expected_tokens(shares, found) == pytest.approx(1 + sum(everything[:count]))
 
 
@@ -59,7 +61,7 @@ def test_the_forecast_is_what_independent_depths_give() -> None:
 
 
 def test_a_table_that_rises_by_chance_is_smoothed() -> None:
-    assert smoothed([[0.2, 0.3], [0.1]]) == [[0.3, 0.2], [0.1]]
+    assert smooth_table([[0.2, 0.3], [0.1]]) == [[0.3, 0.2], [0.1]]
 
 
 def test_an_empty_table_has_no_places() -> None:

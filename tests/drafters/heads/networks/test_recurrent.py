@@ -13,7 +13,7 @@ from foretell.drafters.heads.clover import Clover
 from foretell.drafters.heads.hydra import Hydra
 from foretell.drafters.heads.mlp_speculator import MlpSpeculator
 from foretell.drafters.heads.networks.base import Nodes
-from foretell.drafters.heads.networks.folder import kinds
+from foretell.drafters.heads.networks.folder import head_kinds
 from foretell.drafters.heads.networks.layers import Attend
 from foretell.drafters.heads.networks.recurrent import Recurrent
 from tests.drafters.heads.networks.serving import check_answers, check_values
@@ -27,7 +27,7 @@ DRAFTERS: list[tuple[str, Drafter, dict[str, Any]]] = [
 
 
 def test_all_kinds_are_here() -> None:
-    recurrent = {kind for kind, made in kinds().items() if issubclass(made, Recurrent)}
+    recurrent = {kind for kind, made in head_kinds().items() if issubclass(made, Recurrent)}
     assert recurrent == {kind for kind, _, _ in DRAFTERS}
 
 

@@ -1,0 +1,115 @@
+"""Settings of a method: a frozen dataclass whose fields say which values they may have.
+
+    k: Annotated[int, Range(1, 64)] = 10  # tokens of a draft at most
+
+What the annotation says is checked when the method is made, stands on its page, and is tested of
+every method there is. What depends on two fields is checked in the method's own `__post_init__`,
+which calls that of its base first.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cache
+from math import inf
+from typing import Any, Protocol, get_type_hints
+
+from foretell.errors import BadConfig
+
+
+class Allowed(Protocol):
+    """Values that a field may have, which are said in words where it has another."""
+
+    def __contains__(self, value: Any) -> bool: ...
+
+    def __str__(self) -> str: ...
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`, both included; of a field of several numbers, each of them.
+
+    `open_low`, `open_high`: that end itself is left out. `unit`: of the numbers, for the error.
+    """
+
+    low: float = -inf
+    high: float = inf
+    unit: str = ""
+    open_low: bool = False
+    open_high: bool = False
+
+    def __contains__(self, value: Any) -> bool:
+        if isinstance(value, tuple):
+            return all(number in self for number in value)
+        above = self.low < value if self.open_low else self.low <= value
+        below = value < self.high if self.open_high else value <= self.high
+        return bool(above and below)
+
+    def __str__(self) -> str:
+        unit = f" {self.unit}" if self.unit else ""
+        if not (self.open_low or self.open_high) and inf not in (-self.low, self.high):
+            return f"between {self.low:,} and {self.high:,}{unit}"
+        ends = []
+        if self.low != -inf:
+            ends.append(f"{'above' if self.open_low else 'at least'} {self.low:,}")
+        if self.high != inf:
+            ends.append(f"{'below' if self.open_high else 'at most'} {self.high:,}")
+        return " and ".join(ends) + unit
+
+
+@dataclass(frozen=True)
+class OneOf:
+    """A choice among some texts or numbers."""
+
+    values: tuple[Any, ...]
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(str, self.values))}"
+
+
+class Settings:
+    """The base of every method's settings."""
+
+    @property
+    def method_name(self) -> str:
+        """The method as users call it: by its file, of a class derived from it too."""
+        module_names = [
+            cls.__module__ for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls)
+        ]
+        module = next(
+            (name for name in module_names if name.startswith("foretell.")), type(self).__module__
+        )
+        return module.rpartition(".")[2].replace("_", "-")
+
+    def __post_init__(self) -> None:
+        """Raises BadConfig for a field with a value that its annotation does not allow."""
+        own: Any = type(self)
+        for field, valid_values in allowed_values(own).items():
+            value = getattr(self, field)
+            if value not in valid_values:
+                raise BadConfig.field(f"{self.method_name}:{field}", value, str(valid_values))
+
+
+@cache
+def allowed_values(settings: Any) -> dict[str, Allowed]:
+    """Allowed values of a dataclass's fields, of those whose annotations give them."""
+    annotations = [str(f.type) for f in dataclasses.fields(settings)]
+    if not any("Range(" in text or "OneOf(" in text for text in annotations):
+        return {}
+    hints = get_type_hints(settings, include_extras=True)
+    return {
+        field.name: entry
+        for field in dataclasses.fields(settings)
+        for entry in getattr(hints[field.name], "__metadata__", ())
+        if isinstance(entry, Range | OneOf)
+    }
+
+
+def bare_type(hint: Any) -> Any:
+    """A field's type without what its annotation says of its values."""
+    entries = getattr(hint, "__metadata__", ())
+    return hint.__origin__ if any(isinstance(e, Range | OneOf) for e in entries) else hint

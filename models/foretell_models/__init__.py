@@ -1,0 +1,1 @@
+"""The models, heads and tables that were trained for foretell, one folder each."""
