@@ -306,7 +306,8 @@ def with_reward(
             "that does, such as best-of"
         )
     if not isinstance(spec, str):
-        return _resolve_config(dataclasses.replace(spec, reward=chosen_reward))  # type: ignore[type-var]
+        config: Any = spec
+        return _resolve_config(dataclasses.replace(config, reward=chosen_reward))
     options = _parse_options(spec, spec.partition(":")[2])
     if "reward" in options:
         raise BadConfig(f"{spec!r} has a reward of its own, and another is given: leave one out")
@@ -324,7 +325,8 @@ def rows_source(spec: str | Source, encode: Encode | None = None) -> Source:
     if not isinstance(spec, str) or not spec:
         raise BadConfig.field("rows", spec, "a spec like 'cfg:g=1.5', or a config object")
     name, _, field_specs = spec.partition(":")
-    return build_method(name, "rows", _parse_options(spec, field_specs), encode)  # type: ignore[no-any-return]
+    source: Source = build_method(name, "rows", _parse_options(spec, field_specs), encode)
+    return source
 
 
 def build_cache_policy(spec: str | KV) -> KV:

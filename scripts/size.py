@@ -20,7 +20,7 @@ from foretell import registry  # noqa: E402
 HEART = "core"
 METHOD = "drafters/lookup/ngram.py"  # whose imports are the heart
 REACH_LIMIT = 4500  # lines that METHOD imports, directly or not
-METHOD_LIMIT = 240  # lines of a file with a card
+METHOD_LIMIT = 280  # lines of a file with a card
 FILE_LIMIT = 500  # of a file anywhere else
 COLUMNS = 100
 

@@ -53,7 +53,7 @@ class Runs:
         samplings: Sequence[Sampling],
         prompts: Sequence[list[int]],
     ) -> tuple[KeepingEngine, list[Live]]:
-        """One request for each sampling and prompt, all in one batch. Raises the first error."""
+        """Runs a request for each sampling and prompt in one batch. Raises the first error."""
         engine = KeepingEngine(models, self.lm.engine.eos)
         return engine, run_batch(engine, name, strategy, samplings, prompts)
 

@@ -76,7 +76,7 @@ def run_bench(
     tell: Tell = _ignore_progress,
     save: Callable[[dict[str, Any]], None] = lambda document: None,
 ) -> dict[str, Any]:
-    """Fills `document` (see `begin`) with the groups it lacks, and returns it.
+    """Fills `document` (see `begin_document`) with the groups it lacks, and returns it.
 
     Calls `save(document)` whenever a group has ended. `load(model, dtype)` gives the models; what
     it raises is raised if there is only one, while of several the others go on.

@@ -16,13 +16,13 @@ ROUND = 64  # rows that their length is a multiple of
 
 
 def row_bytes(layout: Sequence[Shape | None], dtype: torch.dtype) -> int:
-    """Of the rows of one token in all layers."""
+    """Bytes of the rows of one token in all layers."""
     numbers = sum(shape[0] * (shape[1] + shape[2]) for shape in layout if shape)
     return numbers * dtype.itemsize
 
 
 def bytes_of(row_tensors: Iterable[torch.Tensor]) -> int:
-    """Of the numbers of all of these."""
+    """Bytes of the numbers of all these tensors."""
     return sum(tensor.nbytes for tensor in row_tensors)
 
 
@@ -83,7 +83,9 @@ class Rows:
         self._allocate()
 
     def grow_buffers(self, rows: int, used_rows: int) -> None:
-        """Makes the buffers this cache's alone and at least `rows` long; keeps the first `used_rows`."""
+        """Makes the buffers this cache's alone and at least `rows` long; keeps the first
+        `used_rows`.
+        """
         self.guest = None
         if rows <= self.capacity and self.sharers[0] == 1:
             return
@@ -104,7 +106,7 @@ class Rows:
 
     @property
     def buffer_bytes(self) -> int:
-        """Of its buffers, or its part of those that it shares."""
+        """Bytes of the cache's buffers, or its part of those that it shares."""
         return bytes_of((*self.keys, *self.values)) // max(1, self.sharers[0])
 
     def move_rows(self, sources: Sequence[int], target: int) -> None:

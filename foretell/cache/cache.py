@@ -27,10 +27,10 @@ from foretell.cache.masks import seen_by
 from foretell.cache.plan import (
     Plan,
     accepted_path,
+    count_reusable,
     plan_part,
     plan_tree,
     resume_ask,
-    count_reusable,
 )
 from foretell.cache.policy import NEVER, CachePolicy
 from foretell.cache.states import NO_STATES, TappedStates, join_states
@@ -128,8 +128,8 @@ class Cache(EvictedRows):
     def commit(self, tokens: Sequence[int]) -> None:
         """Keeps the scratch rows on the path that `tokens`, the whole branch, took below them.
 
-        Forgets the other scratch rows. It may keep fewer rows than were accepted: what it then
-        lacks precedes the next tree.
+        Forgets the other scratch rows. Fewer rows may be kept than were accepted: what the cache
+        then lacks precedes the next tree.
         """
         accepted_nodes = accepted_path(tokens, self) if self.done >= self.needed else []
         kept_count = self.keep_nodes(accepted_nodes)

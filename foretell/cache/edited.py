@@ -46,14 +46,14 @@ class Edited:
         return Edited(segment.tokens, row_positions, segment.k, segment.v, segment.states)
 
     def copy_part(self, start: int, stop: int) -> Edited:
-        """Those of the tokens `start` to `stop` - 1, in memory of their own."""
+        """Rows of the tokens `start` to `stop` - 1, in memory of their own."""
         row_range = slice(start, stop)
         k, v = (join_layers([[layer[:, row_range] for layer in side]]) for side in (self.k, self.v))
         states = {tap: tap_states[row_range].clone() for tap, tap_states in self.states.items()}
         return Edited(self.tokens[row_range], self.at[row_range], k, v, states)
 
     def replace_tokens(self, start: int, stop: int, fresh: Edited) -> Edited:
-        """With `fresh` in the place of the tokens `start` to `stop` - 1."""
+        """These rows with `fresh` in the place of the tokens `start` to `stop` - 1."""
         prefix_range, suffix_range = slice(0, start), slice(stop, len(self.tokens))
         k, v = (
             join_layers(
@@ -79,7 +79,7 @@ class Edited:
         )
 
     def to_segment(self, move: Move) -> Segment:
-        """What a text can begin with: all rows, their keys where their tokens stand now."""
+        """The segment that a text can begin with: all rows, keys where their tokens stand now."""
         new_positions = torch.arange(len(self.tokens))
         moved_rows = (self.at != new_positions).nonzero()[:, 0]
         k = self.k

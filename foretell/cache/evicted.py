@@ -43,15 +43,13 @@ class EvictedRows(SharedRows):
         self.gather_rows(surviving_rows)
         self.base = row_counts.pop()
 
-    def give_rows(self, count: int, first_count: int = 0) -> tuple[list[Any], list[Any]]:
+    def give_rows(self, count: int, skipped: int = 0) -> tuple[list[Any], list[Any]]:
         """Copies of keys and of values of every layer (KV, count, D; None: it has no rows) of
-        `count` committed rows behind the `first_count` ones, which leave the cache: who asks keeps them.
+        `count` committed rows behind the `skipped` ones, which leave the cache: who asks keeps
+        them.
         """
-        k, v = (
-            copy_rows(layers, slice(first_count, first_count + count))
-            for layers in (self.k, self.v)
-        )
-        self.compact_rows([*range(first_count), *range(first_count + count, self.base)])
+        k, v = (copy_rows(layers, slice(skipped, skipped + count)) for layers in (self.k, self.v))
+        self.compact_rows([*range(skipped), *range(skipped + count, self.base)])
         self._shrink()
         return k, v
 
@@ -69,7 +67,7 @@ class EvictedRows(SharedRows):
                 layer_buffer[:, : self.base] = kept_rows
 
     def row_positions(self) -> Sequence[int]:
-        """Of the committed rows, their tokens' positions in the text."""
+        """Positions in the text of the committed rows' tokens."""
         if self.positions is not None:
             return self.positions
         return range(self.length - self.offset - self.base, self.length - self.offset)

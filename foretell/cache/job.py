@@ -17,15 +17,15 @@ from foretell.ops.attention import (
     Bias,
     attend,
     merge_parts,
-    self_part,
     partial_attention,
+    self_part,
 )
 
 
 @dataclass(slots=True, frozen=True)
 class RowMemory:
-    """Where an executor stores new rows, behind `start` others: keys and values (layers, KV, rows,
-    D). Every new node sees the first `common` rows, new ones too.
+    """The memory in which an executor stores new rows, behind `start` others: keys and values
+    (layers, KV, rows, D). Every new node sees the first `common` rows, new ones too.
     """
 
     start: int
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def positions(self) -> list[int]:
-        """Of the new nodes in the text."""
+        """Positions of the new nodes in the text."""
         return self.scratch_positions[len(self.scratch_positions) - len(self.tokens) :]
 
     @property
@@ -71,8 +71,9 @@ class Job:
 
     @property
     def entry(self) -> Any:
-        """What the jobs of one forward have in common: the layers, how they are entered, and how
-        far they go on."""
+        """A key that the jobs of one forward have in common: the layers, how they are entered, and
+        how far they go on.
+        """
         return self.layers, self.layers is None or self.states is None, self.follow
 
     @property
@@ -98,8 +99,9 @@ class Job:
     def suits(
         self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
     ) -> bool:
-        """The same for who can run a part of the layers or enter with states, reads segments,
-        leaves attention to policies, or computes positions of a canvas.
+        """Whether an executor can run this job that can (or cannot) run a part of the layers or
+        enter with states, read segments, leave attention to policies, compute positions of a
+        canvas.
         """
         cache = self.cache
         all_layers = self.layers is None and self.states is None
@@ -138,7 +140,9 @@ class Job:
         sinks: torch.Tensor | None = None,
         bias: Bias | None = None,
     ) -> torch.Tensor:
-        """Of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n, H, D)."""
+        """Attention of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n,
+        H, D).
+        """
         keys, values = self.write(layer, k, v)
         if self.watched:
             node_mask = self.biased_mask(window, q.dtype, bias)
@@ -159,7 +163,7 @@ class Job:
         )
 
     def by_policy(self, attention: Attention) -> torch.Tensor:
-        """What the policy makes of a layer's attention -> (n, H, D)."""
+        """Attention of a layer as the policy computes it -> (n, H, D)."""
         node_outputs: torch.Tensor = self.cache.policy.attend_job(self, attention)
         return node_outputs
 
@@ -254,7 +258,9 @@ class Job:
     def prefix_mask(
         self, start: int, end: int, window: int | None, dtype: torch.dtype, bias: Bias | None
     ) -> torch.Tensor | None:
-        """The same over rows of the shared positions `start` to `end`, which every node follows."""
+        """The biased mask over rows of the shared positions `start` to `end`, which every node
+        follows.
+        """
         mask = None
         if window is not None:
             node_positions = torch.tensor(self.positions)

@@ -23,6 +23,6 @@ ancestors = lru_cache(maxsize=512)(visibility_mask)  # the same, remembered
 
 
 def seen_by(parents: Sequence[int], pending: int) -> torch.Tensor:
-    """The same where the first `pending` nodes are a chain; not to be written to."""
+    """The visibility mask where the first `pending` nodes are a chain; not to be written to."""
     mask = ancestors if pending < LONG else visibility_mask
     return mask(tuple(parents))

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Plan:
-    """What the scratch rows are to be: pending committed tokens, then the tree unless `part`."""
+    """Scratch rows of the next forward: pending committed tokens, then the tree unless `part`."""
 
     tokens: list[int]
     parents: list[int]  # -1: the committed text
@@ -89,10 +89,11 @@ def _begins_with(scratch: Scratch, tokens: list[int], parents: list[int]) -> boo
 
 
 def resume_ask(ask: Ask, pending_tokens: Sequence[int], scratch: Scratch) -> Ask:
-    """What is left to run of an ask for all layers, where the first ones have run over its nodes.
+    """Reduces an ask for all layers to what is left to run, where the first ones have run over its
+    nodes.
 
-    That is so after asks that ran the layers below E and tapped what enters layer E, as drafters
-    do that exit early: the layers from E on are entered with those states.
+    That is so after asks that ran the layers below E and tapped what enters layer E, as drafters do
+    that exit early: the layers from E on are entered with those states.
     """
     first_layer = len(scratch.done)
     states = scratch.tapped.get(first_layer)

@@ -17,7 +17,7 @@ EVERY = slice(None)
 
 
 class CachePolicy:
-    """What a cache does with its committed rows, besides keeping them: the base does nothing.
+    """The treatment of a cache's committed rows, besides keeping them: the base does nothing.
 
     Rows change only where a cache reaches certain lengths, which committed tokens alone decide.
     Drafts and prompt chunks end there, so that every token is computed over the rows that plain
@@ -25,7 +25,7 @@ class CachePolicy:
     """
 
     name = ""  # as users know it
-    plain = True  # its rows are read by ordinary attention; else `attend` computes it
+    plain = True  # its rows are read by ordinary attention; else `attend_job` computes it
     # Whether rows change only behind a draft that crosses such a length. A draft model's may: no
     # law depends on its rows.
     waits = False
@@ -35,29 +35,31 @@ class CachePolicy:
     prompt = 0  # tokens of the text when its cache was made
 
     def begin_text(self, prompt: int) -> None:
-        """A new cache is under it, of a text that begins with so many tokens."""
+        """Begins a new cache under this policy, of a text that begins with `prompt` tokens."""
         self.prompt = prompt
 
     def fork(self) -> CachePolicy:
-        """The same for a copy of the cache. What it holds is never changed in place."""
+        """A policy for a copy of the cache. What it holds is never changed in place."""
         return copy.copy(self)
 
     @property
     def bytes(self) -> int:
-        """Of memory that it takes beside the cache's own rows: for rows that it holds, and for what
-        it finds rows by.
+        """Bytes of memory that the policy takes beside the cache's own rows: for rows that it
+        holds, and for what it finds rows by.
         """
         return 0
 
     def drop(self) -> None:
-        """Its cache is dropped, and it with it."""
+        """Frees what the policy holds, as its cache is dropped."""
 
     def watches_job(self, job: Any) -> bool:
         """Whether `attend_job` computes the attention of this job's nodes."""
         return not self.plain
 
     def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
-        """These scratch rows, a path, become the next committed ones; the others are forgotten."""
+        """Takes note that these scratch rows, a path, become the next committed ones; the others
+        are forgotten.
+        """
 
     def room_left(self, length: int) -> int:
         """Tokens (1 or more) that a cache of this length takes before its rows change next."""
@@ -86,7 +88,7 @@ class CachePolicy:
         return False
 
     def run_layers(self, job: Any, taps: Sequence[int], run_jobs: Any) -> Any:
-        """What `Model.compute` gives of this job alone, by forwards of parts of it, which
+        """Computes what `Model.compute` gives of this job alone, by forwards of parts of it, which
         `run_jobs(jobs, taps)` computes as quickly as the model can.
         """
         raise NotImplementedError
@@ -122,7 +124,7 @@ class Segment:
 
     @property
     def bytes(self) -> int:
-        """Of its rows and states."""
+        """Bytes of the rows and states."""
         all_tensors = [*self.k, *self.v, *self.states.values()]
         return sum(
             layer_tensor.numel() * layer_tensor.element_size()

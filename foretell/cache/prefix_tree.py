@@ -201,7 +201,9 @@ class PrefixTree:
     # --- checks
 
     def find_troubles(self) -> list[str]:
-        """What is wrong with the tree. Rows are compared with what they were at the last check."""
+        """Lists what is wrong with the tree. Rows are compared with what they were at the last
+        check.
+        """
         troubles = []
         total_bytes = 0
         for node in self.iterate_nodes():

@@ -126,8 +126,8 @@ class SharedRows(Rows):
 
     @property
     def bytes(self) -> int:
-        """Of the rows and states it holds itself, those of the last forward and its policy's
-        included.
+        """Bytes of the rows and states that the cache holds itself, those of the last forward and
+        its policy's included.
         """
         extra_bytes = 0 if self.policy is None else self.policy.bytes
         extra_bytes += 0 if self.states is None else self.states.bytes

@@ -21,7 +21,7 @@ def join_states(
     first_node: int,
     goes_on: bool,
 ) -> Mapping[int, torch.Tensor]:
-    """By tap, the states of all nodes: `earlier_states`, and `hidden` of those from `first_node` on.
+    """States of all nodes by tap: `earlier_states`, and `hidden` of those from `first_node` on.
 
     `goes_on`: these are the same nodes, further up. Copies, since an executor may write over what
     it returned.
@@ -110,9 +110,8 @@ class TappedStates:
         own_states[:, held_count:state_count] = fresh_states
 
     def adopt_states(self, states: Mapping[int, torch.Tensor]) -> None:
-        """Takes those of the next tokens, of all its taps, from a segment; it has none of its own.
-
-        They are read where they are.
+        """Takes a segment's states of the next tokens, of all taps, to read them where they are;
+        there are none of its own yet.
         """
         assert self.length == self.start, "states of its own stand behind shared ones"
         self.shared = (*self.shared, states)
@@ -144,7 +143,7 @@ class TappedStates:
 
     @property
     def bytes(self) -> int:
-        """Of the buffers of its own, shared states aside."""
+        """Bytes of the cache's own buffers, shared states aside."""
         own_parts = [
             state_part
             for state_part in (self.own_states, *self.fresh, self.scratch)

@@ -118,7 +118,8 @@ def add_distinctness(
     start_reading = Reading(
         Atlas(json.loads(compiler_text), unique_places[0][0] if unique_places else "#").root
     )
-    return DistinctMatcher(matcher, Vocabulary(token_bytes), start_reading)  # type: ignore[return-value]
+    vocabulary = Vocabulary(token_bytes)
+    return DistinctMatcher(matcher, vocabulary, start_reading)  # type: ignore[return-value]
 
 
 def _form_fault(name: str, error_text: str) -> str:

@@ -62,7 +62,8 @@ def load_filter(file_path: Path, model: Model) -> BlockFilter:
             metadata = open_file.metadata() or {}
             if metadata.get("schema") != SCHEMA:
                 raise BadFile(f"{file_path}: is no filter of blocks; {MAKE}")
-            tensors = {name: open_file.get_tensor(name) for name in open_file.keys()}  # noqa: SIM118
+            names = open_file.keys()
+            tensors = {name: open_file.get_tensor(name) for name in names}
         block = int(metadata["block"])
         # One of its layers has block * block numbers: a false header builds nothing large.
         if tensors["first.weight"].shape != (block, block):

@@ -327,7 +327,8 @@ def open_sheet(ctx: Context) -> Sheet:
     suffix = list(ctx.request.inputs.get(CANVAS, [MASKED] * canvas_of(target, ctx, max_tokens)))
     if CANVAS in ctx.request.inputs and len(suffix) > max_tokens:
         raise Unsupported(
-            f"{method_name}: the canvas has {len(suffix)} positions behind its prompt, and there is room "
+            f"{method_name}: the canvas has {len(suffix)} positions behind its prompt, and there "
+            "is room "
             f"for {max_tokens}; shorten it, or raise max_new_tokens"
         )
     first_position = len(ctx.tokens)

@@ -57,8 +57,8 @@ class KV(Settings):
         return cache_policy
 
     def with_budget(self, rows: int) -> KV | None:
-        """The same, which holds or reads so many rows, or as many of them as make whole pages; None
-        where no setting says how many. Raises BadConfig where they are too few.
+        """These settings with a budget of `rows` rows held or read, or as many of them as make
+        whole pages; None where no setting says how many. Raises BadConfig where they are too few.
         """
         settings: Any = self
         if not hasattr(settings, "budget"):
@@ -178,7 +178,8 @@ class Watching(CachePolicy):
     def counts_token(self, token_position: int) -> bool:
         """Whether the token at this place of the text is one that rows are judged by.
 
-        `room_left` ends there and where such tokens end, so that all nodes of a forward count or none.
+        `room_left` ends there and where such tokens end, so that all nodes of a forward count or
+        none.
         """
         raise NotImplementedError
 
@@ -190,8 +191,8 @@ class Watching(CachePolicy):
         return int(job.positions[0] + job.cache.offset)
 
     def split_scores(self, job: Any, given_scores: torch.Tensor) -> torch.Tensor:
-        """What is added up of the attention that new nodes gave (KV, n, rows), in as many parts as
-        a policy likes (parts, n, rows).
+        """Divides the attention that new nodes gave (KV, n, rows) into the parts that a policy adds
+        up (parts, n, rows).
         """
         return given_scores
 
@@ -278,7 +279,7 @@ class Attended(Watching, Evicting):
 
 
 def _pad_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """With zeros behind them, so many in all (..., count)."""
+    """Rows with zeros behind them, `count` in all (..., count)."""
     missing = count - rows.shape[-1]
     return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 

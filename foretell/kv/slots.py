@@ -40,7 +40,7 @@ class Slots:
     places: Mapping[int, torch.Tensor] = field(default_factory=dict)  # (KV or 1, kept)
 
     def without_rows(self) -> Slots:
-        """That of a cache without rows."""
+        """Slots of a cache without rows."""
         return Slots(self.turn, self.still)
 
     def keep_rows(self, cache: Any, surviving_rows: Sequence[torch.Tensor]) -> Slots:

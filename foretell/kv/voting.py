@@ -51,7 +51,7 @@ class Voted(Attended):
         return window_start - length if length < window_start else super().room_left(length)
 
     def smooth_votes(self, received: torch.Tensor) -> torch.Tensor:
-        """Of what rows received (KV, rows), the smoothed votes for those before the window."""
+        """Smoothed votes for the rows before the window, by what rows received (KV, rows)."""
         votes = received[:, None, : received.shape[1] - self.window]
         half_kernel = self.kernel // 2
         if self.pool == "max":
@@ -93,11 +93,12 @@ class Polled(CachePolicy):
 def poll_rows(
     model: Model, cache: Any, tokens: Sequence[int], voted_rows: int | None = None
 ) -> dict[int, torch.Tensor]:
-    """What the rows of a cache of this model would get, if these were the next tokens: see Polled.
+    """Polls what the rows of a cache of this model would get, if these were the next tokens: see
+    Polled.
 
-    `voted_rows`: the first ones, which get votes; None: those of the committed text, so that
-    what the tokens give to each other is no part of their votes. One forward over scratch rows,
-    which are forgotten: the cache is what it was.
+    `voted_rows`: the first ones, which get votes; None: those of the committed text, so that what
+    the tokens give to each other is no part of their votes. One forward over scratch rows, which
+    are forgotten: the cache is what it was.
     """
     assert not cache.tokens, "a cache is asked between forwards"
     poll_policy = Polled(cache.base if voted_rows is None else voted_rows)

@@ -1,9 +1,9 @@
 """How often a rule accepts one of k tokens that were drafted at a place, from the two laws there.
 
 p is the target's law (V,) and q the draft model's, both float64. Every function returns the
-acceptance for k = 1, 2, ..., `most`: the chance that one of the k drafted tokens is accepted, over
-drafting and verification. Where fewer tokens are possible than k, all of them are drafted. What has
-no closed form is a mean over draws, with its variance.
+acceptance for k = 1, 2, ..., `max_count`: the chance that one of the k drafted tokens is accepted,
+over drafting and verification. Where fewer tokens are possible than k, all of them are drafted.
+What has no closed form is a mean over draws, with its variance.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ of tokens, where Q(H) is the chance that all drafted tokens are in H. The least 
 the beginnings of the tokens in the order of p / q: one sort and one scan. (Hu et al.,
 arXiv:2502.18779)
 
-p and q are laws (V,) in float64. Every function returns the optimum for k = 1, 2, ..., `most`.
+p and q are laws (V,) in float64. Every function returns the optimum for k = 1, 2, ..., `max_count`.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def run_units(
 
     Raises BadModel without a tokenizer, BadConfig for lengths or texts that do not fit.
     """
-    check_settings(lm, settings)
+    check_measurable(lm, settings)
     known_answers = [answer for answer in document["answers"] if "error" not in answer]
     document["answers"] = answers = known_answers
     key_fields = ("task", "mode", "length", "number", "kv", "budget")
@@ -117,7 +117,7 @@ def run_units(
     return document
 
 
-def check_settings(lm: LM, settings: Settings) -> None:
+def check_measurable(lm: LM, settings: Settings) -> None:
     """Refuses, before anything runs, what cannot be measured on this model."""
     lm.encode("a text")
     target = lm.models["target"]

@@ -21,7 +21,7 @@ VERSION = 13  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 
-# Calls that look at what they are given before they use it, see `_checked`.
+# Calls that look at what they are given before they use it, see `_check_status`.
 CHECKED = (
     *("ft_product", "ft_forward", "ft_follow", "ft_grow", "ft_go_between"),
     *("ft_read", "ft_products", "ft_highest", "ft_best", "ft_rows_of"),

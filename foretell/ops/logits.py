@@ -13,7 +13,7 @@ from foretell.native import library
 from foretell.native import rows as native
 from foretell.ops.common_prefix import shared_prefix_length
 
-MANY = 1 << 15  # entries of a block above which `best` looks for the best groups first
+MANY = 1 << 15  # entries of a block above which `best_logits` looks for the best groups first
 FEW = 64  # entries of a row up to which the C library keeps them in order as it reads
 
 

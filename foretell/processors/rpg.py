@@ -94,7 +94,7 @@ class Rounds(Track):
         self.reader = reader
         self.tokens = Repeats()  # of the output
         self.lines = Repeats()  # numbers of lines' symbols
-        self.line_starts: list[int] = []  # of each line, as `Place.begun`
+        self.line_starts: list[int] = []  # of each line, as `Place.first_token`
         self.numbers: dict[tuple[str, ...], int] = {}
         self.place = Place(0, 0, "", "", -1, 0)
         self.places_before: list[Place] = []  # each token of the output

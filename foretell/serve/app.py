@@ -108,11 +108,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
-    async def refused(request: HttpRequest, error: ApiError) -> Response:
+    async def answer_refusal(request: HttpRequest, error: ApiError) -> Response:
         return error_response(error)
 
     @app.exception_handler(HTTPException)
-    async def plain(request: HttpRequest, error: HTTPException) -> Response:
+    async def answer_http_error(request: HttpRequest, error: HTTPException) -> Response:
         request_line = f"{request.method} {request.url.path}"
         message = {
             404: f"{request_line}: there is nothing here",

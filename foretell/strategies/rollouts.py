@@ -86,7 +86,8 @@ def grow_paths(
     choose_next: NextToken,
     rows_of: Callable[[TokenTree, Sequence[int]], RowsReply],
 ) -> Generator[Message, Any, None]:
-    """Lengthens paths that have not ended, by at most `max_levels` tokens and as far as there is room.
+    """Lengthens paths that have not ended, by at most `max_levels` tokens and as far as there is
+    room.
 
     `rows_of`: the rows of these nodes, ascending, and maybe of more.
     """
@@ -112,8 +113,8 @@ def write_by_value(
 ) -> Generator[Message, Any, None]:
     """Writes the text: of the `width` best tokens the one of the best log-probability and value.
 
-    Each is first continued greedily by `lookahead_tokens` tokens of `model`'s; what is looked ahead at is not
-    committed. Above temperature 0 the token is drawn from these sums, divided by it.
+    Each is first continued greedily by `lookahead_tokens` tokens of `model`'s; what is looked ahead
+    at is not committed. Above temperature 0 the token is drawn from these sums, divided by it.
     """
     source = source_of(ctx.request)
     state = yield from source.start(ctx)

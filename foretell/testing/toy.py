@@ -309,7 +309,7 @@ class ToyRetrieving(Toy):
         chunks = job.cache.chunks
         chunk_size = chunks.size
         scores = []
-        for first_row in range(0, chunks.whole * chunk_size, chunk_size):
+        for first_row in range(0, chunks.chunk_count * chunk_size, chunk_size):
             tokens = keys[0, first_row : first_row + chunk_size, 0].numpy()
             chunk_hash = path_key(np.append(tokens, job.tokens[-1]), np.arange(len(tokens) + 1.0))
             scores.append(spread_numbers(chunk_hash, self.seed + layer, 1)[0])

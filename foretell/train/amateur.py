@@ -177,7 +177,8 @@ def train_amateur(
             count = sum(len(tokens) - prompt_length for tokens, prompt_length in step_examples)
             optimiser.zero_grad()
             for example in step_examples:
-                (summed_surprise(hf, example)[0] / count).backward()  # type: ignore[no-untyped-call]
+                share = summed_surprise(hf, example)[0] / count
+                share.backward()  # type: ignore[no-untyped-call]
             optimiser.step()
             steps_done += 1
             tell("training", steps_done, steps)

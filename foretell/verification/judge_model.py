@@ -76,7 +76,8 @@ def load_judge(path: str | Path, how_to_make: str = MAKE) -> LinearJudge:
     try:
         with safe_open(path, "pt") as judge_file:
             metadata = judge_file.metadata() or {}
-            tensors = {name: judge_file.get_tensor(name) for name in judge_file.keys()}  # noqa: SIM118
+            names = judge_file.keys()
+            tensors = {name: judge_file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise BadFile(
             f"{path}: cannot be read ({first_message_line(error)}); {how_to_make}"

@@ -94,8 +94,8 @@ READING = """Every number is a median, with the range from the 10th to the 90th 
 prompts and rounds in brackets. Speeds are tokens/s after the first token. Ratios are taken prompt
 by prompt within a round: to transformers' `generate` in bfloat16, to the quickest peer in the same
 number of bits on that set (its own drafting on), and to the contender's own plain decoding; the
-means have those to the quickest peer that drafts nothing, too. MAT is tokens a step. *Same* counts the answers that have the tokens
-of our plain decoding in that format."""
+means have those to the quickest peer that drafts nothing, too. MAT is tokens a step. *Same* counts
+the answers that have the tokens of our plain decoding in that format."""
 
 
 def circumstances(document: Document) -> str:

@@ -119,9 +119,13 @@ def test_all_profiles_of_a_model_can_be_forgotten(tmp_path: Path) -> None:
     profile_of(tiny.lm(torch.bfloat16))
     another = foretell.wrap(tiny.llama(), tiny.tokenizer(), name="another")
     kept = profile_of(another)
-    assert profiles.forget_profiles("tiny", None) == 2 and profiles.forget_profiles("tiny", None) == 0
+    assert (
+        profiles.forget_profiles("tiny", None) == 2 and profiles.forget_profiles("tiny", None) == 0
+    )
     assert tiny.lm().auto == AUTO and another.auto == OTHER and kept.is_file()
-    assert profiles.forget_profiles("another", tmp_path) == 0, "a folder of that name is another model"
+    assert profiles.forget_profiles("another", tmp_path) == 0, (
+        "a folder of that name is another model"
+    )
 
 
 def test_loading_does_not_look_for_profiles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,4 +299,6 @@ def test_beside_a_head_that_ships_auto_copies_and_nothing_else(
     target, draft = lm.models["target"], lm.models["draft"]
     monkeypatch.setattr("foretell.api.defaults.shipped_head", lambda model, kind: kind == "eagle3")
     assert default_method(target, draft, HEAD_STEP) == f"{QUICK}+{HEAD}"
-    assert HEAD not in default_method(target, draft, HEAD_STEP / 2), "growing a tree takes too much of it"
+    assert HEAD not in default_method(target, draft, HEAD_STEP / 2), (
+        "growing a tree takes too much of it"
+    )

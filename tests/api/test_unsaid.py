@@ -26,7 +26,9 @@ def test_the_tokens_that_would_complete_a_text_are_those_and_no_others() -> None
             output = draw.choices(range(len(PIECES)), k=draw.randrange(6))
             written = b"".join(PIECES[token] or b"" for token in output)
             if text in written:
-                assert not Unsaid(text, words).completing_tokens(text, len(PIECES))[len(PIECES) - 1 :]
+                assert not Unsaid(text, words).completing_tokens(text, len(PIECES))[
+                    len(PIECES) - 1 :
+                ]
                 continue
             scores = Unsaid(text, words).make_processor(len(prompt))(
                 torch.tensor([[*prompt, *output]], dtype=torch.long), torch.zeros(1, len(PIECES))

@@ -52,7 +52,7 @@ def growing_trees_agree(quick: Any, slow: Any) -> None:
 def interruptions_leave_nothing_half_done(
     quick: Any, slow: Any, owner: type, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step is stopped at the owner's `at`-th `_bind_value`, and the next one is given the same."""
+    """A step is stopped at the owner's `at`-th `_bind_value`; the next one is given the same."""
     give = owner._bind_value  # type: ignore[attr-defined]
     text = [5, 6, 7, 8, 9]
     calls = 0

@@ -30,7 +30,7 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.own.windowed import Windowed
-from foretell.engine.cost_profile import model_identity, measure_forwards
+from foretell.engine.cost_profile import measure_forwards, model_identity
 from foretell.engine.engine import Engine
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks

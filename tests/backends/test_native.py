@@ -352,7 +352,11 @@ WATCHED = ("h2o:budget=12,every=3", "tova:budget=12,every=4")
 def greedy(model: Decoder, kv: str | None, strategy: Any = None, tokens: int = 12) -> Any:
     """A text and who computed it."""
     (live,) = policies.run(
-        model, [[3, *range(30, 50)]], kv and policies.build_cache_policy(kv), strategy, tokens=tokens
+        model,
+        [[3, *range(30, 50)]],
+        kv and policies.build_cache_policy(kv),
+        strategy,
+        tokens=tokens,
     )
     return live
 
@@ -405,7 +409,11 @@ def looked(model: Denoiser, cache: Cache, canvas: Sequence[int], **parts: Any) -
     """Rows of all masked positions among the computed ones."""
     computed = parts.get("computed") or range(len(canvas))
     wanted = [place for place in computed if canvas[place] == MASKED]
-    job, _ = cache.prepare(make_look(canvas[0], canvas, wanted, **parts), canvas[:1], len(canvas))
+    job, _ = cache.prepare(
+        make_look(canvas[0], canvas, wanted, parts.get("computed"), parts.get("attended")),
+        canvas[:1],
+        len(canvas),
+    )
     return model.forward([job])[0]
 
 

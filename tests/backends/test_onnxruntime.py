@@ -571,7 +571,7 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
 ) -> None:
     quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
     quick.use(OnnxRuntimeExecutor)
-    export = onnxruntime.export
+    export = onnxruntime.export_graph
 
     def refuses(graph: Any, *args: Any) -> bytes:
         if graph.taps:

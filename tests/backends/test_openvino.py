@@ -198,7 +198,7 @@ def test_requests_that_one_memory_cannot_hold() -> None:
     texts = [[5, 6, 7], [7, 8], [9, 10, 11, 12]]
     jobs = [quick.cache().prepare(Ask(TokenTree(text[-1])), text, 999)[0] for text in texts]
     low, high = quick.executor.pool.segments[0].sorted_free[-1]
-    assert quick.executor.pool.segments[0].take(high - low) == low
+    assert quick.executor.pool.segments[0].take_rows(high - low) == low
     jobs[1] = quick.cache().prepare(Ask(TokenTree(8)), texts[1], 999)[0]
     assert len({job.cache.lease.segment for job in jobs}) == 2  # type: ignore[attr-defined]
     logits = executor_logits(quick, jobs)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.batch.prefixes import Group, Node, group_prompts, build_prefix_tree
+from foretell.batch.prefixes import Group, Node, build_prefix_tree, group_prompts
 
 PROMPTS = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=9)
 

@@ -157,7 +157,9 @@ def test_a_text_in_two_segments_and_own_rows_is_one_text(
     whole, parted = (Cache(layout, torch.float64, torch.device("cpu"), 4) for _ in range(2))
     for start, end in ((0, 8), (8, 14)):
         rows = slice(start, end)
-        assert parted.adopt_segment(Segment(tuple(tokens[rows]), start, [k[:, rows]], [v[:, rows]], {}))
+        assert parted.adopt_segment(
+            Segment(tuple(tokens[rows]), start, [k[:, rows]], [v[:, rows]], {})
+        )
     tree = TokenTree(4).chain([5, 6, 7]).chain([8, 9]).chain([1], at=2)
     outs = []
     q, new_k, new_v = (random(generator, n, 7, d) for n, d in ((4, KEY), (2, KEY), (2, VALUE)))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from foretell import cli
-from foretell.cli._options import DEFAULT, SamplingOptions, read_biases, split_numbers, read_schema
+from foretell.cli._options import DEFAULT, SamplingOptions, read_biases, read_schema, split_numbers
 from foretell.core.types import Sampling
 from foretell.errors import BadConfig
 

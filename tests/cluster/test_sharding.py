@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from foretell.batch.requests import Item
-from foretell.cluster.sharding import prompt_codes, cut_batch
+from foretell.cluster.sharding import cut_batch, prompt_codes
 
 LONG = "The same long beginning of a prompt, which is worth computing once and no more. " * 3
 

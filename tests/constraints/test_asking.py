@@ -33,7 +33,7 @@ class Threads(Asked):
         super().__init__()
         self.threads: set[str] = set()
 
-    def names(self, uri: str, text: str, behind: str = "") -> tuple[set[str], str]:
+    def complete_names(self, uri: str, text: str, behind: str = "") -> tuple[set[str], str]:
         self.threads.add(threading.current_thread().name)
         return super().complete_names(uri, text, behind)
 

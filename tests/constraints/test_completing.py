@@ -34,7 +34,7 @@ class Asked:
         self.unused: list[str] = []
         self.asked: list[str] = []
 
-    def names(self, uri: str, text: str, behind: str = "") -> tuple[set[str], str]:
+    def complete_names(self, uri: str, text: str, behind: str = "") -> tuple[set[str], str]:
         self.asked.append(text + behind)
         found = set(drawn(text + behind))
         return found, "answered" if found else "empty"
@@ -249,11 +249,11 @@ def test_what_is_not_checked_again_is_caught(monkeypatch: pytest.MonkeyPatch) ->
     """A path that was only looked up ahead counts as allowed."""
 
     def trusting(self: Names, output: list[int]) -> bool:
-        self._back(output)
+        self._rewind_to(output)
         for token in output[len(self.path) :]:
-            if not self._mask()[token]:
+            if not self._current_mask()[token]:
                 return False
-            self._push(token)
+            self._push_token(token)
         return True
 
     monkeypatch.setattr(Names, "permits", trusting)

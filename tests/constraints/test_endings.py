@@ -199,7 +199,7 @@ def test_a_text_far_on_is_not_read_from_its_beginning(monkeypatch: pytest.Monkey
         steps.append(1)
         return own(self, *given)
 
-    monkeypatch.setattr(Endings, "_find_step", step)
+    monkeypatch.setattr(Endings, "_step_place", step)
     first = tracker.ending(ids)
     assert first and len(steps) < ANCHORS < len(ids) / 4
     assert tracker.ending([*ids, ids[0]]) and len(steps) <= ANCHORS
@@ -214,11 +214,11 @@ def test_little_is_looked_at_where_no_ending_is_found(monkeypatch: pytest.Monkey
     masks: list[int] = []
     own = Alphabet.following_tokens
 
-    def following(self: Alphabet, *given: Any) -> Any:
+    def following_tokens(self: Alphabet, *given: Any) -> Any:
         masks.append(1)
         return own(self, *given)
 
-    monkeypatch.setattr(Alphabet, "following", following)
+    monkeypatch.setattr(Alphabet, "following_tokens", following_tokens)
     ids: list[int] = tiny.tokenizer()("some words and many more of them")["input_ids"]
     for n in range(len(ids)):
         tracker.ending(ids[:n])

@@ -29,7 +29,7 @@ DEEP = "start: r0\n" + "\n".join(f'r{n}: "a{n}" r{n + 1}' for n in range(9000)) 
 def trials() -> Iterator[Trials]:
     own = Trials()
     yield own
-    own.end()
+    own.end_processes()
 
 
 def question(name: str, source: str) -> dict[str, Any]:
@@ -174,4 +174,4 @@ def test_a_call_waits_no_longer_for_a_form_than_its_own_time(
     with pytest.raises(BadConfig, match="nested too deeply"):
         lm.generate("a", "plain", **deep)
     assert own.processes == form_trials.PROCESSES
-    own.end()
+    own.end_processes()

@@ -521,18 +521,18 @@ def test_an_unusual_tokenizer_is_refused() -> None:
 
 def test_forms_are_compiled_once_and_not_kept_for_ever() -> None:
     own = Grammars(tiny.tokenizer(), 330)
-    first = own.compile({"json_schema": {"type": "null"}})
-    assert own.compile({"json_schema": '{"type": "null"}'}) is first
+    first = own.compile_form({"json_schema": {"type": "null"}})
+    assert own.compile_form({"json_schema": '{"type": "null"}'}) is first
     for n in range(KEPT):
-        own.compile({"regex": f"a{{{n + 1}}}"})
+        own.compile_form({"regex": f"a{{{n + 1}}}"})
     assert len(own._compiled) == KEPT
-    assert own.compile({"json_schema": {"type": "null"}}) is not first
+    assert own.compile_form({"json_schema": {"type": "null"}}) is not first
 
 
 def test_a_form_is_compiled_anew_after_many_uses() -> None:
     own = Grammars(tiny.tokenizer(), 330)
-    first = own.compile({"regex": "ab"})
-    assert [own.compile({"regex": "ab"}) is first for _ in range(USES + 1)].count(False) == 1
+    first = own.compile_form({"regex": "ab"})
+    assert [own.compile_form({"regex": "ab"}) is first for _ in range(USES + 1)].count(False) == 1
 
 
 def test_a_form_that_takes_too_much_work_fails_alone_and_breaks_no_later_request() -> None:
@@ -660,7 +660,7 @@ def test_threads_may_compile_and_follow_at_once() -> None:
     own = Grammars(tiny.tokenizer(), 330)
 
     def use(n: int) -> bool:
-        tracker = own.compile({"regex": f"(ab|c){{{1 + n % 5}}}"}).track()
+        tracker = own.compile_form({"regex": f"(ab|c){{{1 + n % 5}}}"}).track()
         return all(tracker.permits(encoded("ab"[:k])) for k in (2, 1, 0, 2)) and tracker.whole(
             encoded("ab" * (1 + n % 5))
         )

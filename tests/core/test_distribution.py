@@ -120,7 +120,7 @@ def test_every_option_means_what_transformers_means_by_it(
 
 def test_the_twin_in_the_laws_agrees_with_transformers() -> None:
     for setting in laws.SETTINGS.values():
-        toy = laws.Toy(3, 4)
+        toy = Toy(3, 4)
         for output in ([], [0], [1, 1], [2, 0, 1], [1, 0]):
             if setting.form and (not laws.can_match(setting.form, 3, *output) or len(output) > 2):
                 continue

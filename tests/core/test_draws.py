@@ -180,7 +180,10 @@ def test_the_door_for_every_outcome_is_asked_node_by_node() -> None:
 def test_a_law_that_depends_on_the_path_is_found_when_it_is_needed() -> None:
     made = target(Sampling(temperature=1.0, repetition_penalty=1.2), 0)
     assert draws.draw_ahead(made, Rng(0), 0, TREE.depths) is None
-    assert draws.draw_ahead(target(Sampling(no_repeat_ngram_size=2), 0), Rng(0), 0, TREE.depths) is None
+    assert (
+        draws.draw_ahead(target(Sampling(no_repeat_ngram_size=2), 0), Rng(0), 0, TREE.depths)
+        is None
+    )
 
 
 def test_texts_are_the_same_seed_by_seed(monkeypatch: pytest.MonkeyPatch) -> None:

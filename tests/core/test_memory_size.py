@@ -194,7 +194,9 @@ def test_more_nodes_and_longer_texts_never_take_less() -> None:
     target, draft = (sizes_of(model) for model in toy().values())
     for chains in (False, True):
         demand = Demand(prompt=5, length=40, nodes=0, drawn=True, chains=chains)
-        by_nodes = [compute_footprint(target, [draft], replace(demand, nodes=n)).total for n in range(30)]
+        by_nodes = [
+            compute_footprint(target, [draft], replace(demand, nodes=n)).total for n in range(30)
+        ]
         by_length = [
             compute_footprint(target, [draft], replace(demand, nodes=4, length=n)).total
             for n in range(6, 99)

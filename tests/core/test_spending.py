@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -125,7 +126,7 @@ def test_without_a_name_for_it_the_likeliest_whole_branch_is_the_answer() -> Non
         text, total = [1, 2, 3], 0.0
         for token in output:
             row = laws.row(toy, text)
-            total += row[token] - laws.math.log(sum(map(laws.math.exp, row)))
+            total += row[token] - math.log(sum(map(math.exp, row)))
             text.append(token)
         assert score == pytest.approx(total / len(output), abs=1e-5)
 

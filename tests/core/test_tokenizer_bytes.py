@@ -13,9 +13,9 @@ from foretell.core.tokenizer_bytes import (
     Shared,
     TokenizerWords,
     Words,
+    are_related,
     continue_tokens,
     letter_words,
-    are_related,
     whole_characters,
     words_of,
 )
@@ -116,7 +116,9 @@ def test_tokenizers_that_cannot_be_read_are_refused() -> None:
 def test_relatives_are_told_from_strangers() -> None:
     assert are_related(letter_words(4), letter_words(9)) and are_related(None, letter_words(3))
     assert not are_related(letter_words(4), Words([b"b", b"a", b"x", b"y"]))
-    assert are_related(tiny.tokenizer(), tiny.tokenizer()) and not are_related(tiny.tokenizer(), spaced())
+    assert are_related(tiny.tokenizer(), tiny.tokenizer()) and not are_related(
+        tiny.tokenizer(), spaced()
+    )
     assert not are_related(tiny.tokenizer(), letter_words(20))
 
 
@@ -156,5 +158,6 @@ def test_a_continuation_never_changes_what_is_there() -> None:
     assert continue_tokens(words, [0], b"b", 10) == [1]  # `ab` would be one token
     assert continue_tokens(words, [0], b"bc", 10) == [5]
     assert continue_tokens(words, [1, 3], b"a", 1) == [0]
-    assert continue_tokens(words, [0, 4], b"b", 10) == [1]  # not together with what a special one ends
+    # not together with what a special one ends
+    assert continue_tokens(words, [0, 4], b"b", 10) == [1]
     assert continue_tokens(words, [4], b"abc", 10) == [2, 3]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from foretell.core.tree import Law, TokenTree
-from foretell.core.tree_building import subtree_below, grow_tree, merge_trees, plant_tree
+from foretell.core.tree_building import grow_tree, merge_trees, plant_tree, subtree_below
 from tests.core.test_tree import Path, closure, content, paths, planted
 
 
@@ -113,9 +113,11 @@ def test_successors_are_read_only_as_far_as_the_tree_needs() -> None:
             yield token, 0.5 / (token + 1)
 
     assert grow_tree(0, successors, 3).parents == [-1, 0, 0] and read == [0, 0, 1, 0, 2]
-    assert grow_tree(0, lambda tree, node: [(7, 0.5), (7, 0.4), (8, 0.1)], 4, 1).tokens == [0, 7, 8], (
-        "a token stands once"
-    )
+    assert grow_tree(0, lambda tree, node: [(7, 0.5), (7, 0.4), (8, 0.1)], 4, 1).tokens == [
+        0,
+        7,
+        8,
+    ], "a token stands once"
 
 
 def test_the_tree_below_a_node_is_its_part_of_the_tree() -> None:

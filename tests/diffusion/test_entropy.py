@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from foretell.testing.toy_canvas import Oracle, all_replacements, all_orders
+from foretell.testing.toy_canvas import Oracle, all_orders, all_replacements
 from tests.diffusion.worlds import check_bad, check_joint_law, law
 
 

@@ -12,7 +12,7 @@ from foretell.api.lm import LM
 from foretell.diffusion.block_filter import BlockFilter, load_filter, save_filter
 from foretell.errors import BadConfig, BadFile
 from foretell.testing.toy_canvas import Oracle, ToyCanvas
-from foretell.train.diffusion.filter import Replay, TrainFilter, roc_area, collect_steps, fit_filter
+from foretell.train.diffusion.filter import Replay, TrainFilter, collect_steps, fit_filter, roc_area
 from tests.diffusion.worlds import calls, filled, text
 from tests.kv.test_canvas import denoiser
 

@@ -16,7 +16,7 @@ from foretell.engine.live import Live
 from foretell.errors import BadConfig
 from foretell.spec import build_cache_policy, resolve_method
 from foretell.testing.outcomes import Enumerator
-from foretell.testing.toy_canvas import Oracle, ToyCanvas, all_replacements, all_orders
+from foretell.testing.toy_canvas import Oracle, ToyCanvas, all_orders, all_replacements
 
 
 def request(

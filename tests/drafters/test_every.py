@@ -80,7 +80,9 @@ def test_no_draft_is_larger_or_deeper_than_it_may_be(spec: str, temperature: flo
     for seed in range(2 if temperature else 1):
         for room in (1, 2, 3, 6, 40):
             sampling = Sampling(max_new_tokens=room, temperature=temperature, seed=seed)
-            ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scope_to(strategy.drafter)
+            ctx = Context(engine, Request(laws.PROMPT, strategy, sampling)).scope_to(
+                strategy.drafter
+            )
             state = strategy.drafter.start(ctx)
             for budget in (1, 2, 3, 5, 9):
                 tree = drafted(strategy, ctx, state, budget)

@@ -12,7 +12,7 @@ import torch
 
 from foretell.cache.cache import Cache
 from foretell.engine import cost_profile as profiling
-from foretell.engine.cost_profile import folder, model_identity, measure_forwards, profile_model
+from foretell.engine.cost_profile import folder, measure_forwards, model_identity, profile_model
 from foretell.models.decoder.decoder import Decoder
 from foretell.speculation.costs import SIZES
 from foretell.testing.toy import Toy
@@ -172,7 +172,9 @@ def test_what_was_measured_on_a_busy_machine_is_measured_again(
     for size, factor in now.items():
         times[size] *= factor
     calls: list[Any] = []
-    monkeypatch.setattr(profiling, "measure_forwards", lambda *args: calls.append(args) or measure_forwards(*args))
+    monkeypatch.setattr(
+        profiling, "measure_forwards", lambda *args: calls.append(args) or measure_forwards(*args)
+    )
     costs, _ = profile_model(model)
     assert bool(calls) == measured
     if measured:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib.util
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -124,7 +124,7 @@ class EagleHead(Model):
             self.fc.weight[:, width:] += torch.eye(width, dtype=self.dtype)
         self.qkv = nn.Linear(width, 3 * width).to(self.dtype).requires_grad_(False)
 
-    def enter_layer(self, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+    def entering(self, ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         return self.fc(torch.cat([self.loop.embedded(ids), features.to(self.dtype)], -1))
 
     def keys(self, h: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -194,7 +194,7 @@ def check_rows(head: Any, target: Any, held: Cache, text: Sequence[int]) -> int:
         assert rows[:, 0].tolist() == places.tolist()
         assert rows[:, 1].tolist() == hashes.tolist(), "rows of other features"
     elif count:
-        _, k, v = head.keys(head.enter_layer(tokens, features), places[None])
+        _, k, v = head.keys(head.entering(tokens, features), places[None])
         assert torch.allclose(held.k[0][:, :count], k, atol=1e-9), "rows of other features"
         assert torch.allclose(held.v[0][:, :count], v, atol=1e-9)
     held.drop()
@@ -286,8 +286,8 @@ def test_batches_equal_alone(world: str) -> None:
 def test_the_law_is_that_of_plain_decoding(name: str, drafter: Eagle) -> None:
     strategy = Speculative(drafter, nodes=6)
     setting = laws.SETTINGS[name]
-    sampling = laws.replace(setting.sampling, max_new_tokens=2)
-    setting = laws.replace(setting, sampling=sampling)
+    sampling = replace(setting.sampling, max_new_tokens=2)
+    setting = replace(setting, sampling=sampling)
     models: dict[str, Model] = {"target": Toy(3, seed=3, copy=0.5)}
     law = laws.enumerate_law(strategy, laws.PROMPT, setting, models)
     assert law.drafted

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from foretell.cache.cache import Cache
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine import lanes
@@ -72,7 +73,7 @@ def greedy(engine: Engine, lane: str, count: int = 20) -> Live:
 def test_rows_in_a_memory_that_caches_share_stay_in_the_engines_thread(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(laws.Cache, "own_memory", False, raising=False)
+    monkeypatch.setattr(Cache, "own_memory", False, raising=False)
     live = greedy(Engine(models()), "thread")
     assert isinstance(live.error, Unsupported) and "lane=thread" in str(live.error)
     assert greedy(Engine(models()), "inline").error is None

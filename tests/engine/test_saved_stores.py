@@ -148,7 +148,9 @@ def test_damage_is_refused_and_nothing_is_taken_in(tmp_path: Path) -> None:
     parts = damage(path)
     parts["tensors"]["rows"] = parts["tensors"]["rows"][:-1].contiguous()
     save_file(
-        parts["tensors"], target, parts["about"] | {"sha256": stores._digest_tensors(parts["tensors"])}
+        parts["tensors"],
+        target,
+        parts["about"] | {"sha256": stores._digest_tensors(parts["tensors"])},
     )
     refused("do not fit")
     with pytest.raises(BadFile, match="no such folder"):

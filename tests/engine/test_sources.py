@@ -63,7 +63,9 @@ class Forgetful(Source):
 class Lagging(Guidance):
     """A slip: the quiet branch never hears of the committed tokens."""
 
-    def read_rows(self, ctx: Context, state: tuple[int, int], tree: TokenTree, taps: object) -> Reading:
+    def read_rows(
+        self, ctx: Context, state: tuple[int, int], tree: TokenTree, taps: object
+    ) -> Reading:
         quiet = tree.reroot_at(ctx.on(state[0]).tokens[-1])
         first, second = yield [Ask(tree, branch=ctx.branch), Ask(quiet, branch=state[0])]
         return replace(first, logits=mix(first.logits, second.logits, self.scale))

@@ -127,7 +127,9 @@ def test_it_is_said_once_that_loading_would_be_quicker(
     tmp_path: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(diagnosis, "_shown_notices", set())
-    monkeypatch.setattr(diagnosis.registry, "whole_runtimes", lambda hf, kind: iter([("native", None)]))
+    monkeypatch.setattr(
+        diagnosis.registry, "whole_runtimes", lambda hf, kind: iter([("native", None)])
+    )
     hf = tiny.llama()
     foretell.wrap(hf)
     assert capsys.readouterr().err == "", "there is no folder to load"

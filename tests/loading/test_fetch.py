@@ -135,7 +135,10 @@ def add(world: World, base: str = "mine") -> Path:
 def test_a_model_with_weights_added_is_made_once(world: World) -> None:
     add(world)
     made = world.cache / "models" / "added"
-    assert fetching.resolve("added") == str(made) and fetching.fetched_folder(aliases.find_alias("added")) == made
+    assert (
+        fetching.resolve("added") == str(made)
+        and fetching.fetched_folder(aliases.find_alias("added")) == made
+    )
     lora = [
         "foretell.train.diffusion.adapter_merging",
         str(world.cache / "models" / "mine"),

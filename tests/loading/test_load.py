@@ -459,6 +459,6 @@ def test_what_was_joined_or_narrowed_leaves_the_memory(
 
     ours, tokens = read("ours")
     for module in ("fused", "packed", "smoothing"):
-        monkeypatch.setattr(f"foretell.models.decoder.{module}.release", lambda tensors: 0)
+        monkeypatch.setattr(f"foretell.models.decoder.{module}.release_pages", lambda tensors: 0)
     all_of_it, same = read("all")
     assert ours < most and all_of_it > 0.9 and tokens == same

@@ -58,7 +58,9 @@ def test_the_table_that_ships_is_right(own: Path) -> None:
 
 def test_a_user_adds_and_replaces_names(own: Path) -> None:
     table(own, PACKAGE + HUB.replace("NAME", "smollm2"))
-    assert aliases.find_alias("mine").sources == (PackageSource("a-b", "1.2", "a_b/model.gguf", SHA),)
+    assert aliases.find_alias("mine").sources == (
+        PackageSource("a-b", "1.2", "a_b/model.gguf", SHA),
+    )
     assert aliases.find_alias("smollm2").sources == (HubSource("owner/model"),)
     assert list(aliases.aliases()) == ["mine", "smollm2", "smollm2-dlm"]
 

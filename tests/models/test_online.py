@@ -18,9 +18,9 @@ from foretell.models.online import (
     MERGED,
     Learner,
     Lesson,
-    reverse_divergence,
-    forward_divergence,
     build_lesson,
+    forward_divergence,
+    reverse_divergence,
 )
 from foretell.models.translated import Translated
 from foretell.strategies.plain import Plain

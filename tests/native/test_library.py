@@ -18,10 +18,10 @@ from foretell.native.packing import (
     Packed,
     best_peaks,
     best_ranges,
-    unpack_numbers,
     pack_numbers,
     quantize_matrix,
     unpack_matrix,
+    unpack_numbers,
 )
 from tests.native.machines import built, kernels, kinds, no_library
 
@@ -65,7 +65,9 @@ def test_products_are_those_of_the_numbers(
     else:
         parts = x.view(rows, -1, GROUP)
         step = parts.abs().amax(-1, keepdim=True) / 127
-        exact = ((parts / step).round() * step).flatten(1).double() @ unpack_matrix(packed).double().t()
+        exact = ((parts / step).round() * step).flatten(1).double() @ unpack_matrix(
+            packed
+        ).double().t()
     assert ours.shape == (rows, outputs)
     # Whole numbers beside a half may round to either neighbour.
     assert (ours - exact).abs().max() <= 1e-3 * exact.abs().max() + 1e-4
@@ -109,7 +111,9 @@ def test_a_group_s_largest_sums_do_not_overflow() -> None:
     x[2] = -5.0
     for form, whole in (("int8", -127), ("int8", 127), ("int4", 15)):
         kind = torch.int8 if form == "int8" else torch.uint8
-        packed = pack_numbers(form, torch.full((16, 2, 32), whole, dtype=kind), torch.ones(16, 2), None)
+        packed = pack_numbers(
+            form, torch.full((16, 2, 32), whole, dtype=kind), torch.ones(16, 2), None
+        )
         exact = x @ unpack_matrix(packed).t()
         for name in KINDS:
             assert torch.allclose(product(packed, x, name), exact, rtol=1e-6, atol=1e-3), name
@@ -139,7 +143,9 @@ def test_a_bias_is_added_and_rows_are_read(kind: str, form: str) -> None:
     x = torch.randn(5, 96)
     with kernels(kind):
         biased = library.multiply_rows(library.describe_matrix(packed, bias), x, 1)
-        rows = library.read_matrix_rows(library.describe_matrix(packed), torch.tensor([36, 0, 15, 16]))
+        rows = library.read_matrix_rows(
+            library.describe_matrix(packed), torch.tensor([36, 0, 15, 16])
+        )
         none = library.multiply_rows(library.describe_matrix(packed), x[:0], 1)
     plain = product(packed, x, kind)
     assert torch.allclose(biased, plain + bias, rtol=1e-6, atol=1e-5)

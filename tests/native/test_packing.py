@@ -18,11 +18,11 @@ from foretell.native.packing import (
     Peaks,
     best_peaks,
     group_values,
-    unpack_numbers,
-    pack_numbers,
     pack_bfloat16,
+    pack_numbers,
     quantize_matrix,
     unpack_matrix,
+    unpack_numbers,
 )
 
 SIZES = st.integers(1, 40)
@@ -47,7 +47,9 @@ def test_numbers_scales_and_minima_come_back(
     if minima is None:
         assert packed.minima is None
     else:
-        assert packed.minima is not None and torch.equal(group_values(packed, packed.minima), minima)
+        assert packed.minima is not None and torch.equal(
+            group_values(packed, packed.minima), minima
+        )
     bits = 8 if format == "int8" else 4
     padded = packed.blocks * BLOCK * packed.inputs
     halves = 2 * padded // GROUP * (1 if minima is None else 2)

@@ -14,8 +14,8 @@ from foretell.ops.attention import (
     attend,
     attend_jointly,
     merge_parts,
-    self_part,
     partial_attention,
+    self_part,
 )
 
 

@@ -9,13 +9,13 @@ import torch
 
 from foretell.ops.expert_blocks import (
     AdaptiveWeight,
-    chunk_loss,
+    active_blocks,
     all_blocks,
+    block_sparsity,
+    chunk_loss,
+    consecutive_runs,
     locality_loss,
     route_blocks,
-    consecutive_runs,
-    block_sparsity,
-    active_blocks,
 )
 
 ROWS, E, BLOCKS, WIDTH = 5, 6, 7, 3
@@ -77,7 +77,9 @@ def test_rows_that_need_nothing_are_0() -> None:
     x, logits, up, down = drawn()
     out, count = active_blocks(x, torch.zeros_like(logits), up, down)
     assert count == 0 and not out.any()
-    batch, _ = active_blocks(x[None], route_blocks(logits, torch.ones(BLOCKS).double(), 1e-6)[None], up, down)
+    batch, _ = active_blocks(
+        x[None], route_blocks(logits, torch.ones(BLOCKS).double(), 1e-6)[None], up, down
+    )
     assert batch.shape == (1, ROWS, E)
 
 

@@ -55,7 +55,10 @@ def test_other_memory_is_left_alone(tmp_path: Path) -> None:
         torch.full((1 << 20,), 7, dtype=torch.int32),
         mapped(tmp_path / "odd", "c").view(1 << 10, -1).t(),
     )
-    assert release_pages([own, shared, odd, own[:3], own[:0], torch.empty(1 << 20, device="meta")]) == 0
+    assert (
+        release_pages([own, shared, odd, own[:3], own[:0], torch.empty(1 << 20, device="meta")])
+        == 0
+    )
     assert bool((own == 7).all()) and bool((shared == 7).all())
 
 
@@ -87,7 +90,11 @@ def test_no_large_pages_where_there_is_no_memory(monkeypatch: pytest.MonkeyPatch
 
 def test_sizes_are_few_and_close() -> None:
     sizes = [round_row_count(n) for n in range(1, 2000)]
-    assert sizes == sorted(sizes) and {*sizes} >= {*SIZES} and [round_row_count(n) for n in sizes] == sizes
+    assert (
+        sizes == sorted(sizes)
+        and {*sizes} >= {*SIZES}
+        and [round_row_count(n) for n in sizes] == sizes
+    )
     assert all(n <= size <= n + max(n / 3 + 1, 256 * (n > 512)) for n, size in enumerate(sizes, 1))
     assert len({*sizes[:512]}) == len(SIZES) < 30
 

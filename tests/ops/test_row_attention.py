@@ -279,7 +279,9 @@ def test_threads_and_neighbours_change_no_bit() -> None:
         with library.library.limit_threads(threads):
             assert torch.equal(attend_listed(asked, read), whole)
             assert torch.equal(attend_noting(asked)[1], given)
-            assert torch.equal(query_products(asked.q, asked.keys), query_products(asked.q[:, :], asked.keys))
+            assert torch.equal(
+                query_products(asked.q, asked.keys), query_products(asked.q[:, :], asked.keys)
+            )
     alone = Attention(0, asked.q[:, 2:3], asked.keys, asked.values, None, asked.scale)
     assert torch.equal(attend_listed(alone, read[:, 2:3])[0], whole[2])
 

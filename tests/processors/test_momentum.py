@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -179,7 +180,7 @@ def test_off_is_bit_for_bit_plain_decoding(config: Momentum) -> None:
 def test_a_grammar_that_forbids_all_of_the_best_finds_another() -> None:
     engine = Engine({"target": Toy(16, 3, copy=4.0)})
     setting = laws.formed("([a-d][e-h])+", 16, max_new_tokens=12)
-    sampling = laws.replace(setting.sampling, warp=(Momentum(k=2),))
+    sampling = replace(setting.sampling, warp=(Momentum(k=2),))
     live = engine.add(Request([9, 8, 9, 8, 9], Plain(), sampling))
     laws.finish(engine, live)
     assert len(live.ctx.output) == 12 and laws.can_match(setting.form, 16, *live.ctx.output)

@@ -12,7 +12,7 @@ from foretell.processors.repeats import Repeats
 
 
 def longhand(items: Sequence[Any]) -> tuple[int, int]:
-    """What `Repeats.found` says."""
+    """What `Repeats.find_repeat` says."""
     for length in range(1, len(items) // 2 + 1):
         last = items[len(items) - length :]
         times = 0

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -272,7 +273,7 @@ def test_the_budget_grows_with_what_is_best() -> None:
 
 def test_drawn_trees_whole_ones_and_given_sizes_are_left_alone() -> None:
     tree = TokenTree(0)
-    tree.add(0, 1, Law(laws.torch.tensor([0.0, 1.0])))
+    tree.add(0, 1, Law(torch.tensor([0.0, 1.0])))
     assert make(STEEP).fit_tree(tree) is tree, "cutting drawn nodes would bias them"
     long = TokenTree(0).chain([1] * 9)
     assert (

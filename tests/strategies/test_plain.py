@@ -4,7 +4,10 @@ engine.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from foretell.core.random import Rng
 from foretell.core.types import Sampling
@@ -27,14 +30,10 @@ def test_greedy_tokens_are_the_best_of_each_row() -> None:
 def test_sampled_tokens_are_drawn_from_the_law_of_the_path_by_the_position_alone(name: str) -> None:
     for seed in range(5):
         base = laws.SETTINGS[name]
-        setting = laws.replace(
-            base, sampling=laws.replace(base.sampling, seed=seed, max_new_tokens=9)
-        )
+        setting = replace(base, sampling=replace(base.sampling, seed=seed, max_new_tokens=9))
         toy, output = Toy(base.vocab or 4, seed), []
         while not laws.ended(output, setting):
-            law = laws.torch.tensor(
-                laws.expected_law(toy, [1, 2], output, setting), dtype=laws.torch.float64
-            )
+            law = torch.tensor(laws.expected_law(toy, [1, 2], output, setting), dtype=torch.float64)
             output.append(Rng(seed).sample(law, "target", len(output)))
         assert laws.generate(Plain(), [1, 2], setting, {"target": toy}).ctx.output == output
 

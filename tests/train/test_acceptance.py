@@ -17,12 +17,12 @@ from foretell.testing.toy import Toy
 from foretell.train import acceptance
 from foretell.train.acceptance import (
     TrainHead,
+    acceptance_loss,
+    answer_laws,
     auc,
     collect_examples,
     draw_examples,
     fit_head,
-    answer_laws,
-    acceptance_loss,
     train_acceptance_head,
 )
 

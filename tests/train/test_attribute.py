@@ -70,7 +70,9 @@ def test_it_learns_what_the_states_tell(tmp_path: Path, monkeypatch: pytest.Monk
         report = train_attribute(lm(), PROMPTS, tmp_path / "a.safetensors", config, told)
     made = load_judge(tmp_path / "a.safetensors")
     assert report["prompts"] == 30 and report["auc"] > 0.95 and made.width == 2
-    assert made.good_chances(torch.tensor([[3.0, 0.0], [-3.0, 0.0]])) == pytest.approx([1, 0], abs=0.05)
+    assert made.good_chances(torch.tensor([[3.0, 0.0], [-3.0, 0.0]])) == pytest.approx(
+        [1, 0], abs=0.05
+    )
 
 
 def test_what_cannot_be_learnt_is_told(tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 
 from foretell.errors import BadConfig
 from foretell.train.corpus import (
-    read_documents,
     held_out,
     prepare_corpus,
+    read_documents,
     train_tokenizer,
     without_boilerplate,
 )

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import foretell
-from foretell.drafters.model.exit_table import FIELD, write_exit_table, trained_exits
+from foretell.drafters.model.exit_table import FIELD, trained_exits, write_exit_table
 from foretell.drafters.model.lazy_layers import LazyLayers
 from foretell.errors import BadConfig, BadFile
 from foretell.ops.fingerprint import norm_mark

@@ -20,7 +20,7 @@ from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
 from foretell.spec import resolve_method
 from foretell.train import gad
 from foretell.train.corpus import SPECIALS
-from foretell.train.gad import IGNORED, TrainGad, mask_blocks, reveal_masks, make_task, train_gad
+from foretell.train.gad import IGNORED, TrainGad, make_task, mask_blocks, reveal_masks, train_gad
 
 TINY = TrainGad(
     hidden=32,

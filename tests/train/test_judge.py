@@ -29,8 +29,8 @@ from foretell.train.judge import (
     choose_judge,
     collect_walks,
     fit_logistic,
-    read_walk,
     labels_of,
+    read_walk,
     train_judge,
     walk_task,
 )

@@ -28,8 +28,8 @@ from foretell.train.pldr import (
     PldrRun,
     TrainPLDR,
     build_pldr,
-    second_half_loss,
     measure_metrics,
+    second_half_loss,
     train_pldr,
 )
 

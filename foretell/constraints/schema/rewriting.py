@@ -141,7 +141,7 @@ class Rewriting:
             self.has_named = True
         return new_schema
 
-    # --- keywords: each notes what it says in `made`, and returns what has to hold as well
+    # --- keywords: each notes what it says in `schema`, and returns what has to hold as well
 
     def _ignore_keyword(self, node: Schema, value: Any, place: str, schema: Schema) -> list[Any]:
         return []

@@ -75,7 +75,8 @@ def load_acceptance_head(path: str | Path) -> AcceptanceHead:
     try:
         with safe_open(path, "pt") as head_file:
             metadata = head_file.metadata() or {}
-            tensors = {name: head_file.get_tensor(name) for name in head_file.keys()}  # noqa: SIM118
+            names = head_file.keys()
+            tensors = {name: head_file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise BadFile(f"{path}: cannot be read ({first_message_line(error)}); {MAKE}") from error
     width, blocks = (metadata.get(name, "") for name in ("width", "blocks"))

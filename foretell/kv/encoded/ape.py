@@ -39,7 +39,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Ape(KV):
-    """Where contexts stand in a prompt: `contexts.Contexts` makes one with its tokens."""
+    """Settings, and the places of contexts in a prompt: `contexts.Contexts` makes one with its
+    tokens.
+    """
 
     temperature: float = 0.9  # of the attention to contexts
     scale: float = 0.9  # by which the logarithm of all that contexts get is multiplied
@@ -57,7 +59,7 @@ class Ape(KV):
             raise BadConfig.field("ape:sizes", self.sizes, "at least 1 token each")
 
     def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Ape:
-        """The same for a prompt with these contexts."""
+        """These settings for a prompt with contexts of these sizes behind the prefix."""
         return replace(self, prefix=prefix, sizes=context_sizes)
 
     @property
@@ -82,8 +84,8 @@ class Ape(KV):
 
 @dataclass
 class Apart(CachePolicy):
-    """`context_rows`: keys and values of the contexts that were read; `rows`: those of all of them, of each
-    layer (KV, n, D), once they are complete.
+    """`context_rows`: keys and values of the contexts that were read; `rows`: those of all of them,
+    of each layer (KV, n, D), once they are complete.
     """
 
     temperature: float

@@ -20,7 +20,7 @@ import torch
 from foretell.core.model import Computed
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, NEVER, CachePolicy
-from foretell.kv.evict.layer_skipping import PIECE, Run, check_layers, piece_of, join_forwards
+from foretell.kv.evict.layer_skipping import PIECE, Run, check_layers, join_forwards, piece_of
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -29,7 +29,7 @@ READ = "encoder"  # who computed a forward that only takes note of tokens
 
 
 class Encoder(Protocol):
-    """What makes rows of contexts, see encoders.py."""
+    """The maker of rows that stand for contexts, see encoders.py."""
 
     hidden: int  # E, the width of a row
 
@@ -57,7 +57,7 @@ class Compressing(KV):
             raise BadConfig.field(f"{self.kind}:sizes", self.sizes, "at least 1 token each")
 
     def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Compressing:
-        """The same for a prompt with these contexts."""
+        """These settings for a prompt with contexts of these sizes behind the prefix."""
         settings: Any = self
         changed_settings: Compressing = replace(settings, prefix=prefix, sizes=context_sizes)
         return changed_settings
@@ -83,8 +83,8 @@ class Compressing(KV):
 class Given(CachePolicy):
     """Reads contexts as the rows that an encoder makes of them.
 
-    A context is encoded with its last token. `read_tokens`: what is committed of it before; `fresh`: how
-    much of that the cache holds rows of no meaning for.
+    A context is encoded with its last token. `read_tokens`: what is committed of it before;
+    `fresh`: how much of that the cache holds rows of no meaning for.
     """
 
     encoder: Encoder
@@ -111,11 +111,11 @@ class Given(CachePolicy):
         )
 
     def in_context(self, length: int) -> bool:
-        """Whether the token behind so many is one of a context."""
+        """Whether the token at this place of the text is one of a context."""
         return self.prompt > self.ends[-1] and self.prefix <= length < self.ends[-1]
 
     def context_size(self, length: int) -> int:
-        """Of the context that has the token behind so many."""
+        """Tokens of the context that has the token at this place of the text."""
         return next(n for n, end in zip(self.sizes, self.ends[1:], strict=True) if length < end)
 
     def runs_layers(self, job: Any) -> bool:

@@ -49,9 +49,10 @@ ATTENTION = "foretell-compressor"
 
 @dataclass(frozen=True)
 class Seen:
-    """Who sees whom in the layer that runs.
+    """Visibility among tokens in the layer that runs.
 
-    `key_count`: tokens whose keys are seen, which precede pooled queries; 0: there are none of these.
+    `key_count`: tokens whose keys are seen, which precede pooled queries; 0: there are none of
+    these.
     """
 
     causal: bool
@@ -91,8 +92,8 @@ AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 
 @dataclass(frozen=True)
 class CompressorShape:
-    """What a compressor is built by. `body`: the configuration of its layers, as transformers has
-    it; `width`: numbers between the two matrices behind them.
+    """The sizes that a compressor is built by. `body`: the configuration of its layers, as
+    transformers has it; `width`: numbers between the two matrices behind them.
     """
 
     kind: str
@@ -122,13 +123,16 @@ class Compressor(nn.Module):
         return int(getattr(self.body.config, "max_position_embeddings", None) or 1 << 20)
 
     def check_size(self, policy_name: str, token_count: int) -> str:
-        """What is wrong with a context of so many tokens; empty: nothing."""
+        """Says what is wrong with a context of so many tokens; empty: nothing."""
         if not self.shape.window and token_count > self.max_tokens:
-            return f"it has {token_count:,} tokens, and {policy_name} encodes {self.max_tokens:,} at once; cut it"
+            return (
+                f"it has {token_count:,} tokens, and {policy_name} encodes {self.max_tokens:,} "
+                "at once; cut it"
+            )
         return ""
 
     def row_places(self, n: int) -> torch.Tensor:
-        """Of each of n tokens the row (n,) that stands for it."""
+        """The row (n,) that stands for each of n tokens."""
         raise NotImplementedError
 
     def row_count(self, n: int) -> int:
@@ -193,7 +197,7 @@ class ArcEncoder(Compressor):
         return average_groups(h, self.row_places(h.shape[1]).to(h.device))
 
     def encode_ids(self, ids: torch.Tensor) -> torch.Tensor:
-        """What leaves the last layer, (B, m, d)."""
+        """States (B, m, d) that leave the last layer."""
         h = self.embed_ids(ids)
         n = h.shape[1]
         layers = self.body.layers
@@ -221,7 +225,9 @@ class ArcEncoder(Compressor):
 
 
 def average_groups(h: torch.Tensor, group_indices: torch.Tensor) -> torch.Tensor:
-    """Of states (B, n, d) the means (B, m, d) of those with the same place (n,), from 0 on."""
+    """Means (B, m, d) of the states (B, n, d) of each group, by the tokens' `group_indices` (n,),
+    from 0 on.
+    """
     group_count = int(group_indices[-1]) + 1
     group_sums = h.new_zeros(h.shape[0], group_count, h.shape[2]).index_add(1, group_indices, h)
     return group_sums / group_indices.bincount(minlength=group_count).to(h)[:, None]
@@ -283,7 +289,7 @@ class Lclm(Compressor):
         return torch.cat([mark_rows[0], rows, mark_rows[1]], 1)
 
 
-KINDS: dict[str, type[Compressor]] = {made.kind: made for made in (ArcEncoder, Lclm)}
+KINDS: dict[str, type[Compressor]] = {network.kind: network for network in (ArcEncoder, Lclm)}
 KNOWN: WeakKeyDictionary[Any, dict[Any, Compressor]] = WeakKeyDictionary()
 
 
@@ -349,7 +355,7 @@ def save_compressor(
 
 
 def even_groups(n: int, ratio: int) -> torch.Tensor:
-    """Of each of n tokens its group (n,): ceil(n / ratio) groups that are as even as can be, the
+    """The group (n,) of each of n tokens: ceil(n / ratio) groups that are as even as can be, the
     larger ones first.
     """
     group_count = math.ceil(n / ratio)
@@ -359,8 +365,8 @@ def even_groups(n: int, ratio: int) -> torch.Tensor:
 
 
 def window_groups(n: int, ratio: int, window: int) -> torch.Tensor:
-    """The same of groups of `ratio` tokens each, in windows: the last one of a window may have
-    less.
+    """The group (n,) of each of n tokens where groups have `ratio` tokens each within windows: the
+    last one of a window may have less.
     """
     token_positions = torch.arange(n)
     groups_per_window = math.ceil(window / ratio)

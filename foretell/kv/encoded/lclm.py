@@ -31,7 +31,9 @@ from foretell.kv.encoded.base import Compressing
 
 @dataclass(frozen=True)
 class Lclm(Compressing):
-    """Where contexts stand in a prompt: `contexts.Contexts` makes one with its tokens."""
+    """Settings, and the places of contexts in a prompt: `contexts.Contexts` makes one with its
+    tokens.
+    """
 
     folder: str = ""  # of the encoder and the adapter that were trained for the target
     prefix: int = 0  # first tokens, which precede all contexts

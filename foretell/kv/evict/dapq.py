@@ -69,8 +69,8 @@ class Dapq(KV):
 
 @dataclass
 class Aligned(Voted):
-    """`first_ids` and `last_ids`: the first and the last ids of the prompt, from which pseudo tokens are
-    made.
+    """`first_ids` and `last_ids`: the first and the last ids of the prompt, from which pseudo
+    tokens are made.
     """
 
     target: Any = None

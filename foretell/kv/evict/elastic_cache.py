@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, NEVER, Chosen, Watching, top_rows, check_every
+from foretell.kv.base import KV, NEVER, Chosen, Watching, check_every, top_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -123,8 +123,8 @@ class Elastic(Watching):
     def classify_rows(
         self, scores: torch.Tensor, excess_rows: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The rows that stay, those that go, and of each of these the one of the former (as a place
-        among them) that it is merged into: the nearest, of two the earlier, but no protected one.
+        """The rows that stay, those that go, and for each of the latter the row it is merged into,
+        as a place among the former: the nearest, of two the earlier, but no protected one.
         """
         row_count = len(scores)
         middle_scores = scores[self.start : row_count - 1]
@@ -143,7 +143,7 @@ class Elastic(Watching):
 
 
 def merged_means(rows: torch.Tensor, merged_rows: torch.Tensor, into: torch.Tensor) -> torch.Tensor:
-    """Of each row (KV, n, D) the mean of it and of those others (KV, m, D) that go `into` it."""
+    """The mean of each row (KV, n, D) and of those merged rows (KV, m, D) that go `into` it."""
     wide_type = torch.promote_types(rows.dtype, torch.float32)
     row_sums = rows.to(wide_type).index_add(1, into, merged_rows.to(wide_type))
     row_counts = torch.ones(rows.shape[1], dtype=wide_type, device=rows.device)

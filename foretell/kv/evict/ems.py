@@ -29,7 +29,7 @@ import torch
 from torch.nn.functional import max_pool1d, normalize
 
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, Attended, top_rows, check_budget
+from foretell.kv.base import KV, Attended, check_budget, top_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -134,7 +134,9 @@ class Merging(Attended):
         )
 
     def score_rows(self, received: torch.Tensor, seen_counts: torch.Tensor) -> torch.Tensor:
-        """(KV, base) of what the rows received (2 * KV, base), `seen_counts` by so many nodes each."""
+        """Scores (KV, base) of rows by what they received (2 * KV, base); `seen_counts`: nodes that
+        saw each.
+        """
         overall_scores, local_scores = received.chunk(2)
         # Rows that were evicted from before have no more local nodes than came since.
         local_nodes = (
@@ -156,7 +158,7 @@ class Merging(Attended):
         return torch.maximum(aligned_scores, local_scores)
 
     def classify_rows(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of each head the centres (KV, budget), in order, and the rows to be merged (KV, n): -1
+        """The centres (KV, budget) of each head, in order, and the rows to be merged (KV, n): -1
         where it has fewer than others.
         """
         row_count = scores.shape[1]
@@ -190,14 +192,14 @@ def merge_rows(
     wide_type = torch.promote_types(keys.dtype, torch.float32)
     gathered_indices = torch.cat([centres, merged_indices.clamp(min=0)], 1)
 
-    def parts(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def split_rows(rows: torch.Tensor) -> tuple[torch.Tensor, ...]:
         gathered_rows = rows.gather(
             1, gathered_indices[..., None].expand(-1, -1, rows.shape[-1])
         ).to(wide_type)
         return gathered_rows.split([centres.shape[1], merged_indices.shape[1]], 1)
 
-    (key, other_key), (value, other_value) = parts(keys), parts(values)
-    (score, other_score) = (part[..., 0] for part in parts(scores[..., None]))
+    (key, other_key), (value, other_value) = split_rows(keys), split_rows(values)
+    (score, other_score) = (part[..., 0] for part in split_rows(scores[..., None]))
     pair_likeness = _cosines(other_key, key) * _cosines(other_value, value)
     likeness, nearest_centre = pair_likeness.max(-1)
     merge_mask = (merged_indices >= 0) & (likeness >= tau)
@@ -207,14 +209,18 @@ def merge_rows(
     taken_scores = weights.sum(-1)
     total_scores = score + taken_scores
 
-    def mean(centre_values: torch.Tensor, other_values: torch.Tensor) -> torch.Tensor:
+    def weighted_mean(centre_values: torch.Tensor, other_values: torch.Tensor) -> torch.Tensor:
         return (score[..., None] * centre_values + weights @ other_values) / total_scores[..., None]
 
-    key_lengths = mean(key.norm(dim=-1, keepdim=True), other_key.norm(dim=-1, keepdim=True))
-    key_directions = normalize(mean(normalize(key, dim=-1), normalize(other_key, dim=-1)), dim=-1)
+    key_lengths = weighted_mean(
+        key.norm(dim=-1, keepdim=True), other_key.norm(dim=-1, keepdim=True)
+    )
+    key_directions = normalize(
+        weighted_mean(normalize(key, dim=-1), normalize(other_key, dim=-1)), dim=-1
+    )
     merged_mask = (taken_scores > 0)[..., None]
     new_key = torch.where(merged_mask, key_lengths * key_directions, key)
-    new_value = torch.where(merged_mask, mean(value, other_value), value)
+    new_value = torch.where(merged_mask, weighted_mean(value, other_value), value)
     return new_key.to(keys.dtype), new_value.to(values.dtype), total_scores
 
 

@@ -52,10 +52,11 @@ def check_share(name: str, field_name: str, share: float) -> None:
 
 @dataclass
 class Skipping(CachePolicy):
-    """Of a prompt all tokens pass the first `cut_layer` of `layers` layers, and only some the others.
+    """Lets all tokens of a prompt pass the first `cut_layer` of `layers` layers, and only some the
+    others.
 
-    The last token's forward decides which, see `choose`. Scratch rows of the layers from the cut on
-    hold nothing before it.
+    The last token's forward decides which, see `choose_tokens`. Scratch rows of the layers from the
+    cut on hold nothing before it.
     """
 
     cut_layer: int = 0
@@ -178,9 +179,9 @@ def pass_layers(
     """Makes the rows in `layers` of tokens at these places (n,), ascending, that enter with states
     (n, E). The job's own one is the last of them.
 
-    Rows stand at their places in the job's cache. The tokens read each other and those `held_rows`, each
-    what is before it. They are computed in `view`, a cache with empty buffers. Returned are the
-    forwards, the last of the last token alone, under the `watcher`.
+    Rows stand at their places in the job's cache. The tokens read each other and those `held_rows`,
+    each what is before it. They are computed in `view`, a cache with empty buffers. Returned are
+    the forwards, the last of the last token alone, under the `watcher`.
     """
     cache = job.cache
     held_count, last_index = len(held_rows), len(token_positions) - 1
@@ -260,8 +261,8 @@ class LastRow(CachePolicy):
         return attention.full_output()
 
     def going_on(self, present_positions: torch.Tensor, rate: float) -> torch.Tensor:
-        """Of the rows, which are of the tokens at these places, ascending, all but a share of those
-        that got least: the places of their tokens. The last one always goes on.
+        """The places of the tokens that go on, of those at these places, ascending: all but a share
+        of those that got least. The last one always goes on.
         """
         assert self.scores is not None
         row_scores = self.scores.clone()

@@ -39,8 +39,8 @@ from foretell.kv.evict.layer_skipping import (
     Skipping,
     check_layers,
     empty_view,
-    pass_layers,
     join_forwards,
+    pass_layers,
 )
 from foretell.ops.attention import Attention
 
@@ -88,7 +88,7 @@ class Lazyllm(KV):
 
 @dataclass(frozen=True)
 class Stage:
-    """What there is of the layers between two depths, when tokens were chosen last."""
+    """The tokens of the layers between two depths, as they were when tokens were chosen last."""
 
     read_positions: torch.Tensor  # places of the tokens that are read, ascending
     has_rows: torch.Tensor  # bool: the tokens, by place, that have rows
@@ -115,7 +115,7 @@ class Dropping(Skipping):
 
     @property
     def bytes(self) -> int:
-        """Of the states of tokens that were dropped, too."""
+        """Memory beside the rows, with the states of tokens that were dropped."""
         return super().bytes + bytes_of(stage.states for stage in self.stages)
 
     @property
@@ -158,11 +158,9 @@ class Dropping(Skipping):
         stage_index = sum(attention.layer >= end for end in self.ends)
         if not stage_index:
             return attention.full_output()
-        chosen_positions = self.stages[stage_index - 1].read_positions
-        new_positions = torch.arange(
-            self.length, attention.keys.shape[1], device=chosen_positions.device
-        )
-        read_positions = torch.cat([chosen_positions, new_positions])
+        chosen_rows = self.stages[stage_index - 1].read_positions
+        new_rows = torch.arange(self.length, attention.keys.shape[1], device=chosen_rows.device)
+        read_positions = torch.cat([chosen_rows, new_rows])
         read_mask = None if attention.mask is None else attention.mask[..., read_positions]
         keys, values = attention.keys[:, read_positions], attention.values[:, read_positions]
         return replace(attention, keys=keys, values=values, mask=read_mask).full_output()
@@ -172,102 +170,71 @@ class Dropping(Skipping):
     def run_layers(self, job: Any, taps: Sequence[int], run: Run) -> Computed:
         if not self.chooses_at(job):
             return super().run_layers(job, taps, run)
-        (last_position,) = job.positions
-        watched_cache = copy.copy(job.cache)
-        watched_cache.policy = last_row = LastRow(self.cut_layer - 1)
-        lower_job = replace(
-            job, cache=watched_cache, layers=(*range(self.cut_layer),), rows=[], follow=0
-        )
-        forward_parts = [
-            run(
-                [lower_job],
-                sorted({self.cut_layer, *(tap for tap in taps if tap < self.cut_layer)}),
-            )
-        ]
-        tap_states = dict(forward_parts[0].hidden)
-        last_state = tap_states[self.cut_layer]
-        present_positions = torch.arange(last_position + 1, device=last_state.device)
-        arriving_tokens: States = present_positions[:0], last_state[:0]
+        (last_place,) = job.positions
+        watched = copy.copy(job.cache)
+        watched.policy = last_row = LastRow(self.cut_layer - 1)
+        lower_job = replace(job, cache=watched, layers=(*range(self.cut_layer),), rows=[], follow=0)
+        lower_taps = sorted({self.cut_layer, *(tap for tap in taps if tap < self.cut_layer)})
+        parts = [run([lower_job], lower_taps)]
+        hidden = dict(parts[0].hidden)
+        state = hidden[self.cut_layer]
+        present = torch.arange(last_place + 1, device=state.device)
+        arriving: States = present[:0], state[:0]
         if self.waiting is not None:
-            self.waiting.write_states(job.start - job.cache.base, {self.cut_layer: last_state})
-            arriving_tokens = (
-                present_positions[:last_position],
-                self.waiting.read_states((self.cut_layer,), 0, last_position),
-            )
-        cache_view = empty_view(job.cache, last_position + 1)
+            self.waiting.write_states(job.start - job.cache.base, {self.cut_layer: state})
+            waiting = self.waiting.read_states((self.cut_layer,), 0, last_place)
+            arriving = present[:last_place], waiting
+        view = empty_view(job.cache, last_place + 1)
         new_stages: list[Stage] = []
-        for stage_number, (stage_start, stage_end) in enumerate(pairwise(self.ends)):
-            present_positions = last_row.going_on(present_positions, self.rate)
-            stage, held_positions, entering_positions, entering_states = self.divide_tokens(
-                stage_number, last_position, present_positions, arriving_tokens
+        for number, (start, end) in enumerate(pairwise(self.ends)):
+            present = last_row.going_on(present, self.rate)
+            stage, held_rows, places, states = self.divide_tokens(
+                number, last_place, present, arriving
             )
-            entering_positions, entering_states = (
-                torch.cat([entering_positions, present_positions[-1:]]),
-                torch.cat([entering_states, last_state]),
-            )
-            last_row = LastRow(stage_end - 1)
-            watcher = last_row if stage_end < self.layers else None
-            stage_taps = sorted(
-                {stage_end, *(tap for tap in taps if stage_start < tap <= stage_end)}
-            )
-            layers = range(stage_start, stage_end)
-            stage_forwards = pass_layers(
-                job,
-                cache_view,
-                layers,
-                held_positions,
-                entering_positions,
-                entering_states,
-                run,
-                watcher,
-                stage_taps,
+            places, states = torch.cat([places, present[-1:]]), torch.cat([states, state])
+            last_row = LastRow(end - 1)
+            watcher = last_row if end < self.layers else None
+            stage_taps = sorted({end, *(tap for tap in taps if start < tap <= end)})
+            layers = range(start, end)
+            forwards = pass_layers(
+                job, view, layers, held_rows, places, states, run, watcher, stage_taps
             )
             if watcher is not None:
                 # The rows lie in another order there than in the text.
                 assert last_row.scores is not None
-                last_row.scores = last_row.scores[
-                    torch.cat([held_positions, entering_positions]).argsort()
-                ]
-            tap_states |= stage_forwards[-1].hidden
-            last_state = stage_forwards[-1].hidden[stage_end]
-            arriving_tokens = (
-                entering_positions[:-1],
-                torch.cat(
-                    [*(part.hidden[stage_end] for part in stage_forwards[:-1]), last_state[:0]]
-                ),
-            )
+                last_row.scores = last_row.scores[torch.cat([held_rows, places]).argsort()]
+            hidden |= forwards[-1].hidden
+            state = forwards[-1].hidden[end]
+            end_states = [*(part.hidden[end] for part in forwards[:-1]), state[:0]]
+            arriving = places[:-1], torch.cat(end_states)
             new_stages.append(stage)
-            forward_parts += stage_forwards
+            parts += forwards
         self.pending_stages = tuple(new_stages)
-        return join_forwards(forward_parts, tap_states)
+        return join_forwards(parts, hidden)
 
     def divide_tokens(
-        self,
-        stage_number: int,
-        last_position: int,
-        kept_positions: torch.Tensor,
-        arriving_tokens: States,
+        self, number: int, last_place: int, kept_places: torch.Tensor, arriving: States
     ) -> tuple[Stage, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of the tokens kept up to this place, those that have rows in a stage, and those that
-        enter it now, with their states; and what the stage will be. `arriving_tokens`: tokens that have
-        come through the stage before it for the first time.
+        """Divides the tokens kept up to this place: those that have rows in a stage, and those that
+        enter it now, with their states; and what the stage will be. `arriving`: tokens that
+        have come through the stage before it for the first time.
         """
-        row_mask = torch.zeros(last_position + 1, dtype=torch.bool, device=kept_positions.device)
-        places, states = arriving_tokens
+        row_mask = torch.zeros(last_place + 1, dtype=torch.bool, device=kept_places.device)
+        places, states = arriving
         if self.stages:
-            earlier_stage = self.stages[stage_number]
-            row_mask[: len(earlier_stage.has_rows)] = earlier_stage.has_rows
-            row_mask[len(earlier_stage.has_rows) :] = True
-            places = torch.cat([earlier_stage.places, places])
-            states = torch.cat([earlier_stage.states, states])
-        row_mask[last_position] = False  # its own row is none yet
+            earlier = self.stages[number]
+            row_mask[: len(earlier.has_rows)] = earlier.has_rows
+            row_mask[len(earlier.has_rows) :] = True
+            places = torch.cat([earlier.places, places])
+            states = torch.cat([earlier.states, states])
+        row_mask[last_place] = False  # its own row is none yet
         position_order = places.argsort()
         places, states = places[position_order], states[position_order]
         going_mask = torch.zeros_like(row_mask)
-        going_mask[kept_positions] = True
+        going_mask[kept_places] = True
         entering_mask = going_mask[places]
-        held_positions = kept_positions[row_mask[kept_positions]]
+        held_rows = kept_places[row_mask[kept_places]]
         row_mask[places[entering_mask]] = True
-        row_mask[last_position] = True
-        stage = Stage(kept_positions, row_mask, places[~entering_mask], states[~entering_mask])
-        return stage, held_positions, places[entering_mask], states[entering_mask]
+        row_mask[last_place] = True
+        stage = Stage(kept_places, row_mask, places[~entering_mask], states[~entering_mask])
+        return stage, held_rows, places[entering_mask], states[entering_mask]

@@ -61,7 +61,7 @@ class StreamingLlm(KV):
         return replace(self, window=rows - self.sinks)
 
     def build_view(self, target: Model) -> Ends:
-        """Its rows of a cache that keeps all, which stay at their positions."""
+        """The policy's rows of a cache that keeps all, which stay at their positions."""
         self.check_target(target)
         return Ends(0, self.sinks, self.window)
 

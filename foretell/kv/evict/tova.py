@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from foretell.kv.base import KV, Attended, top_rows, check_budget, check_every
+from foretell.kv.base import KV, Attended, check_budget, check_every, top_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model

@@ -144,7 +144,7 @@ class Tree(Attended):
             self.slots = self.slots.keep_rows(cache, in_order)
 
     def _token_positions(self, cache: Any, heads: int, device: torch.device) -> torch.Tensor:
-        """Of all heads' rows (heads, base), where their tokens stand in the text."""
+        """Places in the text of the tokens of all heads' rows (heads, base)."""
         if not self.text_positions:
             return torch.arange(cache.base, device=device).expand(heads, -1)
         held_positions = torch.cat([self.text_positions[layer] for layer in self.received])
@@ -158,7 +158,7 @@ def find_survivors(mean_scores: torch.Tensor, size: int, pointer: int) -> torch.
     """Which of the rows with these means (heads, n) are left, (heads, size), where the first `size`
     are there and the others come in one by one (Algorithm 1).
 
-    Of equal neighbours the earlier goes.
+    The earlier of two equal neighbours goes.
     """
     heads, row_count = mean_scores.shape
     surviving_rows = torch.arange(size, device=mean_scores.device).expand(heads, -1)
@@ -177,7 +177,7 @@ def find_survivors(mean_scores: torch.Tensor, size: int, pointer: int) -> torch.
 
 
 def block_survivors(mean_scores: torch.Tensor, size: int, block: int) -> torch.Tensor:
-    """The same of a prompt's rows: whole blocks are compared, by the means of their rows."""
+    """Which rows of a prompt are left: whole blocks are compared, by the means of their rows."""
     heads, row_count = mean_scores.shape
     block_count = (row_count - size % block) // block
     block_means = mean_scores[:, : block_count * block].unflatten(1, (block_count, block)).mean(2)

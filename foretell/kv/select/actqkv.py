@@ -33,7 +33,7 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, top_rows
-from foretell.kv.select.blocks import Remembering, check_settings, sum_by_key_head, parts_of
+from foretell.kv.select.blocks import Remembering, check_settings, parts_of, sum_by_key_head
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -79,8 +79,9 @@ class Actqkv(KV):
 
 @dataclass(kw_only=True)
 class ActqkvPolicy(Remembering):
-    """Of each layer: what is known of the queries of earlier spans, the entropies of the tokens
-    that chose last (at most `history`) and of the scratch rows, and how many blocks it reads.
+    """Knows of each layer the statistics of the queries of earlier spans, the entropies of the
+    tokens that chose last (at most `history`) and of the scratch rows, and how many blocks it
+    reads.
     """
 
     kv: Actqkv
@@ -189,7 +190,8 @@ def entropy_share(scores: torch.Tensor) -> torch.Tensor:
 def share_blocks(
     mean_entropies: Sequence[float], total_blocks: int, min_blocks: int, max_blocks: int
 ) -> list[int]:
-    """How many blocks each layer reads of `total_blocks`: by what it is of the layers still to come.
+    """How many blocks each layer reads of `total_blocks`: by what it is of the layers still to
+    come.
 
     At least `min_blocks`, at most `max_blocks` (0: any number), and never more than all in all.
     """

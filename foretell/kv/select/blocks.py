@@ -40,7 +40,7 @@ IN_PIECES = 64  # the same of nodes that all read the same
 
 
 class Settings(Protocol):
-    """What such policies are set by; counts of tokens, but for those named."""
+    """Settings of policies that remember blocks; counts of tokens, but for those named."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +91,7 @@ def check_settings(settings: Settings) -> None:
 
 
 def parts_of(kv: KV, target: Model) -> dict[str, Any]:
-    """What a policy with these settings is made of. Raises Unsupported, BadConfig."""
+    """Arguments of a policy with these settings. Raises Unsupported, BadConfig."""
     kv.check_target(target)
     return {"turn": find_turn(kv.name, target), "context": int(target.context)}
 
@@ -260,11 +260,11 @@ class Remembering(Watching):
     # --- what blocks are chosen by
 
     def probe_query(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
-        """One query (H, 1, D) for a span's (H, m, D), of all that `spanned` keeps of them."""
+        """Makes one query (H, 1, D) for a span's (H, m, D), of all that `spanned` keeps of them."""
         raise NotImplementedError
 
     def digest_queries(self, queries: torch.Tensor) -> torch.Tensor:
-        """What `spanned` keeps of some queries (H, n, D) of a span, any number of them."""
+        """The part that `spanned` keeps of some queries (H, n, D) of a span, any number of them."""
         return queries
 
     def score_blocks(self, layer: int, queries: torch.Tensor) -> torch.Tensor:
@@ -321,7 +321,7 @@ class Remembering(Watching):
             self._block_attention(far_attention, read_blocks) if len(read_blocks) == 1 else None
         )
 
-        def beside(node_range: slice) -> list[Attention]:
+        def far_parts(node_range: slice) -> list[Attention]:
             block_part = shared_blocks or self._block_attention(
                 far_attention, read_blocks[node_range]
             )
@@ -331,7 +331,7 @@ class Remembering(Watching):
             ]
 
         node_outputs = self._attend_pieces(
-            job, attention, IN_PIECES if shared_blocks else AT_ONCE, beside
+            job, attention, IN_PIECES if shared_blocks else AT_ONCE, far_parts
         )
         return node_outputs.to(attention.q.dtype)
 
@@ -410,9 +410,9 @@ class Remembering(Watching):
 
 
 def mean_top_keys(keys: torch.Tensor, key_masses: torch.Tensor, count: int) -> torch.Tensor:
-    """Of each block the mean of its `count` keys of the largest masses, in float32 or wider.
+    """The mean of each block's `count` keys of the largest masses, in float32 or wider.
 
-    keys (KV, blocks, block, D), masses (KV, blocks, block) -> (blocks, KV, D).
+    Shapes: keys (KV, blocks, block, D), masses (KV, blocks, block) -> (blocks, KV, D).
     """
     key_indices = top_rows(key_masses, count)[..., None].expand(-1, -1, -1, keys.shape[-1])
     wide_type = torch.promote_types(keys.dtype, torch.float32)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from foretell.kv.select.paging import page_extremes, join_extremes
+from foretell.kv.select.paging import join_extremes, page_extremes
 
 LEVELS = 255  # beside the least number
 
@@ -24,7 +24,7 @@ class Coded(NamedTuple):
         return cls(*encode_rows(keys), *encode_rows(values))
 
     def append_rows(self, later_rows: Coded) -> Coded:
-        """These rows and others behind them."""
+        """Joins these rows and later ones behind them."""
         return Coded(*(torch.cat(row_parts, 1) for row_parts in zip(self, later_rows, strict=True)))
 
     def read_rows(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,12 +43,12 @@ def encode_rows(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def decode_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """The rows that `coded` made these of, up to half a step."""
+    """The rows that `encode_rows` made these of, up to half a step."""
     return scales[..., :1] + codes.to(scales) * scales[..., 1:]
 
 
 def bounds_of(keys: torch.Tensor, part: int) -> torch.Tensor:
-    """The `extremes` of whole parts of keys (KV, n, D), which hold for the rounded keys too."""
+    """The `page_extremes` of whole parts of keys (KV, n, D), which hold for the rounded keys too."""
     return join_extremes(
         page_extremes(keys, part), page_extremes(decode_rows(*encode_rows(keys)), part)
     )

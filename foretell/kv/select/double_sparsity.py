@@ -118,7 +118,7 @@ class Labelled(Selecting):
         self.labelled = end
 
     def _all_labels(self, layer: int, keys: torch.Tensor) -> torch.Tensor:
-        """Of all these rows (KV, n, D), (KV, r, n)."""
+        """Labels (KV, r, n) of all these rows (KV, n, D)."""
         new_labels = self.label_numbers(layer, keys[:, self.labelled :]).transpose(1, 2)
         known_labels = self.labels.get(layer)
         return (
@@ -128,7 +128,7 @@ class Labelled(Selecting):
         )
 
     def label_numbers(self, layer: int, numbers: torch.Tensor) -> torch.Tensor:
-        """Of queries or keys (KV, n, D) what stands in the chosen channels (KV, n, r)."""
+        """The numbers of queries or keys (KV, n, D) in the chosen channels, rounded (KV, n, r)."""
         if self.channels is not None:
             channel_indices = self.channels[layer][:, None].expand(-1, numbers.shape[1], -1)
             numbers = numbers.gather(-1, channel_indices)
@@ -154,7 +154,7 @@ class Labelled(Selecting):
         return Listed(highest_positions(row_scores, self.budget), 1, row_count)
 
     def _score_rows(self, attention: Attention) -> torch.Tensor:
-        """What each query's label gives to those of all rows (H, n, rows)."""
+        """Products of each query's label with those of all rows (H, n, rows)."""
         keys = attention.keys
         queries = attention.q.unflatten(0, (len(keys), -1)).flatten(1, 2)
         # One call for both: they are few, and a call takes longer than their numbers do.

@@ -35,7 +35,7 @@ from foretell.errors import BadConfig
 from foretell.kv.base import KV, bytes_of, check_budget
 from foretell.kv.select.coded import Coded, bounds_of
 from foretell.kv.select.gates import check_sparsity, streaming_of
-from foretell.kv.select.paging import page_extremes, inherit_choices, upper_bounds
+from foretell.kv.select.paging import inherit_choices, page_extremes, upper_bounds
 from foretell.kv.select.ragged import Ragged, hiding_mask, text_positions
 from foretell.ops.attention import Attention
 
@@ -84,11 +84,8 @@ class Lserve(KV):
             self.sinks, self.recent, self.page, in_prompt=self.prompt, bits=self.bits
         )
         served_policy.streaming = streaming_of(target, self.sparsity, self.gates, "kv=lserve")
-        served_policy.count, served_policy.part, served_policy.reuse = (
-            self.budget // self.page,
-            self.part,
-            self.reuse,
-        )
+        served_policy.count = self.budget // self.page
+        served_policy.part, served_policy.reuse = self.part, self.reuse
         return served_policy
 
 
@@ -106,7 +103,7 @@ class Served(Ragged):
     # committed token (H, pages), and for the scratch rows (H, rows, pages).
     committed_pages: Mapping[int, torch.Tensor] = field(default_factory=dict)
     pending: Mapping[int, torch.Tensor] = field(default_factory=dict)
-    choosing: tuple[Any, list[int]] | None = None  # of the last job, see `_sources`
+    choosing: tuple[Any, list[int]] | None = None  # of the last job, see `_choice_sources`
     layer_pages: torch.Tensor | None = (
         None  # pages that the running layer's nodes read (H, n, pages)
     )
@@ -170,11 +167,9 @@ class Served(Ragged):
 
     def keep_nodes(self, cache: Any, nodes: Sequence[int]) -> None:
         if nodes and self.pending:
-            kept_pages = {
-                layer: node_pages[:, nodes[-1]].clone()
-                for layer, node_pages in self.pending.items()
-            }
-            self.committed_pages = {**self.committed_pages, **kept_pages}
+            last_node = nodes[-1]
+            kept = {layer: pages[:, last_node].clone() for layer, pages in self.pending.items()}
+            self.committed_pages = {**self.committed_pages, **kept}
         self.pending, self.layer_pages = {}, None
 
     # --- what is read
@@ -182,11 +177,9 @@ class Served(Ragged):
     def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
         full_heads = self.full_heads(attention)
         chooses_pages = self.selects_pages(job.cache.length) and bool(full_heads.any())
-        self.layer_pages = (
-            self._read_pages(job, attention.layer, attention.q[full_heads])
-            if chooses_pages
-            else None
-        )
+        self.layer_pages = None
+        if chooses_pages:
+            self.layer_pages = self._read_pages(job, attention.layer, attention.q[full_heads])
         self.masks = {}  # as pages differ from layer to layer
         return super().attend_job(job, attention)
 
@@ -194,14 +187,12 @@ class Served(Ragged):
         visible_mask = super().visible_rows(job, attention)
         if self.layer_pages is None:
             return visible_mask
-        _, row_positions = text_positions(job)
+        _, positions = text_positions(job)
         if visible_mask is None:
             visible_mask = attention.q.new_ones(
-                *attention.q.shape[:2], len(row_positions), dtype=torch.bool
+                *attention.q.shape[:2], len(positions), dtype=torch.bool
             )
-        visible_mask[self.full_heads(attention)] = self.layer_pages[
-            ..., row_positions // self.block
-        ]
+        visible_mask[self.full_heads(attention)] = self.layer_pages[..., positions // self.block]
         return visible_mask
 
     def held_mask(self, job: Any, attention: Attention, q: torch.Tensor) -> torch.Tensor | None:
@@ -214,22 +205,20 @@ class Served(Ragged):
 
     def _read_pages(self, job: Any, layer: int, q: torch.Tensor) -> torch.Tensor:
         """The pages that each new node (H, n) reads, bool (H, n, pages)."""
-        scratch_start, sources = job.start - job.cache.base, self._choice_sources(job)
+        base, sources = job.start - job.cache.base, self._choice_sources(job)
         page_count = job.cache.length // self.block + 1
         page_choices = q.new_zeros(len(q), 1 + len(sources), page_count, dtype=torch.bool)
-        if -1 in sources[scratch_start:]:
+        if -1 in sources[base:]:
             page_choices[:, 0] = self.committed_pages[layer]
-        if scratch_start:
-            page_choices[:, 1 : 1 + scratch_start] = self.pending[layer][:, :scratch_start]
-        choosing_rows = [row for row in range(scratch_start, len(sources)) if sources[row] == row]
-        if choosing_rows:
-            fresh_pages = self.best_pages(
-                q[:, [row - scratch_start for row in choosing_rows]], self.bounds[layer]
-            )
-            page_choices[:, [1 + row for row in choosing_rows]] = fresh_pages
+        if base:
+            page_choices[:, 1 : 1 + base] = self.pending[layer][:, :base]
+        choosing = [row for row in range(base, len(sources)) if sources[row] == row]
+        if choosing:
+            fresh = self.best_pages(q[:, [row - base for row in choosing]], self.bounds[layer])
+            page_choices[:, [1 + row for row in choosing]] = fresh
         node_pages = page_choices[:, [1 + source for source in sources]]
         self.pending = {**self.pending, layer: node_pages}
-        return node_pages[:, scratch_start:]
+        return node_pages[:, base:]
 
     def best_pages(self, q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
         """The pages that queries (H, n) choose, the newest at the end, bool (H, n, pages + 1)."""
@@ -239,12 +228,11 @@ class Served(Ragged):
         return torch.nn.functional.pad(page_mask, (0, 1), value=True)
 
     def _choice_sources(self, job: Any) -> list[int]:
-        """Of each scratch row the one whose choice holds for it; -1: that of committed tokens."""
+        """The scratch row whose choice holds for each scratch row; -1: that of committed tokens."""
         job_nodes = (tuple(job.cache.plan.parents), tuple(job.scratch_positions))
         if self.choosing is None or self.choosing[0] != job_nodes:
             chooses_anew = [
-                token_position % self.reuse == 0 or token_position == self.prompt
-                for token_position in job_nodes[1]
+                position % self.reuse == 0 or position == self.prompt for position in job_nodes[1]
             ]
             self.choosing = job_nodes, inherit_choices(job_nodes[0], chooses_anew)
         return self.choosing[1]

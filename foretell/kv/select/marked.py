@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Kind:
-    """What tables of one kind are called, where they lie, and how they are made."""
+    """The name of tables of one kind, where they lie, and how they are made."""
 
     name: str  # of the tensor, of the folder of assets, and of the file in a user's folder
     description: str  # it is in words

@@ -66,7 +66,7 @@ class Paged(Selecting):
     # --- what a policy decides
 
     def sum_up_pages(self, keys: torch.Tensor) -> torch.Tensor:
-        """What is known of whole pages by their keys (KV, pages * page, D): (KV, pages, W)."""
+        """Sums up whole pages by their keys (KV, pages * page, D): (KV, pages, W)."""
         raise NotImplementedError
 
     def choose_pages(self, q: torch.Tensor, page_sums: torch.Tensor) -> torch.Tensor:

@@ -26,17 +26,17 @@ def join_extremes(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def upper_bounds(q: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
-    """What each query (H, n, D) can give to any key of each page at most, (H, n, pages).
+    """The most that each query (H, n, D) can give to any key of each page, (H, n, pages).
 
-    Positive numbers of the query meet the largest of the keys, negative ones the smallest.
-    Source: Quest (arXiv:2406.10774), section 3.3.
+    Positive numbers of the query meet the largest of the keys, negative ones the smallest. Source:
+    Quest (arXiv:2406.10774), section 3.3.
     """
     return query_products(torch.cat([q.clamp(min=0), q.clamp(max=0)], -1), bounds)
 
 
 def inherit_choices(parents: Sequence[int], chooses_anew: Sequence[bool]) -> list[int]:
-    """Of each node (parents before their children, -1: the text above all of them) the one whose
-    choice holds for it: itself where it chooses anew, else its parent's; -1: the text's.
+    """The node whose choice holds for each node (parents before their children, -1: the text above
+    all of them): itself where it chooses anew, else its parent's; -1: the text's.
     """
     choice_nodes: list[int] = []
     for node, parent in enumerate(parents):

@@ -35,16 +35,16 @@ class Held(NamedTuple):
 
 @dataclass
 class Ragged(Holding):
-    """`streaming`, bool (L, KV): the heads that see the `first_rows` rows and the `recent` last ones,
-    their own included. The rows that lie between leave the cache, by blocks.
+    """`streaming`, bool (L, KV): the heads that see the `first_rows` rows and the `recent` last
+    ones, their own included. The rows that lie between leave the cache, by blocks.
     """
 
     streaming: torch.Tensor = field(default_factory=lambda: torch.zeros(0, 0, dtype=torch.bool))
     held_rows: Mapping[int, Any] = field(
         default_factory=dict
     )  # of each layer its other heads' rows
-    near_rows: tuple[Any, torch.Tensor] | None = None  # of the last job, see `_near`
-    # What `shown` made in the layers of the last job: of heads that stream alike, by what mask.
+    near_rows: tuple[Any, torch.Tensor] | None = None  # of the last job, see `_near_rows`
+    # Masks that `limit_attention` made in the last job, by which heads stream and by the job's mask.
     masks: dict[Any, tuple[torch.Tensor | None, torch.Tensor | None]] = field(default_factory=dict)
 
     @property
@@ -95,7 +95,7 @@ class Ragged(Holding):
         self.held_rows = held_rows
 
     def join_rows(self, held_rows: Any, keys: torch.Tensor, values: torch.Tensor) -> Any:
-        """What is held of a layer, None or what was made here before, with more rows behind it."""
+        """Appends rows to those held of a layer, which are None or were made here before."""
         if held_rows is None:
             return Held(keys, values)
         return Held(torch.cat([held_rows.keys, keys], 1), torch.cat([held_rows.values, values], 1))
@@ -110,7 +110,7 @@ class Ragged(Holding):
         )
 
     def limit_attention(self, job: Any, attention: Attention) -> Attention:
-        """The same over those rows of the cache alone that each query may see."""
+        """Limits attention to those rows of the cache that each query may see."""
         self._near_rows(job)  # with another job, masks are made anew
         mask_key = tuple(self.streaming[attention.layer].tolist()), attention.q.dtype
         known_mask = self.masks.get(mask_key)
@@ -175,13 +175,13 @@ class Ragged(Holding):
 
     @property
     def bytes(self) -> int:
-        """Of all that is held beside the cache."""
+        """Bytes of all that is held beside the cache."""
         return bytes_of(row_part for rows in self.held_rows.values() for row_part in rows)
 
 
 def text_positions(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of a job's new nodes (n,) and of all rows that they stand behind or are (rows,), their
-    positions in the text.
+    """Positions in the text of a job's new nodes (n,), and of all rows that they stand behind or
+    are (rows,).
     """
     cache = job.cache
     row_positions = torch.tensor(
@@ -191,7 +191,7 @@ def text_positions(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def mask_rows(attention: Attention, visible_mask: torch.Tensor | None) -> Attention:
-    """The same over those rows alone that each query may see, bool (H, n, rows); None: all."""
+    """Limits attention to those rows that each query may see, bool (H, n, rows); None: all."""
     if visible_mask is None:
         return attention
     hidden_mask = hiding_mask(visible_mask, attention.q)

@@ -184,9 +184,8 @@ class Sentences(Voted):
     def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
         if job.cache.length < self.prompt:
             return super().attend_job(job, attention)
-        return attend_to(
-            self._read_rows(job, attention.layer, attention.q, attention.keys), attention
-        )
+        read_rows = self._read_rows(job, attention.layer, attention.q, attention.keys)
+        return attend_to(read_rows, attention)
 
     def _job_nodes(self, job: Any, row_count: int, device: torch.device) -> list[Node]:
         """The new nodes of a job, which are the same in every layer."""
@@ -200,17 +199,17 @@ class Sentences(Voted):
         self, job: Any, layer: int, q: torch.Tensor, keys: torch.Tensor
     ) -> Listed | torch.Tensor:
         """The rows that each new node reads, bool (KV, n, rows), or a list of them."""
-        scratch_start, row_count = job.start - job.cache.base, keys.shape[1]
+        first_row, row_count = job.start - job.cache.base, keys.shape[1]
         job_nodes = self._job_nodes(job, row_count, q.device)
-        mean_queries = q.unflatten(0, (len(keys), -1)).mean(1, dtype=self.index[layer].means.dtype)
-        if scratch_start:
-            mean_queries = torch.cat([self.queries[layer][:, :scratch_start], mean_queries], 1)
-        self.queries = {**self.queries, layer: mean_queries}
+        queries = q.unflatten(0, (len(keys), -1)).mean(1, dtype=self.index[layer].means.dtype)
+        if first_row:
+            queries = torch.cat([self.queries[layer][:, :first_row], queries], 1)
+        self.queries = {**self.queries, layer: queries}
         read_masks = [q.new_ones(len(keys), row_count, dtype=torch.bool)] * len(job_nodes)
         # By the scratch rows that end a sentence above a node.
         indexes: dict[tuple[int, ...], Index] = {(): self.index[layer]}
         for i, node in enumerate(job_nodes):
-            sentence_query, count = self._mean_query(layer, mean_queries, node.path)
+            query, count = self._mean_query(layer, queries, node.path)
             if node.hidden is None or count <= self.threshold:
                 continue
             sentence_ends = node.path.ends
@@ -219,11 +218,10 @@ class Sentences(Voted):
                 indexes[sentence_ends] = self.index[layer].extend_along(keys, node.path, open_rows)
             if len(job_nodes) == 1 and job.seen is None:  # it sees all rows
                 return self.share.list_rows(
-                    indexes[sentence_ends].score_rows(sentence_query, row_count - self.share.recent)
+                    indexes[sentence_ends].score_rows(query, row_count - self.share.recent)
                 )
-            read_masks[i] = self.share.read_mask(
-                indexes[sentence_ends].score_rows(sentence_query, row_count), node.hidden
-            )
+            row_scores = indexes[sentence_ends].score_rows(query, row_count)
+            read_masks[i] = self.share.read_mask(row_scores, node.hidden)
         return torch.stack(read_masks, 1)
 
     def _mean_query(

@@ -41,7 +41,7 @@ def _ends(words: Words) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Path:
-    """Where a new node stands: scratch rows are numbered from 0 behind the committed ones."""
+    """The place of a new node: scratch rows are numbered from 0 behind the committed ones."""
 
     rows: tuple[int, ...]  # scratch rows on its path, its own the last
     ends: tuple[int, ...]  # of them those above it that end a sentence
@@ -56,7 +56,7 @@ class Path:
 
 @dataclass(frozen=True)
 class Node:
-    """Where a node stands, and what it reads anyway or does not see, see `Share.hidden`."""
+    """The place of a node, and what it reads anyway or does not see, see `Share.hidden_rows`."""
 
     path: Path
     hidden: torch.Tensor | None
@@ -65,7 +65,7 @@ class Node:
 def node_paths(
     tokens: Sequence[int], parents: Sequence[int], first_row: int, ends: frozenset[int]
 ) -> list[Path]:
-    """Of scratch rows, those from `first_row` on; `parents`: -1 is the committed text."""
+    """Paths of scratch rows, those from `first_row` on; `parents`: -1 is the committed text."""
     row_paths: list[Path] = []
     for row, parent in enumerate(parents):
         parent_path = row_paths[parent] if parent >= 0 else Path((), ())
@@ -88,8 +88,8 @@ class Index:
 
     @classmethod
     def of_places(cls, keys: torch.Tensor, row_places: torch.Tensor, ends: Sequence[int]) -> Index:
-        """Of keys (KV, n, D) that stand at these places of a text (KV, n), which has tokens that
-        end a sentence at `ends`, ascending. A sentence without rows has mean 0.
+        """Indexes keys (KV, n, D) that stand at these places of a text (KV, n), which has tokens
+        that end a sentence at `ends`, ascending. A sentence without rows has mean 0.
         """
         heads, _, width = keys.shape
         end_positions = torch.tensor(list(ends), dtype=torch.long, device=keys.device)
@@ -103,7 +103,7 @@ class Index:
         return cls(sentence_of + 1, key_sums / key_counts.clamp(min=1)[..., None])
 
     def close_sentence(self, keys: torch.Tensor, rows: Sequence[int]) -> Index:
-        """The same with these rows, ascending, as one more sentence; `keys` (KV, any, D) of all
+        """This index with these rows, ascending, as one more sentence; `keys` (KV, any, D) of all
         rows.
         """
         missing_rows = max(0, rows[-1] + 1 - self.sentence_of.shape[1])
@@ -117,8 +117,8 @@ class Index:
         )
 
     def extend_along(self, keys: torch.Tensor, path: Path, open_rows: range) -> Index:
-        """The same with the sentences that a node's path ended, behind the committed rows `open_rows`
-        that stand in none.
+        """This index with the sentences that a node's path ended, behind the committed rows
+        `open_rows` that stand in none.
         """
         index, sentence_rows = self, list(open_rows)
         for row in path.rows[:-1]:
@@ -128,8 +128,8 @@ class Index:
         return index
 
     def score_rows(self, mean_query: torch.Tensor, row_count: int) -> torch.Tensor:
-        """What a query (KV, D) gives to the first so many rows by their sentences (KV, rows): the
-        products with the sentences' mean keys, and less to rows in none.
+        """Scores that a query (KV, D) gives to the first `row_count` rows by their sentences (KV,
+        rows): the products with the sentences' mean keys, and less to rows in none.
         """
         sentence_scores = (mean_query[:, None] @ self.means.transpose(1, 2))[:, 0]
         lowest_score = torch.finfo(sentence_scores.dtype).min
@@ -169,14 +169,14 @@ class Share:
         return [Node(path, self.hidden_rows(base, path, row_count, device)) for path in new_paths]
 
     def read_mask(self, row_scores: torch.Tensor, hidden_mask: torch.Tensor) -> torch.Tensor:
-        """What a node reads, bool (KV, rows): the `hidden_rows` rows, and of the others those that are
-        given the most (KV, rows), of equal ones the first.
+        """The rows that a node reads, bool (KV, rows): the hidden ones, and of the others those
+        that are given the most (KV, rows), of equal ones the first.
         """
         chosen_rows = highest_positions(row_scores.masked_fill(hidden_mask, -torch.inf), self.room)
         return hidden_mask.repeat(len(row_scores), 1).scatter_(1, chosen_rows.long(), True)
 
     def list_rows(self, row_scores: torch.Tensor) -> Listed:
-        """The same for a node that sees all rows: what comes before the last ones is given so much
+        """The rows of a node that sees all rows: what comes before the last ones has these scores
         (KV, rows - recent).
         """
         row_scores[:, : self.sinks] = torch.inf

@@ -84,10 +84,10 @@ class ViewedCache(Cache):
     v = property(lambda self: self.beside.v)  # type: ignore[assignment]
 
     def _allocate(self) -> None:
-        """It has no memory of its own."""
+        """Does nothing: the cache has no memory of its own."""
 
     def begin_buffers(self, rows: int) -> None:
-        """The same."""
+        """Does nothing: the buffers are those of the cache beside it."""
 
     def reserve(self, rows: int) -> None:
         """Rows of the running draft outlive a growth of the buffers, as those of the text do."""
@@ -96,7 +96,7 @@ class ViewedCache(Cache):
 
     @property
     def bytes(self) -> int:
-        """Of the draft's rows, and of what its policy knows of the others."""
+        """Bytes of the draft's rows, and of what its policy knows of the others."""
         policy_bytes = 0 if self.policy is None else self.policy.bytes
         return len(self.tokens) * row_bytes(self.layout, self.dtype) + policy_bytes
 
@@ -138,7 +138,7 @@ class ViewedCache(Cache):
 
 @dataclass
 class Once(Selecting):
-    """What `inner` selects for the last committed token, for all tokens of a draft.
+    """Reads in all tokens of a draft what `inner` selects for the last committed token.
 
     Source: TriForce (arXiv 2404.11912), section 4.1: what is chosen serves many drafting steps.
     """
@@ -202,8 +202,8 @@ class Once(Selecting):
 
 
 def build_viewed(target: Model, kv: KV, method: str, per_draft: bool = False) -> Viewed:
-    """`target` over the rows of its own caches that the policy reads; `per_draft`: over those that it
-    reads for the last token. Raises BadConfig for a policy that is no view, Unsupported for a
+    """`target` over the rows of its own caches that the policy reads; `per_draft`: over those that
+    it reads for the last token. Raises BadConfig for a policy that is no view, Unsupported for a
     target without such rows.
     """
     check_whole(method.partition(":")[0], target)

@@ -17,7 +17,7 @@ from foretell.kv.store.holding import Holding, Layers, Part
 from foretell.ops.attention import Attention
 
 Code = Mapping[str, torch.Tensor]  # what stands for rows, under names of the form's own
-Codes = Mapping[int, Code]  # of whole blocks, by the layer under which it lies, see Form.under
+Codes = Mapping[int, Code]  # of whole blocks, by the layer under which it lies, see Form.code_layer
 Rows = tuple[torch.Tensor, torch.Tensor]  # keys and values of a layer (KV, n, D)
 
 
@@ -25,8 +25,9 @@ class Form:
     """How rows are stored. It knows nothing of a text, so requests share it."""
 
     def encode_rows(self, keys: Layers, values: Layers, stored_count: int) -> Codes:
-        """What stands for these rows, whole blocks. `stored_count`: the rows stored before them; 0: they
-        are a prompt's. Tensors are no parts of others, so that they take what they hold.
+        """Codes that stand for these rows, whole blocks. `stored_count`: the rows stored before
+        them; 0: they are a prompt's. Tensors are no parts of others, so that they take what they
+        hold.
         """
         raise NotImplementedError
 
@@ -50,7 +51,7 @@ class Form:
 class LayerForm(Form):
     """A form in which each layer has a code of its own."""
 
-    # Whether `decode` takes codes of one shape together, stacked: tensors with a dimension more.
+    # Whether `decode_rows` takes codes of one shape together, stacked: tensors with a dimension more.
     batched = False
 
     def encode_rows(self, keys: Layers, values: Layers, stored_count: int) -> Codes:
@@ -90,7 +91,7 @@ class LayerForm(Form):
 
 
 def group_alike(codes: Sequence[Code]) -> list[list[Code]]:
-    """Those that follow one another and have tensors of one shape, together."""
+    """Groups codes that follow one another and have tensors of one shape."""
     code_runs: list[list[Code]] = []
     last_shape = None
     for code in codes:
@@ -115,7 +116,7 @@ class AsTheyAre(LayerForm):
 
 
 class Shelf:
-    """Where the codes of one text and its forks lie: here in memory."""
+    """The place of the codes of one text and its forks: here in memory."""
 
     in_memory = True
 
@@ -124,18 +125,18 @@ class Shelf:
         return self
 
     def put_codes(self, codes: Codes) -> Codes:
-        """The same codes, which lie on it from now on."""
+        """Stores codes; returns them as they lie on the shelf from now on."""
         return codes
 
     def add_user(self) -> None:
-        """One more fork uses it."""
+        """Counts one more fork that uses the shelf."""
 
     def remove_user(self) -> None:
-        """One fewer does: behind the last, nothing is left of what lies on it."""
+        """Counts one fork less: behind the last, nothing is left of what lies on the shelf."""
 
 
 def bytes_of(codes: Codes) -> int:
-    """Of all their tensors."""
+    """Bytes of all tensors of these codes."""
     tensors = [tensor for code in codes.values() for tensor in code.values()]
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
@@ -172,7 +173,7 @@ class Stored(Holding):
 
     @property
     def held_bytes(self) -> int:
-        """Of all codes, wherever they lie."""
+        """Bytes of all codes, wherever they lie."""
         return sum(self.sizes)
 
     @property
@@ -197,7 +198,7 @@ class Stored(Holding):
         return self.form.decode_all(device_codes, layer)
 
     def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
-        """In one piece, so that rows as they are count bit by bit as if they had stayed."""
+        """Attends in one piece, so that rows as they are count bit by bit as if they had stayed."""
         return attention.among(
             *self.decode_held(attention.layer, attention.q.device), self.first_rows
         ).full_output()

@@ -139,14 +139,14 @@ def decode_blocks(
 
 
 def mantissa_steps(exponents: torch.Tensor, bits: int, dtype: torch.dtype) -> torch.Tensor:
-    """What a mantissa of 1 stands for, (..., blocks, 1)."""
+    """The number that a mantissa of 1 stands for, (..., blocks, 1)."""
     return torch.ones((), dtype=dtype, device=exponents.device).ldexp(
         exponents.to(dtype)[..., None] - (bits - 2)
     )
 
 
 def channel_partners(turn: Turn, width: int, device: torch.device) -> torch.Tensor:
-    """Of each channel of a key the one that it turns with, else itself (D,)."""
+    """The channel that each channel of a key turns with, else itself (D,)."""
     channels = torch.eye(width, device=device)
     turned_channels = [
         turn(channels[None], torch.full((width,), distance, device=device))[0] for distance in MOVES

@@ -118,7 +118,8 @@ class EvictedFirst(CachePolicy):
     def fork(self) -> EvictedFirst:
         twin = super().fork()
         assert isinstance(twin, EvictedFirst)
-        twin.evictor, stored_policy = self.evictor.fork(), self.stored.fork()  # type: ignore[assignment]
+        twin.evictor = self.evictor.fork()  # type: ignore[assignment]
+        stored_policy = self.stored.fork()
         twin.stored = stored_policy
         return twin
 

@@ -20,8 +20,9 @@ RULES = ("distant", "similar")
 
 
 class Pair(NamedTuple):
-    """Of each token of a unit, heads together or one: `directions` (U, n, W) of about length 1, the
-    `sizes` of both layers (2, U, n), and the `angles` between them (U, n), in float32 or wider.
+    """Rows of two layers for each token of a unit, heads together or one: `directions` (U, n, W) of
+    about length 1, the `sizes` of both layers (2, U, n), and the `angles` between them (U, n), in
+    float32 or wider.
     """
 
     directions: torch.Tensor

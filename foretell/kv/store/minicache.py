@@ -134,7 +134,7 @@ class Pairs(Form):
         return codes
 
     def _merge_pair(self, name: str, shallow: torch.Tensor, deep: torch.Tensor) -> Code:
-        """What stands for rows (KV, n, D) of two layers."""
+        """The code of rows (KV, n, D) of two layers."""
         both_layers = torch.stack(
             [self._split_units(shallow), self._split_units(deep)]
         )  # (2, U, n, W)

@@ -54,8 +54,8 @@ class Rounded:
 def round_to_grid(
     numbers: torch.Tensor, bits: int, group: int, counted_mask: torch.Tensor | None = None
 ) -> Rounded:
-    """These numbers (..., n) on a grid of 2 ** bits values in each group of `group` neighbours,
-    from the least to the largest number of those that are `counted_mask` (bool, as numbers; None: all).
+    """Rounds numbers (..., n) to a grid of 2 ** bits values in each group of `group` neighbours,
+    from the least to the largest number of those in `counted_mask` (bool, as numbers; None: all).
 
     Lowest values and steps have the numbers' own type; a counted number is at most half a step from
     its rounded one, and a group of equal numbers is kept as it is.

@@ -84,7 +84,9 @@ class Spill:
         return written_pieces
 
     def read_piece(self, piece: Piece, content_name: str) -> np.ndarray:
-        """Uint8 (n,). `content_name` it is. Raises BadFile where these are not the bytes written."""
+        """Reads a piece's bytes, uint8 (n,). `content_name`: what they are, for errors. Raises
+        BadFile where these are not the bytes written.
+        """
         data = np.empty(piece.size, np.uint8)
         try:
             file_handle = os.open(self.path, os.O_RDONLY)
@@ -135,8 +137,9 @@ def _process_runs(process: int) -> bool:
 
 
 def word_checksums(data: np.ndarray) -> tuple[int, ...]:
-    """Of bytes, whole words: check sums of the sums of its rows of words, of those of its columns,
-    and of the rest. About as quick as reading them; words that changed places are noticed too.
+    """Check sums of bytes, whole words: of the sums of their rows of words, of those of their
+    columns, and of the rest. About as quick as reading them; words that changed places are noticed
+    too.
     """
     words = data.view(np.uint64)
     full_words = len(words) // ROW * ROW
@@ -269,7 +272,7 @@ class BlockStore(Protocol):
 
     @property
     def bytes(self) -> int:
-        """Of memory that its blocks take."""
+        """Bytes of memory that its blocks take."""
 
     def add_blocks(self, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor]) -> list[int]:
         """Takes blocks of all layers in; their slots."""
@@ -279,7 +282,7 @@ class BlockStore(Protocol):
 
 
 class RamBlocks:
-    """In memory, in buffers that grow by doubling."""
+    """Blocks in memory, in buffers that grow by doubling."""
 
     def __init__(self) -> None:
         self.used = 0
@@ -327,7 +330,7 @@ class RamBlocks:
 
 
 class DiskBlocks:
-    """In a spill inside the folder `parent`. After an error it is removed.
+    """Blocks in a spill inside the folder `parent`. After an error it is removed.
 
     Raises RequestFailed and BadFile as Spill does.
     """
@@ -384,7 +387,7 @@ class DiskBlocks:
 
 @dataclass(eq=False)
 class _Near:
-    """Of a layer: rows that were read last, `owner` the slots they are of (-1: none)."""
+    """Rows of a layer that were read last, `owner` the slots they are of (-1: none)."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -461,8 +464,8 @@ class NearBlocks:
 
 
 def blocks_in(folder: str, near_count: int, device: torch.device) -> BlockStore:
-    """A new store in a folder of its own in this one, "": in RAM; `near_count` blocks of each layer are
-    kept on the device where they lie elsewhere. Raises RequestFailed.
+    """A new store in a folder of its own in this one, "": in RAM; `near_count` blocks of each layer
+    are kept on the device where they lie elsewhere. Raises RequestFailed.
     """
     if not folder and device.type == "cpu":
         return RamBlocks()

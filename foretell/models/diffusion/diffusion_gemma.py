@@ -115,7 +115,8 @@ class DiffusionGemma(Model):
                     token_probs @ embedding.weight * embedding.embed_scale.to(states)
                 )
             first_node = end_node
-        return self.decoder.self_conditioning(states, soft_embeddings)  # type: ignore[no-any-return]
+        mixed: torch.Tensor = self.decoder.self_conditioning(states, soft_embeddings)
+        return mixed
 
     @staticmethod
     def _row_indices(jobs: Sequence[Job]) -> list[int]:

@@ -174,7 +174,8 @@ class DecoderParts:
             states = states * torch.tensor(self.scale, dtype=states.dtype)
         if self.places is not None:
             states = states + self.places(token_ids, position_ids=positions[0])
-        return states if self.entry_norm is None else self.entry_norm(states)  # type: ignore[no-any-return]
+        normed: torch.Tensor = states if self.entry_norm is None else self.entry_norm(states)
+        return normed
 
     def run(
         self,

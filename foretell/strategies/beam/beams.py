@@ -57,10 +57,12 @@ class Group:
         reason_of: Callable[[tuple[int, ...]], str | None],
         token_costs: torch.Tensor | None = None,
     ) -> list[tuple[Beam, Beam]]:
-        """Advances every beam by a token. Returns (parent, beam) of the living beams, the best first.
+        """Advances every beam by a token. Returns (parent, beam) of the living beams, the best
+        first.
 
-        `log_probs`: log-probabilities (V,) after each living beam; `candidate_count`: continuations to look at;
-        `reason_of`: why a text has ended; `token_costs` (V,): what a token costs in the score.
+        `log_probs`: log-probabilities (V,) after each living beam; `candidate_count`: continuations
+        to look at; `reason_of`: why a text has ended; `token_costs` (V,): what a token costs in the
+        score.
         """
         continuing_pairs: list[tuple[Beam, Beam]] = []
         self.chosen_tokens = []

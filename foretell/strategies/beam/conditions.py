@@ -69,7 +69,8 @@ class Condition:
         write_text: Callable[[Sequence[int]], str] | None,
     ) -> bool:
         """Whether a text meets it that has ended; all but its last token are known to leave it
-        open. `end_tokens`: tokens that end it; `write_text`: its characters, without which tokens decide.
+        open. `end_tokens`: tokens that end it; `write_text`: its characters, without which tokens
+        decide.
         """
         own_tokens = text[:-1] if text[-1] in end_tokens else text
         if len(own_tokens) < self.least or not self.stays_open(own_tokens):

@@ -101,7 +101,9 @@ class PgTd(Strategy):
         yield Finish(ctx.branch, best_found.reason, answers)
 
     def run_rollouts(self, ctx: Context, finished_texts: dict[Text, Found]) -> Steps:
-        """Runs the rollouts. `finished_texts`: every finished text, in the order in which they were."""
+        """Runs the rollouts. `finished_texts`: every finished text, in the order in which they
+        were.
+        """
         reply: Reply = yield Ask(TokenTree(ctx.tokens[-1]), branch=ctx.branch)
         root = Node((), make_edges(weigh_next_tokens(ctx, reply.logits[0], (), self.k)))
         written_texts: list[Written] = []

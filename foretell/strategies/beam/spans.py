@@ -54,8 +54,8 @@ def iterate_spans(passage: str, longest: int) -> Iterator[str]:
 def build_stem_tree(
     passage: str, longest: int, max_tokens: int, encode: Callable[[bytes], Sequence[int]]
 ) -> tuple[Stem, int]:
-    """The tree of all spans of at most `max_tokens` tokens, each also behind a space, as a text may begin
-    with one; and how many different ones there are.
+    """The tree of all spans of at most `max_tokens` tokens, each also behind a space, as a text may
+    begin with one; and how many different ones there are.
     """
     root = Stem()
     span_texts = dict.fromkeys(iterate_spans(passage, longest))

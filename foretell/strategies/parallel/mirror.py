@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,7 +153,8 @@ class Mirror(Strategy):
             if not ctx.ends(window, slot):
                 scores = ctx.sampler.scores(row, [*ctx.output, *window.tokens_to(slot)])
                 best_guesses = [token for token, _ in best_tokens(scores, self.kappa + 1)]
-                new_guesses = [token for token in best_guesses if window.find_child(slot, token) < 0]
+                find_known = partial(window.find_child, slot)
+                new_guesses = [token for token in best_guesses if find_known(token) < 0]
                 likely_tokens[slot] = new_guesses[: self.kappa]
         return likely_tokens
 

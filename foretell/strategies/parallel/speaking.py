@@ -52,7 +52,9 @@ def commit_spoken(
     source_name: str,
     first_source: str = "target",
 ) -> Generator[Message, Any, Kept]:
-    """Commits the spoken tokens. `source_name`: whose they are, and `first_source` whose the first is."""
+    """Commits the spoken tokens. `source_name`: whose they are, and `first_source` whose the first
+    is.
+    """
     tree = TokenTree(ctx.tokens[-1])
     for node_index, token in enumerate(tokens[:-1]):
         tree.add(node_index, token, source=source_name if node_index else first_source)

@@ -29,8 +29,8 @@ class Draft(NamedTuple):
 def best_candidates(
     scores: torch.Tensor, token_count: int, temperature: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The `token_count` best tokens of scores (V,), ties to the lowest id, and their log-probabilities
-    among themselves.
+    """The `token_count` best tokens of scores (V,), ties to the lowest id, and their
+    log-probabilities among themselves.
     """
     lowest_score = scores.topk(min(token_count, len(scores))).values[-1]
     token_ids = ((scores >= lowest_score) & (scores > -torch.inf)).nonzero()[:, 0]

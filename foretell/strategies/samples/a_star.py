@@ -188,7 +188,9 @@ class AStar(Strategy):
         return list(branch_by_text.values())
 
     def drop_branches(self, ctx: Context, branches: Iterable[int]) -> Generator[Message, Any, None]:
-        """Drops branches; the request's own stays: it is the answer if the request is ended from outside."""
+        """Drops branches; the request's own stays: it is the answer if the request is ended from
+        outside.
+        """
         for branch in branches:
             if branch != ctx.branch:
                 yield Drop(branch)
@@ -204,8 +206,8 @@ class AStar(Strategy):
             if text_reward > 1 or -float("inf") < text_reward < 0:
                 reward_name = self.reward.spec_name
                 raise BadConfig(
-                    f"a-star: the reward {reward_name!r} gave {text_reward:.4g}, and the search needs numbers "
-                    "from 0 to 1; take another reward, or bring its numbers to that range"
+                    f"a-star: the reward {reward_name!r} gave {text_reward:.4g}, and the search "
+                    "needs numbers from 0 to 1; take another reward, or bring its numbers to that range"
                 )
         return [max(0.0, text_reward) for text_reward in text_rewards]
 

@@ -135,7 +135,9 @@ class Awrs(Strategy):
     def extend_particle(
         self, ctx: Context, particle: Particle, reply: Reply, free_sampler: Sampler, guide: Guide
     ) -> Generator[Message, Any, None]:
-        """Draws one token more on the particle's branch, and its weight. `free_sampler`: asks no form."""
+        """Draws one token more on the particle's branch, and its weight. `free_sampler`: asks no
+        form.
+        """
         output, row = list(ctx.output), reply.logits[0]
         draw_count = 0
 

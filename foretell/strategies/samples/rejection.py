@@ -118,9 +118,10 @@ def mean_weight(
 ) -> float:
     """The mean of (accepts - 1) / (accepts - 1 + refusals) over the refusals that were not drawn.
 
-    `refusal_count` of them were. Before each draw there were Geometric(left) - 1 more, of `remaining_masses`, what
-    the refused tokens had left of p; and `missing_passes` passes, each of chance `passing_mass`, would have taken
-    theirs. 1 / n is the integral of u^(n-1) over u in 0..1, and the mean of u^refusals a product.
+    `refusal_count` of them were. Before each draw there were Geometric(left) - 1 more, of
+    `remaining_masses`, what the refused tokens had left of p; and `missing_passes` passes, each of
+    chance `passing_mass`, would have taken theirs. 1 / n is the integral of u^(n-1) over u in 0..1,
+    and the mean of u^refusals a product.
     """
     integrand = U ** (accepts - 2 + refusal_count)
     for remaining_mass in [*remaining_masses, *[passing_mass] * missing_passes]:

@@ -39,8 +39,8 @@ class Samples(Strategy):
 def fork_samples(
     ctx: Context, sample_count: int, start_branch: int | None = None
 ) -> Generator[Message, list[int], list[int]]:
-    """The branch `start_branch`, or the context's, and n - 1 copies; what its text has is computed once,
-    and shared.
+    """The branch `start_branch`, or the context's, and n - 1 copies; what its text has is computed
+    once, and shared.
     """
     first_branch = ctx.branch if start_branch is None else start_branch
     if sample_count < 2:

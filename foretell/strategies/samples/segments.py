@@ -179,7 +179,8 @@ class Plan:
             needed_tokens = prompt_length + config.summary + min(self.segment, self.reserve + LEAST)
             if needed_tokens > context_size:
                 raise PromptTooLong(
-                    f"{self.method}: to go on from a summary takes a context of {needed_tokens}, and "
+                    f"{self.method}: to go on from a summary takes a context of {needed_tokens}, "
+                    "and "
                     f"{self.model.name} holds {context_size}; lower {self.method}:summary or "
                     "max_new_tokens, or shorten the prompt"
                 )

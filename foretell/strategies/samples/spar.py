@@ -119,7 +119,8 @@ class Spar(Samples):
         needed_tokens = question_length + answer_limit + FRAME + 2 * LEAST
         if needed_tokens > speaker.model.context:
             raise PromptTooLong(
-                f"spar: to judge and refine an answer of up to {answer_limit} tokens takes a context "
+                f"spar: to judge and refine an answer of up to {answer_limit} tokens takes a "
+                "context "
                 f"of {needed_tokens}, and {speaker.model.name} holds {speaker.model.context}; lower "
                 "max_new_tokens, shorten the prompt, or give depth=0"
             )

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from foretell.constraints.compiling import build_matcher
-from foretell.constraints.schema.patterns import limit_to_ascii, escape_literal, other_than
+from foretell.constraints.schema.patterns import escape_literal, limit_to_ascii, other_than
 from foretell.errors import BadConfig
 from tests.schemas import compiled, takes, tokens
 

@@ -16,9 +16,9 @@ from foretell.drafters.lookup import datastore
 from foretell.drafters.lookup.datastore import (
     build_datastore,
     content_checksum,
-    tokenizer_mark,
     load_datastore,
     sort_suffixes,
+    tokenizer_mark,
 )
 from foretell.errors import BadConfig, BadFile
 from tests.files import full_disk

@@ -354,7 +354,9 @@ def test_a_store_is_what_its_tensors_say(seed: int, keys: int, k: int) -> None:
     again.restore(store.tensors())
     assert same(store, again) and again.nbytes == store.nbytes == len(store.rows) * (ENTRY + 9 * k)
     assert all(
-        store.candidates_after(b, t) == again.candidates_after(b, t) for b in range(-1, V) for t in range(V)
+        store.candidates_after(b, t) == again.candidates_after(b, t)
+        for b in range(-1, V)
+        for t in range(V)
     )
 
 

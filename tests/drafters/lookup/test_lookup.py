@@ -72,7 +72,8 @@ def test_every_place_newest_first(tokens: list[int], n: int, most: int, cuts: li
 
 def test_a_text_that_is_not_the_newest_is_looked_up_too() -> None:
     index = grown(Index(2), [1, 2, 3, 1, 2], [])
-    assert index.find_last([9, 1, 2], 2) == 2  # behind its only occurrence that has something behind it
+    # behind its only occurrence that has something behind it
+    assert index.find_last([9, 1, 2], 2) == 2
     assert index.find_last([2, 9], 2) == -1 and index.find_last([1], 2) == -1
 
 

@@ -116,7 +116,10 @@ def test_the_tree_holds_the_most_frequent_continuations(
     tree.check()
     counts, places, n = retrieved(documents, tokens, drafter)
     paths = [tuple(tree.tokens_to(node)) for node in range(1, len(tree))]
-    assert len(set(paths)) == len(paths) == min(choices, budget - 1, len(counts)) and not tree.has_draws
+    assert (
+        len(set(paths)) == len(paths) == min(choices, budget - 1, len(counts))
+        and not tree.has_draws
+    )
     assert [counts[p] for p in paths] == sorted(counts.values(), reverse=True)[: len(paths)]
     assert tree.values[1:] == [counts[p] / places for p in paths] and set(tree.matches[1:]) <= {n}
     # Of equal counts shorter ones come first, then those of smaller tokens: the choice is not left

@@ -40,7 +40,9 @@ def context(
 ) -> Context:
     engine = engine or Engine({"target": Toy(VOCAB)})
     sampling = sampling or Sampling(max_new_tokens=40, temperature=1.0)
-    return Context(engine, Request(prompt, Speculative(drafter), sampling, **more)).scope_to(drafter)
+    return Context(engine, Request(prompt, Speculative(drafter), sampling, **more)).scope_to(
+        drafter
+    )
 
 
 def entry(state: State, *gram: int) -> dict[int, float]:
@@ -228,7 +230,7 @@ def test_at_temperature_zero_the_best_tokens_are_proposed() -> None:
     for node, tries in enumerate(tree.tries):
         row = state.memory.find_row(state.seen, [*ctx.tokens, *tree.tokens_to(node)])
         assert row is not None
-        ids, _ = state.memory.unpack(row)
+        ids, _ = state.memory.unpack_row(row)
         assert [tree.tokens[t] for t in tries] == ids.tolist()[: len(tries)]
         assert [tree.values[t] for t in tries] == pytest.approx(
             [tree.values[node] * c for c in CHANCE[: len(tries)]]

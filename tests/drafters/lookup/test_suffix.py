@@ -132,7 +132,9 @@ def test_a_draft_is_what_a_search_by_hand_finds(
     assert [tuple(tree.tokens_to(n)) for n in range(1, len(tree))] == [path for path, _ in nodes]
     assert tree.values[1:] == pytest.approx([value for _, value in nodes])
     assert (
-        set(tree.matches[1:]) <= {match} and set(tree.sources[1:]) <= {"suffix"} and not tree.has_draws
+        set(tree.matches[1:]) <= {match}
+        and set(tree.sources[1:]) <= {"suffix"}
+        and not tree.has_draws
     )
     for node, tries in enumerate(tree.tries):  # the values are a sub-probability tree
         assert sum(tree.values[t] for t in tries) <= tree.values[node] + 1e-9

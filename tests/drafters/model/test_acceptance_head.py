@@ -53,7 +53,9 @@ def test_its_blocks_are_residual_and_its_chances_those_of_two_classes() -> None:
     inner = h @ block.linear.weight.T + block.linear.bias  # type: ignore[union-attr, operator]
     h = h + inner / (1 + torch.exp(-inner))
     rejected, accepted = (h @ made.out.weight.T + made.out.bias).exp()[0].tolist()
-    assert float(made.accept_chance(states)[0]) == pytest.approx(accepted / (rejected + accepted), 1e-5)
+    assert float(made.accept_chance(states)[0]) == pytest.approx(
+        accepted / (rejected + accepted), 1e-5
+    )
     assert torch.allclose(made.accept_chance(states * 100), made.accept_chance(states), atol=1e-5)
     assert bool(made.accept_chance(torch.zeros(1, 4)).isfinite().all())
     assert torch.equal(made.accept_chance(states.double()), made.accept_chance(states))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -95,7 +95,7 @@ def test_a_draft_has_the_draft_models_law_whatever_the_inner_drafter_proposes(sp
     want = laws.reference(
         models["middle"],
         PROMPT,
-        laws.replace(laws.Setting(options), sampling=laws.replace(options, max_new_tokens=2)),
+        replace(laws.Setting(options), sampling=replace(options, max_new_tokens=2)),
     )
     assert found.keys() == want.keys() and len(want) > 4
     assert max(abs(found[text] - want[text]) for text in want) < 1e-12

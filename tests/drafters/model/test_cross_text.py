@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from foretell.core.tokenizer_bytes import Words
 from foretell.core.tree import Law, TokenTree
@@ -66,7 +67,7 @@ def test_a_law_for_tokens_that_were_not_drawn_is_noticed(monkeypatch: pytest.Mon
             models = vocabularies.pair("merged")
             draft: Any = models["draft"]
             q = draft.score([1, 0, 1, 1, 0])[0].softmax(-1)
-            named["law"] = Law(laws.torch.cat([q, q.new_zeros(1)]))
+            named["law"] = Law(torch.cat([q, q.new_zeros(1)]))
             return plain_add(self, parent, token, *args, **named)
 
     monkeypatch.setattr(cross_text, "TokenTree", Slip)

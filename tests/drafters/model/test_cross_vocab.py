@@ -16,6 +16,7 @@ from foretell.drafters.model import cross_vocab
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.strategies.plain import Plain
+from foretell.testing.outcomes import Enumerator
 from tests import laws, vocabularies
 
 PROMPT = (0, 1, 0, 0, 1)
@@ -104,7 +105,7 @@ def test_acceptance_is_the_overlap_of_the_laws() -> None:
         engine.end(live)
         return float(accepted)
 
-    for chance, accepted in laws.Enumerator.walk_outcomes(once):
+    for chance, accepted in Enumerator.walk_outcomes(once):
         weight += chance * accepted
     assert weight == pytest.approx(float(torch.minimum(p, q).sum()), abs=1e-9)
 

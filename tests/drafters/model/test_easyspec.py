@@ -189,7 +189,7 @@ def test_a_law_that_is_not_the_rough_models_is_caught(monkeypatch: pytest.Monkey
     """A slip: q from the ordinary forward, which calibrates the cache."""
     strategy = laws.build("easyspec:length=2", nodes=8)
     laws.check_law(strategy, "plain", tokens=3)
-    rows = laws.Toy.score
+    rows = Toy.score
 
     def exact(ctx: Any, tree: TokenTree, node: int, row: Any, *more: Any) -> Any:
         found = drawn(ctx, tree, node, row, *more)

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from foretell.core.context import Context
+from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.drafters.model import omni
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
@@ -57,7 +59,7 @@ def test_drawn_its_law_is_near_the_targets_and_not_it() -> None:
         models: Any = vocabularies.pair("merged")
         if pair == "same":
             models = {"target": Toy(3, 3, copy=0.5), "draft": Toy(3, 5, copy=0.5)}
-            models["draft"] = laws.Toy(3, 5, copy=0.5)
+            models["draft"] = Toy(3, 5, copy=0.5)
         law = laws.enumerate_law(laws.build("omni:length=3"), PROMPT, one, models)
         off[pair] = law.distance(laws.reference(models["target"], PROMPT, one))
         assert law.accepted
@@ -67,8 +69,8 @@ def test_drawn_its_law_is_near_the_targets_and_not_it() -> None:
 def test_the_longest_known_sequence_is_merged() -> None:
     models = vocabularies.pair("sequences", copy=1.0)
     strategy: Any = laws.build("omni:length=3")
-    engine = laws.Engine(models)
-    ctx = Context(engine, laws.Request(PROMPT, strategy, Sampling()))
+    engine = Engine(models)
+    ctx = Context(engine, Request(PROMPT, strategy, Sampling()))
     state = strategy.drafter.start(ctx.scope_to(strategy.drafter))
     word = strategy.drafter._find_word
     assert word(state, (0, 1, 1)) == (1, 0)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from foretell.core.types import Ask, Sampling
 from foretell.drafters.model import vocabulary as trimming
 from foretell.drafters.model.trimming import NEVER, Trimmed, cut_head, head_share, trim_head
 from foretell.engine.cost_profile import model_identity
+from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.packed import PackedLinear, pack_layers
@@ -94,8 +96,8 @@ def test_the_law_is_the_targets_for_any_kept_tokens(spec: str) -> None:
         vocab = 3 if name.startswith("form") else 4
         kept = sorted(draw.choice(vocab, 1 + i % 3, replace=False).tolist())
         setting = laws.SETTINGS[name]
-        sampling = laws.replace(setting.sampling, max_new_tokens=2)
-        setting = laws.replace(setting, sampling=sampling)
+        sampling = replace(setting.sampling, max_new_tokens=2)
+        setting = replace(setting, sampling=sampling)
         models = trimmed_world(spec, kept, vocab)
         law = laws.enumerate_law(laws.build(spec), laws.PROMPT, setting, models)
         want = laws.reference(models["target"], laws.PROMPT, setting)
@@ -146,7 +148,7 @@ def test_the_declared_law_is_filtered_after_trimming() -> None:
     kept = [1, 3, 4]
     models = trimmed_world("draft", kept, 6)
     sampling = Sampling(temperature=1.0, top_p=0.6, max_new_tokens=9)
-    engine = laws.Engine(models)
+    engine = Engine(models)
     strategy: Any = laws.build("draft:length=1")
     live = engine.add(Request(laws.PROMPT, strategy, sampling))
     trees: list[TokenTree] = []

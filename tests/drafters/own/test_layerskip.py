@@ -154,7 +154,7 @@ class Slip:
 @pytest.mark.parametrize("kind", ["states of another token", "a layer left out", "a layer twice"])
 def test_slips_are_caught(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     strategy = laws.build("layerskip:length=2")
-    monkeypatch.setattr("foretell.cache.cache.resumed", Slip(kind))
+    monkeypatch.setattr("foretell.cache.cache.resume_ask", Slip(kind))
     with pytest.raises(AssertionError, match="the law of the first"):
         laws.check_law(strategy, "plain", tokens=2)
 

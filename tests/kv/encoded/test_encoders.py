@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from foretell.errors import BadModel, Unsupported
-from foretell.kv.encoded.encoders import compressor_of, average_groups, save_compressor
+from foretell.kv.encoded.encoders import average_groups, compressor_of, save_compressor
 from foretell.models.decoder.decoder import Decoder
 from tests.kv.encoded.encoders import folder, made
 from tests.kv.policies import target

@@ -12,7 +12,13 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.evict import layer_skipping as skipping
-from foretell.kv.evict.layer_skipping import LastRow, empty_view, pass_layers, piece_of, join_forwards
+from foretell.kv.evict.layer_skipping import (
+    LastRow,
+    empty_view,
+    join_forwards,
+    pass_layers,
+    piece_of,
+)
 from foretell.testing.toy import Toy
 from tests.kv.by_hand import ByHand
 from tests.kv.policies import PROMPT, target

@@ -111,7 +111,9 @@ def agree(kv: Lazyllm, slip: str = "") -> bool:
     new = [*range(policy.length, length)]
     for number, stage in enumerate(policy.stages, 1):
         read, known, stored = loops.then[length][number]
-        if [*stage.read_positions.tolist(), *new] != read or stage.places.tolist() != sorted(stored):
+        if [*stage.read_positions.tolist(), *new] != read or stage.places.tolist() != sorted(
+            stored
+        ):
             return False
         if [*stage.has_rows.nonzero()[:, 0].tolist(), *new] != known:
             return False

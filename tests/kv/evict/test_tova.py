@@ -50,7 +50,8 @@ def each_head(self: Newest, cache: object, layer: int, received: torch.Tensor) -
 
 
 @pytest.mark.parametrize(
-    ("name", "slip"), [("counts", by_all), ("counts", by_the_last_but_one), ("chosen", each_head)]
+    ("name", "slip"),
+    [("counts_token", by_all), ("counts_token", by_the_last_but_one), ("choose_rows", each_head)],
 )
 def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, name: str, slip: object) -> None:
     monkeypatch.setattr(Newest, name, slip)

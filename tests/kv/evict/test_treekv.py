@@ -113,11 +113,11 @@ def row_by_row(means: torch.Tensor, size: int, block: int) -> torch.Tensor:
 
 
 SLIPS = {
-    "sums in place of means": (Tree, "_places", by_sums),
-    "a pointer that stays": (treekv, "survivors", still),
-    "the stronger goes": (treekv, "survivors", the_stronger),
-    "a prompt row by row": (treekv, "by_blocks", row_by_row),
-    "all of the prompt judges": (Tree, "watched", property(lambda self: 0)),
+    "sums in place of means": (Tree, "_token_positions", by_sums),
+    "a pointer that stays": (treekv, "find_survivors", still),
+    "the stronger goes": (treekv, "find_survivors", the_stronger),
+    "a prompt row by row": (treekv, "block_survivors", row_by_row),
+    "all of the prompt judges": (Tree, "first_watched", property(lambda self: 0)),
 }
 
 

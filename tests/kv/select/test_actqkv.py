@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from foretell.errors import BadConfig
 from foretell.kv.select import actqkv
-from foretell.kv.select.actqkv import Actqkv, ActqkvPolicy, weigh_rows, entropy_share, update_statistics, share_blocks
+from foretell.kv.select.actqkv import (
+    Actqkv,
+    ActqkvPolicy,
+    entropy_share,
+    share_blocks,
+    update_statistics,
+    weigh_rows,
+)
 from foretell.spec import build_cache_policy
 from tests.kv.blocks import Block, Layer, Twin, differs, made
 from tests.kv.driving import HEADS, LAYERS, TIMES, text_of
@@ -105,10 +112,10 @@ def test_it_is_the_loop(depth: int, wrong: bool, chunk: int) -> None:
 @pytest.mark.parametrize(
     ("name", "slip"),
     [
-        ("activation", lambda rows, *_: torch.full((len(rows),), 1 / len(rows)).to(rows)),
-        ("evenness", lambda scores: scores.softmax(-1).amax(-1)),
-        ("learnt", lambda known, rows, _: update_statistics(None, rows, 1)),
-        ("shared_out", lambda means, total, *_: [total // len(means)] * len(means)),
+        ("weigh_rows", lambda rows, *_: torch.full((len(rows),), 1 / len(rows)).to(rows)),
+        ("entropy_share", lambda scores: scores.softmax(-1).amax(-1)),
+        ("update_statistics", lambda known, rows, _: update_statistics(None, rows, 1)),
+        ("share_blocks", lambda means, total, *_: [total // len(means)] * len(means)),
     ],
 )
 def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, name: str, slip: Any) -> None:

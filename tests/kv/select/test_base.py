@@ -18,7 +18,7 @@ def test_the_ends_of_a_text_are_read_and_all_nodes() -> None:
     for sinks, window in ((2, 5), (0, 1), (39, 0)):
         policy = Ends(0, sinks, window)
         assert policy.watches_job(job)
-        read = policy.select_rows(job, asked).read(43)
+        read = policy.select_rows(job, asked).mask_rows(43)
         want = [row < sinks or row >= 40 - window for row in range(43)]
         assert read.shape == (2, 3, 43)
         assert all(read[head, node].tolist() == want for head in range(2) for node in range(3))

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.kv.select.blocks import sum_by_key_head, mean_top_keys, mean_by_key_head
+from foretell.kv.select.blocks import mean_by_key_head, mean_top_keys, sum_by_key_head
 from foretell.kv.select.infllm import InfllmPolicy
 from tests.kv.blocks import SMALL, made
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretell.kv.select.coded import Coded, encode_rows, decode_rows
+from foretell.kv.select.coded import Coded, decode_rows, encode_rows
 
 
 def test_rounding_is_within_half_a_step() -> None:
@@ -24,5 +24,8 @@ def test_equal_numbers_stay() -> None:
 def test_rows_may_follow_others() -> None:
     rows = torch.randn(2, 9, 4)
     parts = [Coded.from_rows(rows[:, part], -rows[:, part]) for part in (slice(4), slice(4, 9))]
-    joined, whole = parts[0].append_rows(parts[1]).read_rows(), Coded.from_rows(rows, -rows).read_rows()
+    joined, whole = (
+        parts[0].append_rows(parts[1]).read_rows(),
+        Coded.from_rows(rows, -rows).read_rows(),
+    )
     assert all(map(torch.equal, joined, whole))

@@ -102,7 +102,9 @@ def test_channels_of_queries_and_keys_may_be_exchanged_together() -> None:
     every = Labelled(0, 4, 4, order.expand(LAYERS, GROUPS, -1))
     plain = Labelled(0, 4, 4, None)
     ours = every.label_numbers(0, q) @ every.label_numbers(0, k).transpose(1, 2)
-    assert torch.allclose(ours, plain.label_numbers(0, q) @ plain.label_numbers(0, k).transpose(1, 2), atol=1e-5)
+    assert torch.allclose(
+        ours, plain.label_numbers(0, q) @ plain.label_numbers(0, k).transpose(1, 2), atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("slip", ["forgotten label", "another head", "no draft rows"])
@@ -152,7 +154,11 @@ def test_calibrated_channels_find_more_than_random_ones() -> None:
 
     def recall(order: torch.Tensor) -> float:
         made = Labelled(0, 20, 4, order[..., :8])
-        found = (made.label_numbers(0, q) @ made.label_numbers(0, k).transpose(1, 2)).topk(20, -1).indices
+        found = (
+            (made.label_numbers(0, q) @ made.label_numbers(0, k).transpose(1, 2))
+            .topk(20, -1)
+            .indices
+        )
         return float((found[..., None] == true[..., None, :]).any(-1).float().mean())
 
     order = importance.argsort(-1, descending=True)

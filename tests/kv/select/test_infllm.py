@@ -54,11 +54,11 @@ def test_it_is_the_loop_in_pieces_and_with_trees(depth: int, wrong: bool, chunk:
         # Keys stay where they were cached.
         (InfllmPolicy, "turn", staticmethod(lambda keys, by: keys)),
         # The least attended tokens stand for a block.
-        (remembering, "best", lambda scores, count: scores.argsort(-1)[..., :count]),
+        (remembering, "top_rows", lambda scores, count: scores.argsort(-1)[..., :count]),
         # A span asks with its first queries alone.
-        (InfllmPolicy, "digest", lambda self, queries: queries[:, :1]),
+        (InfllmPolicy, "digest_queries", lambda self, queries: queries[:, :1]),
         # What rejected nodes gave counts.
-        (remembering.Watching, "keep", lambda self, cache, nodes: None),
+        (remembering.Watching, "keep_nodes", lambda self, cache, nodes: None),
     ],
 )
 def test_the_loop_catches_slips(
@@ -72,7 +72,7 @@ def test_the_loop_catches_slips(
     try:
         assert differs(policy, Twin(SMALL, 30), WHOLE, 4, True, 7) > 1e-6
     except KeyError:  # nothing was ever noted
-        assert name == "keep"
+        assert name == "keep_nodes"
 
 
 def spread(kv: Infllm, length: int, prompt: int) -> tuple[list[float], Any]:

@@ -79,7 +79,7 @@ def test_every_node_reads_what_loops_say(how: Any) -> None:
         {"streaming": ~HEADS, "reuse": 4, "part": 4},
         {"streaming": torch.zeros(2, 2, dtype=torch.bool), "part": 1},
         {"reuse": 1, "in_prompt": 100, "count": 4},
-        {"first": 0, "recent": 4},
+        {"first_rows": 0, "recent": 4},
     ],
 )
 def test_other_settings(other: dict[str, Any]) -> None:

@@ -27,7 +27,7 @@ def test_key_heads_read_the_chunks_that_their_queries_are_nearest_to(count: int,
     cache.base = base
     policy.change_rows(cache)
     assert policy.watches_job(job(base))
-    read = policy.select_rows(job(base), Attention(0, q, keys, keys, None, 1.0)).read(base + 2)
+    read = policy.select_rows(job(base), Attention(0, q, keys, keys, None, 1.0)).mask_rows(base + 2)
     whole = base // 8
     for head in range(2):
         for node in range(2):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from foretell.kv.select.paging import page_extremes, inherit_choices, upper_bounds
+from foretell.kv.select.paging import inherit_choices, page_extremes, upper_bounds
 
 RANDOM = torch.Generator().manual_seed(0)
 KEYS = torch.randn(2, 24, 8, generator=RANDOM, dtype=torch.float64)

@@ -56,7 +56,7 @@ def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Pages, "count_pages", lambda self, cache: max(0, cache.base // 4 - 1))
     elif slip == "lowest":  # the sign of the query is not looked at
         monkeypatch.setattr(
-            "foretell.kv.select.quest.upper",
+            "foretell.kv.select.quest.upper_bounds",
             lambda q, bounds: query_products(q, bounds[..., :WIDTH]),
         )
     else:

@@ -138,7 +138,7 @@ def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Sentences, "query_sums", nothing, raising=False)
     else:  # what stands behind a full stop counts to the sentence before it
         monkeypatch.setattr(
-            "foretell.kv.select.sentences.Path.running", property(lambda self: self.rows)
+            "foretell.kv.select.sentences.Path.running_rows", property(lambda self: self.rows)
         )
     assert differs(policy(), PROMPT, WHOLE[:34], loops(SMALL), 5, True) > 1e-3
 

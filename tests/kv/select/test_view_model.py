@@ -14,7 +14,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, Unsupported
 from foretell.kv.select.base import Ends, Selecting
-from foretell.kv.select.view_model import Once, Viewed, ViewedCache, once_per_draft, build_viewed
+from foretell.kv.select.view_model import Once, Viewed, ViewedCache, build_viewed, once_per_draft
 from foretell.spec import build_cache_policy
 from foretell.testing.toy import Toy
 from tests import laws, tiny
@@ -184,7 +184,7 @@ def test_once_all_nodes_read_what_the_root_reads(kv: str) -> None:
     whole = read(view, cache, Ask(TREE), TEXT).logits
     found = cache.policy
     assert isinstance(found, Once) and found.watched
-    chosen = {layer: rows.clone() for layer, rows in found.found.items()}
+    chosen = {layer: rows.clone() for layer, rows in found.root_rows.items()}
     _, again = beside(model, TEXT, once_per_draft(policy, True))
     rows = []
     for nodes in (1, 2, 3, 5):

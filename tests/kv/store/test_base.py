@@ -114,10 +114,10 @@ def test_bytes_are_those_of_all_codes() -> None:
         if cache is not None:
             held = cache.policy
             of_a_row = 3 * 2 * 8 * 2 * 2  # layers, heads, width, keys and values, bytes
-            assert held.bytes == held.held_bytes == sum(shelf.put_bytes) == held.read_rows * of_a_row
+            assert held.bytes == held.held_bytes == sum(shelf.put_bytes) == held.rows * of_a_row
             own = (cache.base + len(cache.tokens)) * 3 * 2 * 8 * 2 * 8
             assert cache.bytes == own + held.bytes, "admission and status count both"
-            assert cache.length - held.read_rows == cache.base < 1 + 2 + 4 or cache.length <= len(PROMPT)
+            assert cache.length - held.rows == cache.base < 1 + 2 + 4 or cache.length <= len(PROMPT)
             for tensor in (
                 t for codes in held.held for code in codes.values() for t in code.values()
             ):

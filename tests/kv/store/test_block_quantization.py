@@ -12,10 +12,10 @@ from foretell.kv.store.base import bytes_of
 from foretell.kv.store.block_quantization import (
     BlockQuantization,
     Blocks,
-    order_by_size,
+    channel_partners,
     decode_blocks,
     encode_blocks,
-    channel_partners,
+    order_by_size,
 )
 from foretell.spec import build_cache_policy
 from tests.kv.policies import Decoder, target
@@ -100,7 +100,9 @@ def test_sorted_keys_come_back_in_their_order() -> None:
 
 def test_blocks_are_read_together_as_one_by_one() -> None:
     made = form(True)
-    codes = [made.encode_rows([torch.randn(2, n, 8)], [torch.randn(2, n, 8)], 0)[0] for n in (9, 4, 4)]
+    codes = [
+        made.encode_rows([torch.randn(2, n, 8)], [torch.randn(2, n, 8)], 0)[0] for n in (9, 4, 4)
+    ]
     keys, values = made.decode_all(codes, 0)
     assert torch.equal(keys, torch.cat([made.decode_rows(code, 0)[0] for code in codes], 1))
     assert torch.equal(values, torch.cat([code["values"] for code in codes], 1))

@@ -35,7 +35,9 @@ def test_all_three_in_any_order(tmp_path: Path) -> None:
 
 
 def test_pairs_are_made_of_what_they_name(tmp_path: Path) -> None:
-    stored = build_cache_policy(f"gear:buffer=7+offload:dir={tmp_path},block=3").build_policy(target())
+    stored = build_cache_policy(f"gear:buffer=7+offload:dir={tmp_path},block=3").build_policy(
+        target()
+    )
     assert isinstance(stored, Stored) and stored.block == 7 and not stored.shelf.in_memory
     pair = build_cache_policy(f"{SNAPKV}+gear").build_policy(target())
     assert isinstance(pair, EvictedFirst) and pair.stored.shelf.in_memory

@@ -9,7 +9,14 @@ import torch
 
 from foretell.errors import BadConfig
 from foretell.kv.store.base import bytes_of
-from foretell.kv.store.gear import Gear, Recipe, extreme_places, from_segments, in_segments, thin_matrices
+from foretell.kv.store.gear import (
+    Gear,
+    Recipe,
+    extreme_places,
+    from_segments,
+    in_segments,
+    thin_matrices,
+)
 from foretell.spec import build_cache_policy
 from tests.kv.policies import PROMPT, run, target
 from tests.kv.store.test_packing import on_grid
@@ -139,7 +146,9 @@ def test_bytes_are_those_of_the_card(bits: int, share: float) -> None:
 
 def test_blocks_are_read_together_as_one_by_one() -> None:
     recipe = Recipe(SET)
-    codes = [recipe.encode_rows([rows(count=n)], [rows(count=n) + 1], n)[0] for n in (24, 8, 8, 16, 8)]
+    codes = [
+        recipe.encode_rows([rows(count=n)], [rows(count=n) + 1], n)[0] for n in (24, 8, 8, 16, 8)
+    ]
     keys, values = recipe.decode_all(codes, 0)
     one_by_one = [recipe.decode_rows(code, 0) for code in codes]
     assert torch.equal(keys, torch.cat([k for k, _ in one_by_one], 1))

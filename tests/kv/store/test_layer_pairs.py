@@ -52,7 +52,9 @@ def test_directions_that_are_the_same_come_back() -> None:
     torch.testing.assert_close(restore_layer(pair.directions, pair.sizes[1]), deep)
     assert bool((pair.angles < 1e-7).all())
     near = merge_layers(shallow, deep + 1e-9 * rows(2), T)  # beside the line, where sines are small
-    torch.testing.assert_close(restore_layer(near.directions, near.sizes[1]), deep, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(
+        restore_layer(near.directions, near.sizes[1]), deep, rtol=1e-7, atol=1e-7
+    )
 
 
 def test_rows_of_nothing_are_nothing() -> None:
@@ -69,16 +71,25 @@ def test_rows_of_nothing_are_nothing() -> None:
 
 def test_the_most_distant_are_left_out_by_a_share_of_the_range() -> None:
     angles = torch.tensor([[0.1, 0.2, 1.09, 1.05, 1.1, 0.6]], dtype=torch.float64)
-    assert distant_tokens(angles, 0.05, "distant").tolist() == [[False, False, True, False, True, False]]
-    assert distant_tokens(angles, 0.05, "similar").tolist() == [[True, False, False, False, False, False]]
+    assert distant_tokens(angles, 0.05, "distant").tolist() == [
+        [False, False, True, False, True, False]
+    ]
+    assert distant_tokens(angles, 0.05, "similar").tolist() == [
+        [True, False, False, False, False, False]
+    ]
     for rule in ("distant", "similar"):
         assert not distant_tokens(angles, 0, rule).any()
         assert distant_tokens(angles, 1, rule).all()
     two = torch.cat([angles, angles * 2])
-    assert torch.equal(distant_tokens(two, 0.05, "distant")[1], distant_tokens(angles, 0.05, "distant")[0])
+    assert torch.equal(
+        distant_tokens(two, 0.05, "distant")[1], distant_tokens(angles, 0.05, "distant")[0]
+    )
 
 
 def test_opposite_directions_are_always_left_out() -> None:
     shallow = rows(0)
     pair = merge_layers(shallow, -3 * shallow, T)
-    assert distant_tokens(pair.angles, 0, "distant").all() and distant_tokens(pair.angles, 0, "similar").all()
+    assert (
+        distant_tokens(pair.angles, 0, "distant").all()
+        and distant_tokens(pair.angles, 0, "similar").all()
+    )

@@ -48,7 +48,9 @@ def test_no_number_is_more_than_half_a_step_away(bits: int, dtype: torch.dtype) 
 
 def test_equal_numbers_are_kept_as_they_are() -> None:
     numbers = torch.full((1, 8), 0.3, dtype=torch.bfloat16)
-    assert torch.equal(round_to_grid(numbers, 2, 8).restore_numbers(2, 8).to(torch.bfloat16), numbers)
+    assert torch.equal(
+        round_to_grid(numbers, 2, 8).restore_numbers(2, 8).to(torch.bfloat16), numbers
+    )
 
 
 def test_numbers_that_do_not_count_widen_no_grid() -> None:

@@ -32,8 +32,8 @@ from foretell.kv.store.spilling import (
     RamBlocks,
     Spill,
     blocks_in,
-    writable_folder,
     word_checksums,
+    writable_folder,
 )
 from foretell.strategies.plain import Plain
 from tests.kv.policies import PROMPT, run, target
@@ -254,10 +254,10 @@ class Counting:
     def __init__(self, store: BlockStore):
         self.store, self.count = store, 0
 
-    def add(self, *rows: Any) -> list[int]:
+    def add_blocks(self, *rows: Any) -> list[int]:
         return self.store.add_blocks(*rows)
 
-    def read(self, layer: int, slots: torch.Tensor) -> Any:
+    def read_blocks(self, layer: int, slots: torch.Tensor) -> Any:
         self.count += len(slots)
         return self.store.read_blocks(layer, slots)
 

@@ -24,8 +24,8 @@ from foretell.models.decoder.exact import (
     ExactCache,
     ExactDecoder,
     exact_exp2,
-    in_pieces,
     exact_tanh,
+    in_pieces,
 )
 from foretell.models.decoder.packed import PackedLinear, pack_layers, without_rounding
 from tests import tiny as small

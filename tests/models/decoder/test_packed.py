@@ -28,8 +28,8 @@ from foretell.models.decoder.packed import (
     product_by_torch,
     recorded_layer,
     settle_weights,
-    without_rounding,
     weight_bytes,
+    without_rounding,
 )
 from foretell.native.packing import FORMATS, GROUP, Packed, unpack_matrix
 from tests.models.decoder.families import tiny

@@ -49,7 +49,9 @@ def slip_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """All drafts are taken in, whatever was accepted."""
     after = Mixer.memory_after
     monkeypatch.setattr(
-        Mixer, "memory_after", lambda self, held, path: after(self, held, range(len(held.read_rows)))
+        Mixer,
+        "memory_after",
+        lambda self, held, path: after(self, held, range(len(held.read_rows))),
     )
 
 
@@ -95,7 +97,9 @@ def slip_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     """The state behind a piece of the prompt is lost."""
     after = Mixer.memory_after
     monkeypatch.setattr(
-        Mixer, "memory_after", lambda self, held, path: after(self, held, path) if path else held.text
+        Mixer,
+        "memory_after",
+        lambda self, held, path: after(self, held, path) if path else held.text,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,9 +98,9 @@ def test_one_beam_is_greedy_decoding(setting: str) -> None:
     base = laws.SETTINGS[setting]
     for seed in range(6):
         options = {"temperature": 0.0, "top_p": 1.0, "max_new_tokens": 8, "seed": seed}
-        sampling = laws.replace(base.sampling, **options)
+        sampling = replace(base.sampling, **options)
         if setting == "end":
-            sampling = laws.replace(sampling, logits_processors=(), stop=())
+            sampling = replace(sampling, logits_processors=(), stop=())
         one = toy_run(Beam(width=1), sampling, 3, seed, base.eos).ctx
         assert one.output == toy_run(Plain(), sampling, 3, seed, base.eos).ctx.output
 

@@ -8,7 +8,7 @@ import pytest
 
 from foretell.errors import BadConfig
 from foretell.kv.select.channels import CHANNELS
-from foretell.train.caches.channels import FindChannels, find_channels, cut_pieces
+from foretell.train.caches.channels import FindChannels, cut_pieces, find_channels
 from tests import tiny
 
 

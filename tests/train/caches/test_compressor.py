@@ -21,14 +21,14 @@ from foretell.train.caches.compressor import (
     Texts,
     TrainCompressor,
     begin_weights,
+    compressor_loss,
     context_bits,
     logits_behind,
-    compressor_loss,
     measure_compressor,
     own_share,
     shape_of,
-    train_compressor,
     share_won,
+    train_compressor,
 )
 from tests import tiny
 

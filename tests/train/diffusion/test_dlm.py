@@ -25,9 +25,9 @@ from foretell.train.diffusion.dlm import (
     Answers,
     DLMRun,
     TrainDLM,
+    answers_in,
     new_model,
     pad_texts,
-    answers_in,
     train_dlm,
 )
 from foretell.train.diffusion.lists import LONGEST, Example, Lists

@@ -12,11 +12,11 @@ from foretell.train.diffusion.lists import (
     LONGEST,
     PUZZLES,
     Lists,
-    seeded_item,
-    draw_item,
-    model_questions,
     build_tokenizer,
+    draw_item,
     list_tokens,
+    model_questions,
+    seeded_item,
 )
 from tests import tiny
 

@@ -16,15 +16,15 @@ from foretell.train.diffusion.masking import (
     LEAST,
     Masked,
     Reader,
+    block_mask,
     by_count,
     by_rate,
     certainty_loss,
-    split_blocks,
+    count_right,
     draw_masks,
     in_block,
     masked_loss,
-    count_right,
-    block_mask,
+    split_blocks,
 )
 from tests import tiny
 

@@ -34,8 +34,8 @@ from foretell.train.heads import anchored
 from foretell.train.heads.head import (
     TrainHead,
     begin_head,
-    read_head,
     head_loss,
+    read_head,
     taps_of,
     train_head,
 )

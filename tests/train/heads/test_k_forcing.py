@@ -23,13 +23,13 @@ from foretell.train.heads.k_forcing import (
     KForcingRun,
     Places,
     TrainKForcing,
-    row_agreement,
-    tokens_at_noise,
     by_rows,
     by_target,
     by_teacher,
     k_forcing_loss,
     places_of,
+    row_agreement,
+    tokens_at_noise,
     train_k_forcing,
 )
 from foretell.train.heads.tuned import Tuned, TunedRun

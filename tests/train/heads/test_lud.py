@@ -22,10 +22,10 @@ from foretell.strategies.parallel.lud import Lud
 from foretell.train import answers
 from foretell.train.heads.lud import (
     TrainLud,
-    unit_loss,
-    unit_rows,
     measure_rows,
     train_lud,
+    unit_loss,
+    unit_rows,
     units_of,
 )
 from foretell.train.heads.tuned import Tuned, TunedRun

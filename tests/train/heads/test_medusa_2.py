@@ -22,8 +22,7 @@ from foretell.drafters.heads.networks.folder import build_head, target_shape
 from foretell.errors import BadConfig
 from foretell.train import answers
 from foretell.train.heads import medusa_2
-from foretell.train.heads.head import TrainHead
-from foretell.train.heads.head import train_head
+from foretell.train.heads.head import TrainHead, train_head
 from foretell.train.heads.head_data import Corpus
 from foretell.train.heads.medusa_2 import (
     LiveTeacher,

@@ -14,7 +14,7 @@ pytest.importorskip("peft", reason="needs foretell[lora]")
 from foretell.errors import BadConfig
 from foretell.train import answers
 from foretell.train.heads.head import TrainHead
-from foretell.train.heads.tuned import split_answers, check_tuning, export_tuned
+from foretell.train.heads.tuned import check_tuning, export_tuned, split_answers
 from tests import tiny
 from tests.train.heads.test_lud import PROMPT, model_of, random_text
 

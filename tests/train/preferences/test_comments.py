@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from foretell.errors import BadConfig
 from foretell.train.preferences.comments import (
     UNREADABLE,
-    strip_answer,
-    read_commented,
     documented_functions,
+    read_commented,
+    strip_answer,
     strip_comments,
 )
 

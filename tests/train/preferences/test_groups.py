@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from foretell.train.preferences.groups import (
     Group,
     advantages,
+    grpo_loss,
     hardest_prompts,
     k2,
     k3,
     mean_rewards,
-    grpo_loss,
-    round_prompts,
     parts_of,
+    round_prompts,
     transform_rewards,
 )
 

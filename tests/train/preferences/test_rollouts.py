@@ -22,13 +22,13 @@ from foretell.train.preferences.rollouts import (
     Question,
     bleu_of_first,
     check_ranked,
-    with_references,
     draw_answers,
-    questions_digest,
-    measure_parts,
     keep_json,
+    measure_parts,
+    questions_digest,
     read_questions,
     sampling_method,
+    with_references,
 )
 from tests import tiny
 

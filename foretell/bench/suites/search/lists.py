@@ -71,7 +71,7 @@ class Listing(Task):
     """A task to name different things of a set."""
 
     entry_count: int
-    right_entries: frozenset[str]  # as `plain` writes them
+    right_entries: frozenset[str]  # as `plain_entry` writes them
 
     sort: ClassVar[str] = "lists"
 

@@ -207,7 +207,8 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """All of a file, in float32; whole numbers stay. Raises BadModel."""
     try:
         with safe_open(path, "pt") as tensor_file:
-            tensors = {name: tensor_file.get_tensor(name) for name in tensor_file.keys()}  # noqa: SIM118
+            names = tensor_file.keys()
+            tensors = {name: tensor_file.get_tensor(name) for name in names}
     except (OSError, SafetensorError) as error:
         raise BadModel(f"{path}: cannot be read ({first_message_line(error)}); {MAKE}") from error
     return {

@@ -20,7 +20,9 @@ from tests import tiny
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """No program is run, questions fit the tiny model, and little is spent."""
-    monkeypatch.setattr(functions, "judge_program", lambda program, tests, limits: [False] * len(tests))
+    monkeypatch.setattr(
+        functions, "judge_program", lambda program, tests, limits: [False] * len(tests)
+    )
     monkeypatch.setattr(methods, "FORWARDS", 9)
     monkeypatch.setattr(tiny.foretell.LM, "prompt_ids", lambda self, prompt: [5, 6, 7])
 

@@ -132,7 +132,9 @@ def test_slips_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     wanted = twin(told, tensors, BELOW)
     taken = MlpSpeculator.token_rows
     with monkeypatch.context() as patch:
-        patch.setattr(MlpSpeculator, "token_rows", lambda self, e, ids, depth: taken(self, e, ids, 0))
+        patch.setattr(
+            MlpSpeculator, "token_rows", lambda self, e, ids, depth: taken(self, e, ids, 0)
+        )
         with pytest.raises(AssertionError):
             close(place, wanted)
     with pytest.raises(AssertionError):

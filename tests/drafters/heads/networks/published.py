@@ -93,7 +93,7 @@ def logits_of(head: HeadModel, states: torch.Tensor, below: Sequence[int]) -> li
     """What a head says behind the text, and behind each of these tokens drafted below it."""
     beside = SimpleNamespace(
         settle=lambda tokens: None,
-        states=SimpleNamespace(read=lambda feeds, a, b: states[a + 1 : b + 1]),
+        states=SimpleNamespace(read_states=lambda feeds, a, b: states[a + 1 : b + 1]),
     )
     tree = TokenTree(TEXT[-1])
     given: list[torch.Tensor] = []

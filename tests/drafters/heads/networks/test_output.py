@@ -68,7 +68,7 @@ def test_matrices_are_packed_beside_a_packed_target(
     for packs in (True, False):
         if not packs:
             monkeypatch.setattr(
-                "foretell.drafters.heads.networks.model.pack", lambda head, format: 0
+                "foretell.drafters.heads.networks.model.pack_layers", lambda head, format: 0
             )
         head, kept = load_any_head(tmp_path, model, kind)
         told = HeadModel(head, kept, model)

@@ -11,8 +11,8 @@ from foretell.drafters.heads.networks.ranks import (
     Path,
     best_paths,
     expected_tokens,
-    smooth_table,
     path_probability,
+    smooth_table,
 )
 
 
