@@ -193,7 +193,9 @@ class Renoise(Denoising):
 
 
 def bounded_positions(entropies: torch.Tensor, gamma: float) -> list[int]:
-    """Positions of the least entropies (n,) whose sum less the largest of them is at most `gamma`."""
+    """Positions of the least entropies (n,) whose sum less the largest of them is at most
+    `gamma`.
+    """
     ascending = entropies.sort(stable=True)
     count = int((ascending.values.cumsum(0) - ascending.values <= gamma).sum())
     positions: list[int] = ascending.indices[:count].tolist()

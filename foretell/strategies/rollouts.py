@@ -165,7 +165,9 @@ def rows_by_target(
 
 
 def rows_by_model(ctx: Context, name: str) -> Callable[[TokenTree, Sequence[int]], RowsReply]:
-    """Returns a function that reads rows of another model, on the branch and the target's tokens."""
+    """Returns a function that reads rows of another model, on the branch and the target's
+    tokens.
+    """
     vocab_size = ctx.models["target"].vocab
 
     def ask(tree: TokenTree, nodes: Sequence[int]) -> RowsReply:

@@ -19,7 +19,7 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Alias]:
     found: list[Alias] = []
 
     def fetch(name: str) -> Path:
-        found.append(fetching.find(name))
+        found.append(fetching.find_alias(name))
         return Path("/models") / name
 
     def here(alias: Alias) -> Path | None:

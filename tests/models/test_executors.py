@@ -41,7 +41,7 @@ def test_a_name_that_is_no_executor_s() -> None:
 
 def test_listing_imports_no_runtime() -> None:
     code = (
-        "import sys; from foretell.models import executors; executors.names(); "
+        "import sys; from foretell.models import executors; executors.executor_names(); "
         "print(sorted({'openvino', 'onnxruntime', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -48,7 +48,7 @@ def decode_rows(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def bounds_of(keys: torch.Tensor, part: int) -> torch.Tensor:
-    """The `page_extremes` of whole parts of keys (KV, n, D), which hold for the rounded keys too."""
+    """The `page_extremes` of whole parts of keys (KV, n, D), for the rounded keys too."""
     return join_extremes(
         page_extremes(keys, part), page_extremes(decode_rows(*encode_rows(keys)), part)
     )

@@ -44,7 +44,8 @@ class Ragged(Holding):
         default_factory=dict
     )  # of each layer its other heads' rows
     near_rows: tuple[Any, torch.Tensor] | None = None  # of the last job, see `_near_rows`
-    # Masks that `limit_attention` made in the last job, by which heads stream and by the job's mask.
+    # Masks that `limit_attention` made in the last job, by which heads stream and by the job's
+    # mask.
     masks: dict[Any, tuple[torch.Tensor | None, torch.Tensor | None]] = field(default_factory=dict)
 
     @property

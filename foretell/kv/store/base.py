@@ -51,7 +51,8 @@ class Form:
 class LayerForm(Form):
     """A form in which each layer has a code of its own."""
 
-    # Whether `decode_rows` takes codes of one shape together, stacked: tensors with a dimension more.
+    # Whether `decode_rows` takes codes of one shape together, stacked: tensors with a dimension
+    # more.
     batched = False
 
     def encode_rows(self, keys: Layers, values: Layers, stored_count: int) -> Codes:
@@ -143,7 +144,7 @@ def bytes_of(codes: Codes) -> int:
 
 @dataclass
 class Stored(Holding):
-    """Holds rows in a form, on a shelf. `held_codes`: of each time that blocks left, their codes."""
+    """Holds rows in a form, on a shelf. `held_codes`: their codes, by the time they left."""
 
     form: Form = field(default_factory=AsTheyAre)
     shelf: Shelf = field(default_factory=Shelf)

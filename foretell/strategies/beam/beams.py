@@ -106,7 +106,9 @@ def best_continuations(
     candidate_count: int,
     token_costs: torch.Tensor | None = None,
 ) -> list[tuple[Beam, Beam]]:
-    """(parent, beam) of the `candidate_count` best continuations that are possible, the best first."""
+    """(parent, beam) of the `candidate_count` best continuations that are possible, the
+    best first.
+    """
     stacked_rows = torch.stack([log_probs[beam] for beam in living_beams])
     scores = stacked_rows + stacked_rows.new_tensor([[beam.score] for beam in living_beams])
     if token_costs is not None:

@@ -60,7 +60,9 @@ class UpTo(Target):
 def without_bonus(
     last_node: int, tree: TokenTree, target: Target, rng: Door, position: int
 ) -> Outcome:
-    """The usual verification of a chain, which ends with node `last_node` where that is accepted."""
+    """The usual verification of a chain, which ends with node `last_node` where that is
+    accepted.
+    """
     return verify_by_default(tree, UpTo(target, last_node), rng, position)
 
 

@@ -207,7 +207,8 @@ class AStar(Strategy):
                 reward_name = self.reward.spec_name
                 raise BadConfig(
                     f"a-star: the reward {reward_name!r} gave {text_reward:.4g}, and the search "
-                    "needs numbers from 0 to 1; take another reward, or bring its numbers to that range"
+                    "needs numbers from 0 to 1; take another reward, or bring its numbers to "
+                    "that range"
                 )
         return [max(0.0, text_reward) for text_reward in text_rewards]
 

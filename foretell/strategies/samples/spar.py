@@ -120,9 +120,9 @@ class Spar(Samples):
         if needed_tokens > speaker.model.context:
             raise PromptTooLong(
                 f"spar: to judge and refine an answer of up to {answer_limit} tokens takes a "
-                "context "
-                f"of {needed_tokens}, and {speaker.model.name} holds {speaker.model.context}; lower "
-                "max_new_tokens, shorten the prompt, or give depth=0"
+                f"context of {needed_tokens}, and {speaker.model.name} holds "
+                f"{speaker.model.context}; lower max_new_tokens, shorten the prompt, or give "
+                "depth=0"
             )
         return self._run_steps(ctx, search)
 

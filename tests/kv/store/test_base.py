@@ -119,7 +119,7 @@ def test_bytes_are_those_of_all_codes() -> None:
             assert cache.bytes == own + held.bytes, "admission and status count both"
             assert cache.length - held.rows == cache.base < 1 + 2 + 4 or cache.length <= len(PROMPT)
             for tensor in (
-                t for codes in held.held for code in codes.values() for t in code.values()
+                t for codes in held.held_codes for code in codes.values() for t in code.values()
             ):
                 assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
     assert len(shelf.put_bytes) > 4

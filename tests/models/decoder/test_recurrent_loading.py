@@ -51,7 +51,7 @@ def slip_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Mixer,
         "memory_after",
-        lambda self, held, path: after(self, held, range(len(held.read_rows))),
+        lambda self, held, path: after(self, held, range(len(held.rows))),
     )
 
 

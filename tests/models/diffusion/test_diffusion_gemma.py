@@ -155,7 +155,7 @@ class Steps:
         fill = Renoise.fill_positions
 
         def noted(method: Renoise, sheet: Any, found: Any, state: Any) -> None:
-            if state.left == method.steps:
+            if state.steps_left == method.steps:
                 self.starts.append(len(self.read))
             self.read.append([sheet.shown[place] for place in found.places])
             fill(method, sheet, found, state)
