@@ -48,8 +48,8 @@ MUCH = 1 << 18  # scores of a head from which on torch is asked for with all thr
 def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     """Whether a model is of a build and of number formats that the library computes.
 
-    So it is where the library is not built, too: then `make` says so, as nobody should have the
-    slower steps without a word. Who has switched it off knows.
+    So it is where the library is not built, too: then `make_executor` says so, as nobody should
+    have the slower steps without a word. Who has switched it off knows.
     """
     layers = getattr(hf_model.get_decoder(), "layers", ())
     is_packed = isinstance(hf_model.get_output_embeddings(), PackedLinear)

@@ -78,7 +78,7 @@ class OpenVinoExecutor(Executor):
         # By number of nodes (0: any) and whether it is for one job alone.
         self.compiled: dict[tuple[int, bool], CompiledGraph] = {}
         self.last = (0, False)  # the graph that ran last
-        self.seconds_lost = 0.0  # by staying with it, see _choose
+        self.seconds_lost = 0.0  # by staying with it, see _choose_graph
         self.refused_taps = False  # whether a graph with hidden states could not be built
 
     def cache(self) -> Cache:

@@ -36,7 +36,7 @@ from foretell.core.model import Computed
 
 PIECE = 128  # nodes of a forward of a small model: a longer chain takes several
 ALL_ROWS = 32  # a graph of at most so many nodes gives the logits of all, wanted or not
-KEPT_PLANS = 64  # tables that are kept, see CompiledGraph._plan
+KEPT_PLANS = 64  # tables that are kept, see CompiledGraph._plan_tables
 # The tables that the numbers of nodes decide.
 PLANNED = (GATHER, SCATTER, BEGINS, MASK, MASK_BEGINS)
 

@@ -1,8 +1,8 @@
 """The denoising loop: look at the canvas, propose tokens, commit some of them, again.
 
-What a method decides is small: which positions may be filled now (`eligible`), and which proposals
-are committed (`choose`). Draws are keyed by position and by how many tokens were committed before,
-so that a canvas is the same in any company.
+What a method decides is small: which positions may be filled now (`eligible_positions`), and which
+proposals are committed (`choose_positions`). Draws are keyed by position and by how many tokens
+were committed before, so that a canvas is the same in any company.
 """
 
 from __future__ import annotations

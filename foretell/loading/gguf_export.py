@@ -17,7 +17,7 @@ from typing import Any
 from foretell.errors import BadModel, ForetellError, first_message_line
 from foretell.models.gguf.limits import check_file
 
-VERSION = 2  # of what `unpack` makes of a file; folders of another version are made again
+VERSION = 2  # of what `unpack_file` makes of a file; folders of another version are made again
 PLAIN = ("default", "gpt-2")  # rules of words that are the byte-level tokenizer's own
 # Rules of tokenizers that take a word of the vocabulary whole, whatever the merges say, and begin a
 # text with its first token unless the file says otherwise.

@@ -35,7 +35,7 @@ class Runtime(Protocol):
     with the highest number that takes a model computes it, and the one before is its fallback.
     `DTYPE`: what the weights that are not of 8 bits are converted to where it suits; None: they
     stay as they are. `WHOLE`: it computes every plain job itself, needs no fallback, and is tried
-    before all others; it may `prepare` a model for itself.
+    before all others; it may prepare a model for itself.
     """
 
     DEVICE: str

@@ -249,8 +249,8 @@ class Update:
 
 
 class Learner:
-    """Learner of one tenant. An update is ordered for each `every` lessons; `learn` makes its
-    weights, each time from those that it made last.
+    """Learner of one tenant. An update is ordered for each `update_interval` lessons; `learn` makes
+    its weights, each time from those that it made last.
     """
 
     def __init__(self, update_interval: int, make_weights: Callable[[Sequence[Lesson]], Any]):

@@ -41,7 +41,7 @@ class Translated:
         self.fixed_count = len(self.token_ids)  # of them, those that are not divided anew
         self.pending_bytes = b""
         self.branch = -1  # not opened yet
-        self.branch_length = 0  # of `ids`, those that are the branch's tokens
+        self.branch_length = 0  # of `token_ids`, those that are the branch's tokens
 
     # --- the text
 

@@ -660,7 +660,7 @@ def test_costs_are_those_of_who_computes_so_many_jobs(jobs: int) -> None:
         engine.costs_of(model, name).seconds = {1: step, 64: 2 * step}
     expected = (1.0 if jobs == 1 else 9.0) / jobs
     assert lives[0].ctx.shares(4)[0] == pytest.approx(expected, rel=0.1)
-    assert lives[0].ctx.costs.single() == pytest.approx(1.0)
+    assert lives[0].ctx.costs.one_token_seconds() == pytest.approx(1.0)
     for live in lives:
         engine.end(live)
 

@@ -111,7 +111,7 @@ def test_the_default_is_simpler_where_a_step_is_quick(monkeypatch: pytest.Monkey
     monkeypatch.setattr(profiling, "REPEATS", 3)  # or a slow moment has it measured again
     lm = tiny.lm()
     lm.measure()
-    step = lm.engine.costs_of(lm.models["target"]).single()
+    step = lm.engine.costs_of(lm.models["target"]).one_token_seconds()
     for limit, later, expected in ((step / 2, step / 9, AUTO), (step * 2, step * 9, QUICK)):
         monkeypatch.setattr("foretell.api.defaults.STEP", limit)
         lm = tiny.lm()

@@ -199,7 +199,7 @@ class Decoder(Model):
         """Records what each layer hands to attention, in order; `exempt_layers` may hand it
         nothing.
 
-        Raises Unsupported as `_layout` does.
+        Raises Unsupported as `_measure_layout` does.
         """
         probe = AttentionProbe(min(self.context, UNLIMITED))
         context_token = PROBE.set(probe)

@@ -221,7 +221,7 @@ class ExactJob(Job):
             sink_scores = (sinks.double() * LOG2E).view(heads, -1, 1, 1)
             top_scores = torch.maximum(top_scores, sink_scores)
         scores.sub_(top_scores)
-        for piece in scores.view(-1).split(PIECE):  # whole vectors, since `whole` is
+        for piece in scores.view(-1).split(PIECE):  # whole vectors, since `padded_end` is
             piece.exp2_()
         # Powers in multiples of 2**-36: a row of up to 2**17 of them is summed exactly.
         powers = round_by(scores, 1.5 * 2**16)

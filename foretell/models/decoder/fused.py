@@ -214,7 +214,7 @@ class Fused:
         return (states + self.attended(states, rotary, positions))[None]
 
     def attended(self, states: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        """The states (P, E) that attention adds to h (P, E)."""
+        """The states (P, E) that attention adds to `states` (P, E)."""
         node_count = positions.shape[1]
         padding = len(states) - node_count
         x = self.qkv(self.norm(self.before, states))[:node_count].view(node_count, -1, self.width)

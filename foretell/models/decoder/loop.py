@@ -246,7 +246,7 @@ class Loop:
         taps: Sequence[int],
         tapped_states: dict[int, torch.Tensor],
     ) -> torch.Tensor:
-        """h (1, T, E) through `layer_parts`, or halves of them, in order -> (1, T, E).
+        """Runs states (1, T, E) through `layer_parts`, or halves of them, in order -> (1, T, E).
 
         `tapped_states[i]` (T, E) becomes, for each tap i, what enters layer i, or would if it ran;
         i = len(self.layers) is what leaves the last one, before the norm.
@@ -286,7 +286,7 @@ class Loop:
 
     @staticmethod
     def padded_size(states: torch.Tensor) -> int:
-        """The number of rows that products compute for h (1, n, E); see ops/memory.py."""
+        """The number of rows that products compute for states (1, n, E); see ops/memory.py."""
         on_cpu = states.device.type == "cpu"
         if on_cpu and states.dtype in (torch.bfloat16, torch.float16):
             return round_row_count(states.shape[1])

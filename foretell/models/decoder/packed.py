@@ -42,7 +42,7 @@ OFF = 3  # times as far from the exact rows as another way to compute: still rou
 
 # Layers that a recording names by number. The numbers are their addresses.
 _recorded: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
-# Whether activations stay as they are, see `unrounded`.
+# Whether activations stay as they are, see `without_rounding`.
 _unrounded: ContextVar[bool] = ContextVar("foretell_unrounded", default=False)
 
 

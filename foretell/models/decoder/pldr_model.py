@@ -248,7 +248,7 @@ class Attention(nn.Module):
     def forward(
         self, hidden_states: torch.Tensor, rotary: Any, mask: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """h (B, n, E) -> (B, n, E)."""
+        """Attends: hidden_states (B, n, E) -> (B, n, E)."""
         shape = (*hidden_states.shape[:-1], self.heads, self.head_dim)
         q, k, v = (
             part(hidden_states).view(shape).transpose(1, 2) for part in (self.wq, self.wk, self.wv)

@@ -186,7 +186,7 @@ class DecoderParts:
         tapped_states: dict[int, torch.Tensor] | None = None,
         source: torch.Tensor = ELSEWHERE,
     ) -> torch.Tensor:
-        """h (1, T, E) through `layers`, in order -> (1, T, E); taps as of Loop.run.
+        """Runs states (1, T, E) through `layers`, in order -> (1, T, E); taps as of Loop.run.
 
         `source`: an encoder's states (1, S, E); ELSEWHERE: each job's source is encoded already.
         """

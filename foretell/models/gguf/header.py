@@ -43,7 +43,8 @@ STATED: dict[str, tuple[str, ...]] = {
     "attention.sliding_window": ("sliding_window",),
     "shortconv.l_cache": ("conv_L_cache",),
 }
-# Keys of the rotation, which `rotation` reads as one, and of a part of a head that it turns.
+# Keys of the rotation, which `rotation_parameters` reads as one, and of a part of a head that it
+# turns.
 ROTATION = frozenset(
     f"rope.{name}"
     for name in (
