@@ -75,12 +75,12 @@ def test_the_numbers_of_the_policy_are_noticed(
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text("RATE = 1 / 8  # often\n")
     monkeypatch.setattr(basis, "PACKAGE", tmp_path)
-    before = basis.build_policy()
+    before = basis.policy()
     changed = tmp_path / "speculation" / "costs.py"
     changed.write_text("RATE = 1 / 8  # rarely\n\n\ndef wait() -> int:\n    return 3\n")
-    assert basis.build_policy() == before
+    assert basis.policy() == before
     changed.write_text("RATE = 1 / 4\n")
-    assert basis.build_policy() != before
+    assert basis.policy() != before
 
 
 def test_the_check_of_the_pages_fails_where_figures_have_expired(

@@ -249,7 +249,7 @@ def test_a_filter_that_verification_forgets(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_greedy_tokens_from_the_unprocessed_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     laws.check_greedy([laws.build("ngram")], 40, free=True)
-    monkeypatch.setattr(Target, "best", lambda self, node: int(self.rows[node].argmax()))
+    monkeypatch.setattr(Target, "best_token", lambda self, node: int(self.rows[node].argmax()))
     caught(laws.check_greedy, [laws.build("ngram")], 40, free=True)
 
 

@@ -58,7 +58,11 @@ def _print_list(cards: Sequence[Card]) -> None:
             show(Text(f"\n{TITLES[kind]}", "bold"))
         for method in members:
             claim = method.guarantee.partition(":")[0]
-            show(f"  {method.name:{width}}  {claim:7}  {method.summary}", markup=False)
+            show(
+                f"  {method.name:{width}}  {claim:7}  {method.summary}",
+                soft_wrap=True,
+                markup=False,
+            )
 
 
 def _card_document(card: Card) -> dict[str, Any]:

@@ -275,7 +275,7 @@ def test_a_head_reads_the_states_of_the_text(tmp_path: Path) -> None:
     lm = tiny.lm(torch.float64, draft=False)
     target = lm.models["target"]
     head = build_head("eagle", target_shape(target), {})
-    head.begin(target)
+    head.take_weights(target)
     save_head(head, None, tmp_path, target, {})
     editor = lm.editor(TEXT, f"eagle:head={tmp_path},nodes=6")
     editor.edit(4, 7, "plus_one")

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from foretell.core.context import Context, Request
+from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.speculation.strategy import Speculative

@@ -19,6 +19,7 @@ from foretell.testing.toy import Toy
 from tests.laws.expected import row, softmax
 
 PROMPT = [0, 1, 0]
+TEMPERATURE = 1.0
 
 
 def prove_ngram_is_exact() -> None:
@@ -27,7 +28,7 @@ def prove_ngram_is_exact() -> None:
 
     def answer(door: Enumerator) -> tuple[int, ...]:
         engine = Engine({"target": toy})
-        sampling = Sampling(max_new_tokens=2)
+        sampling = Sampling(temperature=TEMPERATURE, max_new_tokens=2)
         live = engine.add(Request(PROMPT, Speculative(Ngram(n=1)), sampling, rng=door))
         list(engine.run())
         return tuple(live.ctx.output)

@@ -105,7 +105,7 @@ def test_ranks_are_those_of_the_texts_own_tokens() -> None:
 
 def test_a_text_that_is_not_greedy_is_left_out_of_the_table() -> None:
     answer, _ = greedy_answer()
-    other = Known(answer.tokens, 3, answer.best + 1, answer.states)
+    other = Known(answer.tokens, 3, answer.top_tokens + 1, answer.states)
     head = fresh()
     teacher = Teacher(TARGET, [len(TARGET.layout)], head, KEPT)
     assert rank_table(true_ranks(head, [other], teacher, 4, 64)) == []
