@@ -16,7 +16,7 @@ HELD = "held"
 FAILED = "failed"
 UNTESTED = "untested"  # nothing was drafted, so passing proves nothing
 NO_CLAIM = "no claim"  # the method claims nothing here, or the check could not be run
-SCHEMA = "foretell.audit/2"
+SCHEMA = "foretell.measure.audit/2"
 
 
 @dataclass
@@ -66,7 +66,7 @@ class Report:
         return all(method.all_held for method in self.methods)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report JSON-ready, schema foretell.audit/2."""
+        """Returns the report JSON-ready, schema foretell.measure.audit/2."""
         return {
             "schema": SCHEMA,
             "version": foretell.__version__,

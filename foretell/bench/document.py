@@ -23,7 +23,7 @@ from foretell.ops.files import write_text
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-SCHEMA = "foretell.bench/1"
+SCHEMA = "foretell.measure.bench/1"
 # What a document must share to be continued.
 SAME = ("schema", "version", "settings", "machine", "versions")
 

@@ -102,9 +102,9 @@ class Report:
     documents: int = 0
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, schema foretell.bench.replay/1."""
+        """JSON-ready, schema foretell.measure.replay/1."""
         return {
-            "schema": "foretell.bench.replay/1",
+            "schema": "foretell.measure.replay/1",
             "version": foretell.__version__,
             "documents": self.documents,
             "nodes": self.nodes,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.api.outputs import Piece
     from foretell.core.stats import Stats
 
-SCHEMA = "foretell.cli._conversation/1"
+SCHEMA = "foretell.chat/1"
 ROLES = ("user", "assistant")
 KEPT = 0.75  # of what the context has for questions, where old turns have to go
 

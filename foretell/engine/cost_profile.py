@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from foretell.cache.cache import Cache
     from foretell.core.model import Model
 
-SCHEMA = "foretell.speculation.costs/1"
+SCHEMA = "foretell.policy.costs/1"
 ROWS = (64, 1024)  # cache rows before the measured tokens
 ROUNDS = 9  # of measuring, at most
 SECONDS = 0.5  # of measuring, about

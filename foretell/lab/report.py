@@ -11,7 +11,7 @@ import foretell
 from foretell.bench.report.plot import bar_chart
 from foretell.lab.settings import Settings
 
-SCHEMA = "foretell.lab/1"
+SCHEMA = "foretell.measure.lab/1"
 CHAIN = "chain"  # one token below the other
 DRAFTS = {  # in words
     "independent": "independent draws",
@@ -88,7 +88,7 @@ class Report:
             self.means.setdefault(mean_key, Mean()).add(value, variance)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the report JSON-ready, schema foretell.lab/1."""
+        """Returns the report JSON-ready, schema foretell.measure.lab/1."""
         return {
             "schema": SCHEMA,
             "version": foretell.__version__,

@@ -25,7 +25,7 @@ from foretell.longbench.tasks import MORE, QUESTIONS, TASKS, Item, make_item
 if TYPE_CHECKING:
     from foretell.api.lm import LM
 
-SCHEMA = "foretell.longbench/1"
+SCHEMA = "foretell.measure.longbench/1"
 SAVED = 10  # seconds between two savings at least
 PARTS = 4  # of the scored half of a text, whose perplexities are told apart
 HEAD = "\n\n"  # between a context and a question

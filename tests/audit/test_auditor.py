@@ -295,7 +295,7 @@ def test_the_command(
     assert cli.run([*args, "--method", "ngram:n=2,k=4,plain", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (
-        document["schema"] == "foretell.audit/2"
+        document["schema"] == "foretell.measure.audit/2"
         and document["held"] is True
         and document["dtype"] == "float32"
     )

@@ -50,7 +50,7 @@ def test_other_prompts_machines_and_files_are_refused(tmp_path: Path) -> None:
     write_document(elsewhere, path)
     with pytest.raises(BadFile, match=r"machine\.threads \(99 there"):
         begin_document(SMALL, sets, path)
-    for text in ("{", "[]", '{"schema": "foretell.audit/1", "cells": []}'):
+    for text in ("{", "[]", '{"schema": "foretell.measure.audit/1", "cells": []}'):
         path.write_text(text)
         with pytest.raises(BadFile, match="no document of foretell bench"):
             begin_document(SMALL, sets, path)

@@ -289,7 +289,7 @@ def report(turns: int) -> Report:
 
 def test_the_document_has_a_row_a_method() -> None:
     document = report(2).to_dict()
-    assert document["schema"] == "foretell.bench.replay/1"
+    assert document["schema"] == "foretell.measure.replay/1"
     assert document["version"]
     assert document["documents"] == 1234
     assert document["nodes"] == 16

@@ -126,7 +126,7 @@ def test_a_document_is_whole_and_json() -> None:
         lambda what, done, total: told.append((done, total)),
     )
     document = json.loads(json.dumps(document))
-    assert document["schema"] == "foretell.bench/1"
+    assert document["schema"] == "foretell.measure.bench/1"
     assert document["bandwidth"]["bytes_per_s"] == 1e9
     keys = [(c["set"], c["temperature"], c["contender"]) for c in document["cells"]]
     assert keys == [

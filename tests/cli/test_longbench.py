@@ -37,7 +37,7 @@ def test_it_prints_tables_and_writes_files(run: Any, model: str, tmp_path: Path)
 
 def test_the_document_goes_to_standard_output(run: Any, model: str) -> None:
     code, out, _ = run("longbench", "--model", model, *GIVEN, "--json", "-")
-    assert code == 0 and json.loads(out)["schema"] == "foretell.longbench/1"
+    assert code == 0 and json.loads(out)["schema"] == "foretell.measure.longbench/1"
 
 
 @pytest.mark.parametrize(

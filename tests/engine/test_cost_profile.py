@@ -140,7 +140,7 @@ def test_a_model_is_measured_once_and_the_numbers_are_kept(
     assert list(folder().rglob("*")) == [path.parent, path]
     document = json.loads(path.read_text())
     assert document["about"] == model_identity(model)
-    assert document["schema"] == "foretell.speculation.costs/1"
+    assert document["schema"] == "foretell.policy.costs/1"
     calls = model.calls
     again, _ = profile_model(model)
     assert model.calls == calls
@@ -203,7 +203,7 @@ DAMAGES = {
     "brackets without end": "[" * 100_000,
     "a list": "[]",
     "without anything": {},
-    "another schema": {"schema": "foretell.speculation.costs/0"},
+    "another schema": {"schema": "foretell.policy.costs/0"},
     "another model": {"about": "x"},
     "other rows": {"rows": [1, 2]},
     "no seconds": {"seconds": {}},

@@ -37,7 +37,7 @@ def test_every_pair_is_measured_at_every_place() -> None:
     assert [done for _, done, _ in told] == list(range(16)) and {t for *_, t in told} == {16}
     assert told[0][0] == "one, temperature 0.7" and told[-1][0] == "two, temperature 1.5"
     document = report.to_dict()
-    assert document["schema"] == "foretell.lab/1"
+    assert document["schema"] == "foretell.measure.lab/1"
     assert len(document["rows"]) == 2 * 3 * len(PAIRS) * 3
     assert len(document["chains"]) == 2 * 3 * 2 * 2
     for row in document["rows"]:
@@ -161,7 +161,7 @@ def test_the_command_on_the_embedded_pair(run: Any, tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "o.svg").read_text("utf-8")
     code, out, err = run(*few, "--json", "-")
     assert code == 0 and err == ""
-    assert json.loads(out)["schema"] == "foretell.lab/1"
+    assert json.loads(out)["schema"] == "foretell.measure.lab/1"
 
 
 def test_a_model_without_a_draft_model_is_told_what_to_name(run: Any, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from foretell.bench.turns import one_line_reason
 from foretell.constraints.grammars import Grammars
 from foretell.errors import BadConfig, ForetellError, PromptTooLong
 
-SCHEMA = "foretell.bench.suites.jsonschema/1"
+SCHEMA = "foretell.measure.suites.jsonschema/1"
 ASKED = "Write JSON that follows this JSON schema. Answer with the JSON alone.\n\n{schema}"
 SAVED = 10  # seconds between two savings at least
 Answer = dict[str, Any]

@@ -22,7 +22,7 @@ from foretell.bench.suites.search.tasks import Task
 from foretell.errors import BadConfig
 from foretell.rewards.sandbox import find_walls
 
-SCHEMA = "foretell.bench.suites.search/2"
+SCHEMA = "foretell.measure.suites.search/2"
 SORTS: dict[str, Callable[[int, int], Sequence[Task]]] = {
     "functions": make_functions,
     "programs": make_free_programs,
