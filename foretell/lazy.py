@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -27,24 +28,31 @@ def lazy_submodules(package: str) -> Callable[[str], Any]:
         except ModuleNotFoundError as error:
             if error.name != f"{package}.{name}":
                 raise
-        method_module = find_method(package, name)
-        if method_module is None:
+        found = find_method(f"{package}.{name}")  # another package's
+        if found is None:
             raise AttributeError(f"{package} has no file {name}.py")
-        return method_module
+        return registry.module_of(*found)
 
     return find
 
 
-def find_method(package: str, name: str) -> ModuleType | None:
-    """The module of a method, by its file's name and the package of its kind; None: no such
-    method.
+def find_method(module_name: str) -> tuple[Path, str] | None:
+    """The file and the kind of a method, by its module's name below the package of its kind, as in
+    `foretell.drafters.ngram`; None: there is no such method.
     """
+    package, _, name = module_name.rpartition(".")
     folder = package.partition(".")[2]
     for kind, folders in registry.FOLDERS.items():
-        method_path = registry.method_files().get((kind, name.replace("_", "-")))
-        if folder in folders and method_path is not None:
-            return registry.module_of(method_path, kind)
+        path = registry.method_files().get((kind, name.replace("_", "-")))
+        if folder in folders and path is not None:
+            return path, kind
     return None
+
+
+def find_shipped_method(module_name: str) -> tuple[Path, str] | None:
+    """The file and the kind of a method of ours; None: it is none, or another package's."""
+    found = find_method(module_name)
+    return found if found and found[0].is_relative_to(registry.PACKAGE) else None
 
 
 class RenamedModules(MetaPathFinder, Loader):
@@ -58,35 +66,19 @@ class RenamedModules(MetaPathFinder, Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name in self.new_names or is_shipped_method(name):
+        if name in self.new_names or find_shipped_method(name):
             return ModuleSpec(name, self)
         is_package = any(old_name.startswith(f"{name}.") for old_name in self.new_names)
         return ModuleSpec(name, self, is_package=True) if is_package else None
 
     def exec_module(self, module: ModuleType) -> None:
         old_name = module.__name__
-        if is_shipped_method(old_name):
-            package, _, method = old_name.rpartition(".")
-            found = find_method(package, method)
-            assert found is not None
-            sys.modules[old_name] = found  # the import takes what stands here
-            return
-        if old_name not in self.new_names:
-            return  # a folder that is no more, which holds some of them
-        new_name = self.new_names[old_name]
-        warnings.warn(f"{old_name} is {new_name} now", DeprecationWarning, stacklevel=2)
-        sys.modules[old_name] = importlib.import_module(new_name)
-
-
-def is_shipped_method(module_name: str) -> bool:
-    """Whether a module's name is that of one of our methods below its kind's folder, as in
-    `foretell.drafters.ngram`.
-    """
-    package, _, name = module_name.rpartition(".")
-    folder, key = package.partition(".")[2], name.replace("_", "-")
-    kinds = [kind for kind, folders in registry.FOLDERS.items() if folder in folders]
-    paths = [registry.method_files().get((kind, key)) for kind in kinds]
-    return any(path is not None and path.is_relative_to(registry.PACKAGE) for path in paths)
+        if method := find_shipped_method(old_name):
+            sys.modules[old_name] = registry.module_of(*method)  # the import takes what stands here
+        elif old_name in self.new_names:
+            new_name = self.new_names[old_name]
+            warnings.warn(f"{old_name} is {new_name} now", DeprecationWarning, stacklevel=2)
+            sys.modules[old_name] = importlib.import_module(new_name)
 
 
 def keep_old_names(new_names: Mapping[str, str]) -> None:

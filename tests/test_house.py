@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
+import house
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 CARD = '"""A method.\n\nGuarantee: exact\n"""\n'
-
-
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-house = script("house")
 
 
 def package(root: Path, files: dict[str, str]) -> Path:

@@ -77,13 +77,8 @@ class Settings:
     @property
     def method_name(self) -> str:
         """The method as users call it: by its file, of a class derived from it too."""
-        module_names = [
-            cls.__module__ for cls in type(self).__mro__ if "__dataclass_fields__" in vars(cls)
-        ]
-        module = next(
-            (name for name in module_names if name.startswith("foretell.")), type(self).__module__
-        )
-        return module.rpartition(".")[2].replace("_", "-")
+        own: Any = type(self)
+        return name_of_method(own)
 
     def __post_init__(self) -> None:
         """Raises BadConfig for a field with a value that its annotation does not allow."""
@@ -92,6 +87,14 @@ class Settings:
             value = getattr(self, field)
             if value not in valid_values:
                 raise BadConfig.field(f"{self.method_name}:{field}", value, str(valid_values))
+
+
+@cache
+def name_of_method(settings: Any) -> str:
+    """What users call the method of a class: the nearest of ours that it is or derives from."""
+    modules = [cls.__module__ for cls in settings.__mro__ if "__dataclass_fields__" in vars(cls)]
+    module = next((name for name in modules if name.startswith("foretell.")), settings.__module__)
+    return str(module).rpartition(".")[2].replace("_", "-")
 
 
 @cache

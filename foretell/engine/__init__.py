@@ -1,0 +1,1 @@
+"""Who runs when: requests, forwards, admission, prefix reuse."""

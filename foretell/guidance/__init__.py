@@ -1,0 +1,1 @@
+"""Logits made of several models or layers."""

@@ -1,0 +1,1 @@
+"""What is common to models; who may compute them."""

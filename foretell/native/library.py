@@ -104,8 +104,6 @@ def _open_library() -> Any:
     c_library.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
     c_library.ft_ranges.restype = None
     c_library.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
-    c_library.ft_read_rate.argtypes = [c_void_p, c_int64, c_int32]
-    c_library.ft_read_rate.restype = c_double
     for name in CHECKED:
         getattr(c_library, name).errcheck = _check_status
     if c_library.ft_version() != VERSION:
@@ -256,13 +254,3 @@ def read_matrix_rows(matrix: Matrix, outputs: torch.Tensor) -> torch.Tensor:
     row_numbers = checked_address(outputs, (len(outputs),), torch.int64)
     load_kernels().ft_rows_of(matrix, row_numbers, len(outputs), tensor_address(rows))
     return rows
-
-
-def read_rate(threads: int, size: int = 256 << 20) -> float:
-    """Bytes a second that so many threads read from memory: the best of five reads of `size`."""
-    read_memory = torch.zeros(size, dtype=torch.uint8)
-    read_memory.fill_(1)
-    read_rates = [
-        load_kernels().ft_read_rate(tensor_address(read_memory), size, threads) for _ in range(5)
-    ]
-    return max(read_rates)

@@ -1,0 +1,1 @@
+"""How much is drafted, by whom, and when it pays."""

@@ -1,0 +1,1 @@
+"""Toys and recorders for laws of one's own."""

@@ -193,8 +193,6 @@ static void check_team(void) {
     }
     for (int i = 0; i < CALLERS; i++)
         pthread_join(callers[i], NULL);
-    if (ft_read_rate(x, 2 * INPUTS * 4, 2) <= 0)
-        fail("no rate", "team");
 #ifndef NO_FORKS /* the sanitiser of threads, and emulators, know none after a fork */
     pid_t child = fork();
     if (!child) {

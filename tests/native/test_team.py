@@ -81,8 +81,3 @@ def test_a_forked_child_has_a_team_of_its_own() -> None:
         child.kill()
     assert not hangs and child.exitcode == 0
     assert torch.equal(product(packed, x, 2), wanted)
-
-
-def test_memory_is_read_at_some_rate() -> None:
-    for threads in (1, 2):
-        assert library.read_rate(threads, size=1 << 16) > 0

@@ -1,0 +1,1 @@
+"""JSON schemas in the words of the grammar compiler."""

@@ -1,0 +1,1 @@
+"""Which rows of a masked text are computed again."""

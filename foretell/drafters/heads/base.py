@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cached_property
 from typing import Any, ClassVar
 
 from foretell.core.context import Context
@@ -44,7 +45,7 @@ class HeadTreeDrafter(HeadDrafter):
 
     in_one_call: ClassVar[bool] = False  # whether the head can grow its trees by itself
 
-    @property
+    @cached_property
     def shape(self) -> TreeShape:
         """The limits of its trees."""
         names = [field.name for field in fields(TreeShape) if hasattr(self, field.name)]

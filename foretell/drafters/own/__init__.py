@@ -1,0 +1,1 @@
+"""Drafts of parts of the target."""

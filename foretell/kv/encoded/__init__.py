@@ -1,0 +1,1 @@
+"""Rows that an encoder makes of contexts."""

@@ -1,0 +1,1 @@
+"""Rows that are read, of all that are held."""

@@ -1,0 +1,1 @@
+"""Rows in fewer bits, or in other memory."""

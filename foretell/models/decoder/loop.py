@@ -34,16 +34,6 @@ class Block(Protocol):
     ) -> torch.Tensor: ...
 
 
-class Halves(Protocol):
-    """The parts of a layer one by one, each with what the residual stream adds to it."""
-
-    def attention(
-        self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor
-    ) -> torch.Tensor: ...
-
-    def mlp(self, hidden: torch.Tensor) -> torch.Tensor: ...
-
-
 class StockBlock:
     """A layer computed by the model's own module.
 
@@ -137,7 +127,7 @@ class Loop:
         self.kinds: list[str] | None = list(self.config.layer_types) if by_kind else None
         self.blocks: list[Block] = [StockBlock(layer) for layer in layers]
         self.refused: str | None = None  # why no faster blocks honour its configuration
-        self.halved = False  # whether the blocks are Halves that give what the whole layers do
+        self.halved = False  # whether the blocks have halves that give what the whole layers do
         # (A, T) of the running forward's tokens where some have several numbers in place of one.
         self.axes: Callable[[], torch.Tensor | None] | None = None
         entering_states: dict[nn.Module, torch.Tensor] = {}

@@ -328,7 +328,5 @@ EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, fl
 /* Rows of a matrix by number, out (count, inputs). */
 EXPORT int32_t ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
                           float *out);
-/* Bytes a second that this many threads read of memory (bytes,). */
-EXPORT double ft_read_rate(const void *memory, int64_t bytes, int32_t threads);
 
 #endif

@@ -5,10 +5,8 @@
 #include "foretell_native.h"
 #include "pool.h"
 
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__linux__) && defined(FT_BUILDS_NEON)
@@ -814,37 +812,4 @@ EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_fo
     }
     free(memory);
     return done;
-}
-
-/* --- the memory's rate */
-
-typedef struct {
-    const uint64_t *memory;
-    int64_t words;
-    atomic_ullong sum;
-} reading;
-
-static void read_work(ft_team *team, int thread, void *argument) {
-    reading *job = argument;
-    int64_t share = job->words / ft_team_size(team) / 64 * 64;
-    const uint64_t *from = job->memory + thread * share;
-    uint64_t sums[32] = {0};
-    for (int64_t i = 0; i < share; i += 32)
-        for (int64_t j = 0; j < 32; j++)
-            sums[j] += from[i + j];
-    for (int j = 1; j < 32; j++)
-        sums[0] += sums[j];
-    atomic_fetch_add(&job->sum, sums[0]);
-}
-
-/* Bytes a second that this many threads read of memory (bytes,). */
-EXPORT double ft_read_rate(const void *memory, int64_t bytes, int32_t threads) {
-    reading job = {memory, bytes / 8, 0};
-    struct timespec before, after;
-    clock_gettime(CLOCK_MONOTONIC, &before);
-    ft_run(read_work, &job, threads);
-    clock_gettime(CLOCK_MONOTONIC, &after);
-    double seconds = (double)(after.tv_sec - before.tv_sec) +
-                     1e-9 * (double)(after.tv_nsec - before.tv_nsec);
-    return seconds > 0 ? (double)bytes / seconds : 0.0;
 }

@@ -1,0 +1,1 @@
+"""Tokens chosen by what would follow."""

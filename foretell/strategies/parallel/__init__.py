@@ -1,0 +1,1 @@
+"""Several tokens or models at once."""
