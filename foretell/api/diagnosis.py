@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from foretell.engine.cost_profile import number_format
 from foretell.models import executors as registry
-from foretell.ops.assets import shipped_folder
+from foretell.ops.assets import INSTALL, shipped_folder
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -91,7 +91,7 @@ def notice_of_missing_head(source: str, head: str) -> None:
     if head and shipped_folder(head) is None:
         print_notice(
             f"{source} has a head that drafts for it, {head}, which is not here; "
-            "pip install 'foretell[models]' brings it, and `auto` is quicker with it"
+            f"{INSTALL}, brings it, and `auto` is quicker with it"
         )
 
 

