@@ -63,7 +63,7 @@ LAYERS = (
     ("spec.py", "methods from text"),
     ("engine", "who runs when: requests, forwards, admission, prefix reuse"),
     ("strategies", "other ways than drafting and verifying"),
-    ("strategies/beam", "searches over beams and trees"),
+    ("strategies/search", "searches over beams and trees"),
     ("strategies/lookahead", "tokens chosen by what would follow"),
     ("strategies/samples", "whole answers, compared or refined"),
     ("strategies/parallel", "several tokens or models at once"),

@@ -88,7 +88,7 @@ PAGES = {
         "Ways to decode one text other than drafting and verifying.",
         "Strategies",
     ),
-    "strategies/beam": MethodPage(
+    "strategies/search": MethodPage(
         "beam-search",
         "Beam and tree search",
         "Several beginnings of the answer are kept, extended and compared.",

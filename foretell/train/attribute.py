@@ -23,7 +23,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import BadConfig, PromptTooLong, Unsupported
 from foretell.ops.fingerprint import norm_mark
-from foretell.strategies.beam.conditions import Condition
+from foretell.strategies.search.conditions import Condition
 from foretell.train import recipes
 from foretell.train.acceptance import answer_ask
 from foretell.train.judge import PARTS, choose_judge

@@ -16,10 +16,10 @@ from foretell.rewards.base import Mean, Reward
 from foretell.rewards.keywords import Keywords
 from foretell.rewards.length import Length
 from foretell.spec import build_reward
-from foretell.strategies.beam.pg_td import PgTd
 from foretell.strategies.lookahead.deal import Deal
 from foretell.strategies.samples.a_star import AStar
 from foretell.strategies.samples.best_of import BestOf
+from foretell.strategies.search.pg_td import PgTd
 from foretell.testing.toy import Toy
 from tests import laws
 from tests.strategies.choosing import write

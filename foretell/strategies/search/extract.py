@@ -45,9 +45,9 @@ from foretell.core.types import Call, Commit, Finish, Steps
 from foretell.errors import BadConfig, RequestFailed, Unsupported
 from foretell.rewards.base import needs_text
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.beam.beam_search import REFUSED
-from foretell.strategies.beam.spans import WORD, Search, Stem, build_stem_tree, text_between
 from foretell.strategies.rollouts import rows_by_target
+from foretell.strategies.search.beam_search import REFUSED
+from foretell.strategies.search.spans import WORD, Search, Stem, build_stem_tree, text_between
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from foretell.core.spending import REASON, Spent
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.beam.beams import Beam, Group
 from foretell.strategies.log_probs import log_probs
+from foretell.strategies.search.beams import Beam, Group
 
 DRAWN = "nothing is drawn"
 REFUSED = {

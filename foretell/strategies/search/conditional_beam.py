@@ -41,22 +41,22 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Finish, Message, Reply, Steps
 from foretell.errors import BadConfig, RequestFailed
 from foretell.rewards.base import Reward, needs_partial, needs_text, score_outputs
-from foretell.strategies.beam.beam_search import (
+from foretell.strategies.log_probs import log_probs
+from foretell.strategies.search.beam_search import (
     Beams,
     Branches,
     move_branches,
     refuse_for_search,
     search_beams,
 )
-from foretell.strategies.beam.beams import Beam, Ended, Group
-from foretell.strategies.beam.conditions import (
+from foretell.strategies.search.beams import Beam, Ended, Group
+from foretell.strategies.search.conditions import (
     Condition,
     Text,
     find_mode,
     make_reason_finder,
     meets_condition,
 )
-from foretell.strategies.log_probs import log_probs
 from foretell.strategies.state_likeness import last_tap
 from foretell.verification.judge_model import LinearJudge, classifier_of, states_at_nodes
 

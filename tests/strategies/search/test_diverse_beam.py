@@ -12,8 +12,8 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig
-from foretell.strategies.beam.beam import Beam
-from foretell.strategies.beam.diverse_beam import DiverseBeam
+from foretell.strategies.search.beam import Beam
+from foretell.strategies.search.diverse_beam import DiverseBeam
 from foretell.testing.toy import Toy
 from tests import laws
 

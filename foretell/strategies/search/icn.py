@@ -42,7 +42,6 @@ from foretell.core.types import Ask, Commit, Drop, Finish, Message, Open, Reply,
 from foretell.errors import BadConfig
 from foretell.rewards.base import needs_text
 from foretell.speculation.strategy import Strategy, decode_one_by_one
-from foretell.strategies.beam.conditions import likeliest_first
 from foretell.strategies.log_probs import log_probs
 from foretell.strategies.rollouts import (
     Path,
@@ -51,6 +50,7 @@ from foretell.strategies.rollouts import (
     grow_paths,
     rows_by_target,
 )
+from foretell.strategies.search.conditions import likeliest_first
 
 DRAWN = "answers are continued greedily, nothing is drawn"
 REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"), DRAWN)

@@ -38,9 +38,9 @@ from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Kept, Message, 
 from foretell.errors import BadConfig
 from foretell.rewards.base import Reward, needs_text, score_outputs
 from foretell.speculation.strategy import Strategy
-from foretell.strategies.beam.beam_search import refuse_for_search
-from foretell.strategies.beam.ucb import Node, Text, descend_tree, make_edges, propagate_reward
 from foretell.strategies.log_probs import log_probs
+from foretell.strategies.search.beam_search import refuse_for_search
+from foretell.strategies.search.ucb import Node, Text, descend_tree, make_edges, propagate_reward
 
 NextTokens = list[tuple[int, float]]  # the likeliest next tokens, each with its chance among them
 

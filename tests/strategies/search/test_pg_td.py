@@ -15,9 +15,9 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, Unsupported
 from foretell.rewards.base import Reward
-from foretell.strategies.beam import pg_td, ucb
-from foretell.strategies.beam.pg_td import PgTd
 from foretell.strategies.plain import Plain
+from foretell.strategies.search import pg_td, ucb
+from foretell.strategies.search.pg_td import PgTd
 from foretell.testing.toy import Toy
 from tests import laws
 from tests.strategies.choosing import PROMPT, VOCAB, Count, law_after, write

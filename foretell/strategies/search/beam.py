@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from foretell.core.context import Context
 from foretell.core.types import Steps
 from foretell.errors import BadConfig
-from foretell.strategies.beam.beam_search import Beams, refuse_for_search, search_beams
-from foretell.strategies.beam.beams import Group
+from foretell.strategies.search.beam_search import Beams, refuse_for_search, search_beams
+from foretell.strategies.search.beams import Group
 
 
 @dataclass(frozen=True)

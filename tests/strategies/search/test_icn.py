@@ -15,8 +15,8 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, Unsupported
-from foretell.strategies.beam.icn import Icn, Listing
 from foretell.strategies.plain import Plain
+from foretell.strategies.search.icn import Icn, Listing
 from foretell.testing.toy import Toy
 from tests import laws
 from tests.cache.users import Evictor

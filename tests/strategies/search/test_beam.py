@@ -16,9 +16,9 @@ from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig
 from foretell.models.decoder.decoder import Decoder
-from foretell.strategies.beam.beam import Beam
-from foretell.strategies.beam.beams import Group
 from foretell.strategies.plain import Plain
+from foretell.strategies.search.beam import Beam
+from foretell.strategies.search.beams import Group
 from foretell.testing.toy import Toy
 from tests import laws
 from tests.cache.users import run

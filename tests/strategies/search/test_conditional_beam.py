@@ -20,10 +20,10 @@ from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, BadFile, RequestFailed, Unsupported
 from foretell.rewards.base import Reward
-from foretell.strategies.beam import conditional_beam, conditions
-from foretell.strategies.beam.beam import Beam
-from foretell.strategies.beam.conditional_beam import ConditionalBeam
 from foretell.strategies.plain import Plain
+from foretell.strategies.search import conditional_beam, conditions
+from foretell.strategies.search.beam import Beam
+from foretell.strategies.search.conditional_beam import ConditionalBeam
 from foretell.testing.toy import Toy, ToyRecurrent
 from foretell.verification.judge_model import LinearJudge, save_judge
 from tests import laws

@@ -18,9 +18,9 @@ from foretell.engine.engine import Engine
 from foretell.engine.live import Live
 from foretell.errors import BadConfig, RequestFailed, Unsupported
 from foretell.guidance.cfg import Cfg
-from foretell.strategies.beam import spans
-from foretell.strategies.beam.extract import Extract
 from foretell.strategies.plain import Plain
+from foretell.strategies.search import spans
+from foretell.strategies.search.extract import Extract
 from foretell.testing.toy import Toy
 from tests import laws, tiny
 from tests.cache.users import Evictor
