@@ -46,7 +46,7 @@ class ModelReport:
     context: int  # tokens
 
 
-def diagnose_models(lm: Loaded) -> list[ModelReport]:
+def diagnose(lm: Loaded) -> list[ModelReport]:
     """A report for every model of the LM, the target first."""
     return [
         _report_model(name, model, lm.refusals.get(name, ())) for name, model in lm.models.items()
@@ -56,7 +56,7 @@ def diagnose_models(lm: Loaded) -> list[ModelReport]:
 def in_brief(lm: Loaded) -> str:
     """A line for people, as in a notebook: the models, their number formats, who computes them."""
     descriptions = []
-    for report in diagnose_models(lm):
+    for report in diagnose(lm):
         name = "" if report.name == "target" else f"{report.name} "
         descriptions.append(
             f"{name}{report.model}: {report.family} in {report.dtype} by {report.executor}, "
@@ -74,7 +74,7 @@ def print_notice(message: str) -> None:
 
 def notice_refusals(lm: Loaded, source: str) -> None:
     """Says of each model that `auto` would have computed in a quicker way why it is not."""
-    for report in diagnose_models(lm):
+    for report in diagnose(lm):
         if report.refusals:
             reasons = [
                 f"{executor} does not take it ({reason})" for executor, reason in report.refusals

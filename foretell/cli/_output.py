@@ -124,15 +124,20 @@ def warned_in_lines() -> Iterator[None]:
         yield
 
 
-def check_writable(option: str, path: Path | None) -> None:
+def check_writable(option: str, path: Path | None, folders_are_made: bool = False) -> None:
     """Refuses, before the work, a file that could not be written after it. Raises BadConfig."""
     if path is None:
         return
     if path.is_dir():
         raise BadConfig(f"{option} {path}: a folder; name a file")
-    if not path.parent.is_dir():
+    folder = path.parent
+    while folders_are_made and not folder.exists():
+        folder = folder.parent
+    if folder.is_file():
+        raise BadConfig(f"{option} {path}: {folder} is a file, not a folder; name another")
+    if not folder.is_dir():
         raise BadConfig(f"{option} {path}: its folder does not exist; make it, or name another")
-    if not os.access(path if path.exists() else path.parent, os.W_OK):
+    if not os.access(path if path.exists() else folder, os.W_OK):
         raise BadConfig(f"{option} {path}: cannot be written by you; name another file")
 
 

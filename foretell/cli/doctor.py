@@ -68,9 +68,9 @@ def doctor(
     if model is not None:
         options = ModelOptions(model, draft, device, dtype, revision, trust_remote_code)
         lm = load_model(options, executors, profile=False)
-        from foretell.api.diagnosis import diagnose_models
+        from foretell.api.diagnosis import diagnose
 
-        reports = diagnose_models(lm)
+        reports = diagnose(lm)
     if as_json:
         emit_json(
             {

@@ -8,7 +8,7 @@ import pytest
 
 import foretell
 from foretell.api import diagnosis
-from foretell.api.diagnosis import ModelReport, diagnose_models, print_notice
+from foretell.api.diagnosis import ModelReport, diagnose, print_notice
 from foretell.testing.toy import Toy
 from tests import tiny
 
@@ -26,12 +26,12 @@ def test_a_notice_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_model_is_reported() -> None:
     lm = foretell.wrap(tiny.llama(), tiny.tokenizer(), tiny.gpt2(), "tiny")
-    target, draft = diagnose_models(lm)
+    target, draft = diagnose(lm)
     assert target == ModelReport(
         "target", "tiny", "llama", "float32", "torch", (), True, True, 2, 330, tiny.CONTEXT
     )
     assert (draft.name, draft.family, draft.loop, draft.fused) == ("draft", "gpt2", False, False)
-    (toy,) = diagnose_models(foretell.LM(Toy(5)))
+    (toy,) = diagnose(foretell.LM(Toy(5)))
     assert (toy.family, toy.executor, toy.vocab) == ("toy", "torch", 5)
 
 
@@ -41,7 +41,7 @@ def test_who_is_refused_is_said_once_on_stderr(
     """GPT-2's layers cannot be called one by one, which every executor but torch needs."""
     path = tiny.save(tiny.gpt2(), tmp_path / "gpt2")
     lm = foretell.load(path)
-    (report,) = diagnose_models(lm)
+    (report,) = diagnose(lm)
     (first, why), (second, _) = report.refusals
     assert (first, second, report.executor) == ("openvino", "fused blocks", "torch") and why
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
@@ -59,13 +59,13 @@ def test_nothing_is_said_where_nothing_is_refused(
     path = tiny.save(tiny.llama(), tmp_path / "llama")
     lm = foretell.load(path, executor="torch", models={"other": path})
     assert "note:" not in capsys.readouterr().err
-    assert [report.refusals for report in diagnose_models(lm)] == [(), ()]
+    assert [report.refusals for report in diagnose(lm)] == [(), ()]
 
 
 def test_a_gguf_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("llama_cpp", reason="needs foretell[gguf]")
     pytest.importorskip("gguf", reason="needs the package gguf, to write files")
     lm = foretell.load(tiny.gguf(tiny.llama(), tmp_path / "tiny.gguf"))
-    (report,) = diagnose_models(lm)
+    (report,) = diagnose(lm)
     assert (report.executor, report.family, report.layers) == ("llama.cpp", "llama", 2)
     assert not report.refusals and "note:" not in capsys.readouterr().err

@@ -47,7 +47,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(lm)
         return [REFUSED, Report(name="draft", executor="openvino", fused=True)]
 
-    monkeypatch.setattr(diagnosis, "diagnose_models", diagnose)
+    monkeypatch.setattr(diagnosis, "diagnose", diagnose)
     monkeypatch.setattr(loading, "notice_refusals", lambda *_: None)  # which diagnoses too
     return asked
 

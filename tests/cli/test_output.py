@@ -73,6 +73,8 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(
         _output.check_writable("--json", tmp_path)
     with pytest.raises(BadConfig, match="its folder does not exist"):
         _output.check_writable("--json", tmp_path / "none" / "new.json")
+    _output.check_writable("--out", tmp_path / "none" / "new.json", folders_are_made=True)
+    assert not (tmp_path / "none").exists()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     with pytest.raises(BadConfig, match="cannot be written by you"):
         _output.check_writable("--json", tmp_path / "new.json")

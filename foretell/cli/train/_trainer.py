@@ -97,6 +97,8 @@ def trainer(settings: str = "") -> Callable[[Callable[..., str | Report]], Calla
                 values["config"] = import_settings(settings)(**fields)
             if "invocation" in values:
                 values["recipe"] = settings_in_use(values.pop("invocation"))
+            if "out" in values:
+                values["out"].parent.mkdir(parents=True, exist_ok=True)
             return show_report(train(**values), as_json)
 
         keywords = [option.replace(kind=Parameter.KEYWORD_ONLY) for option in options]
@@ -221,7 +223,8 @@ def settings_in_use(context: typer.Context) -> dict[str, Any]:
 
 
 def _check_file(path: Path) -> Path:
-    check_writable("--out", path)
+    """Refuses a file that could not be written; folders that are missing are made for it."""
+    check_writable("--out", path, folders_are_made=True)
     return path
 
 

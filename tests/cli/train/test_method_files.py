@@ -273,7 +273,7 @@ def test_pairs_of_answers(run: Any, folder: str, tmp_path: Path) -> None:
         ("judge --out {}/o --own 5 --labels 3", "labels=3: must be between"),
         ("judge --out {}/o --tasks ./none", "none: cannot be read"),
         ("judge --out {}/o --own 2 --answer-tokens 4", "0 tasks gave labels, too few"),
-        ("pairs --prompts {}/p.jsonl --out {}/gone/pairs.jsonl", "its folder does not exist"),
+        ("pairs --prompts {}/p.jsonl --out {}/short/new/o.jsonl", "short is a file, not a folder"),
         ("pairs --prompts {}/p.jsonl --out {}/q --method plain", "method='plain': must be spar"),
         ("pairs --prompts {}/p.jsonl --out {}/o.jsonl", "o.jsonl: holds pairs of other prompts"),
     ],

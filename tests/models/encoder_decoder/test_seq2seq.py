@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 import foretell
 from foretell import LM, cli, wrap
-from foretell.api.diagnosis import diagnose_models
+from foretell.api.diagnosis import diagnose
 from foretell.api.prompts import Text
 from foretell.api.unsaid import Unsaid
 from foretell.cache.job import Job
@@ -445,7 +445,7 @@ def test_a_folder_is_loaded(family: str, tmp_path: Path) -> None:
     text = "def add(a, b):"
     plain = own.generate(text, "plain", max_new_tokens=NEW)
     assert plain.tokens == lm(family).generate(own.encode(text), "plain", max_new_tokens=NEW).tokens
-    (report,) = diagnose_models(own)
+    (report,) = diagnose(own)
     assert (report.family, report.executor, report.loop) == (family, "torch", True)
     if family != "t5":
         return
