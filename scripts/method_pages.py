@@ -21,7 +21,7 @@ from comparison import pages as figure_pages  # noqa: E402
 
 from foretell import cards, registry  # noqa: E402
 from foretell.cards import Card  # noqa: E402
-from foretell.core.settings import OneOf, Range  # noqa: E402
+from foretell.core.settings import allowed_values  # noqa: E402
 
 FINDINGS = ROOT / "dev" / "measured" / "methods.toml"
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
@@ -210,6 +210,8 @@ def fields(card: Card) -> list[Field]:
     """The hyper-parameters of a method, with the comment after or above each."""
     text = card.file.read_text("utf-8").splitlines()
     found = []
+    settings: Any = registry.load_method(card.name, card.kind)
+    allowed = allowed_values(settings)
     for node in method_class(card).body:
         if (
             isinstance(node, ast.AnnAssign)
@@ -219,41 +221,18 @@ def fields(card: Card) -> list[Field]:
             # Offsets of `ast` count bytes.
             rest = text[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
             comment = rest.partition("#")[2].strip() or comment_above(text[: node.lineno - 1])
-            annotation, allowed = typed(node.annotation, constants(card.file))
-            comment = "; ".join(filter(None, (comment, allowed)))
+            annotation = type_without_allowed(node.annotation)
+            comment = "; ".join(filter(None, (comment, str(allowed.get(node.target.id, "")))))
             found.append(Field(node.target.id, annotation, ast.unparse(node.value), comment))
     return found
 
 
-def constants(path: Path) -> dict[str, Any]:
-    """The numbers and texts that a module gives names to."""
-    return {
-        ast.unparse(node.targets[0]): node.value.value
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-    }
-
-
-def typed(annotation: ast.expr, names: dict[str, Any]) -> tuple[str, str]:
-    """A field's type, and in words which of its values are allowed; "": all of them."""
-    if not (isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated"):
-        return ast.unparse(annotation), ""
-    assert isinstance(annotation.slice, ast.Tuple)
-    kind, *said = annotation.slice.elts
-    words = []
-    for entry in said:
-        if isinstance(entry, ast.Call):
-            values = [value_of(argument, names) for argument in entry.args]
-            options = {str(k.arg): value_of(k.value, names) for k in entry.keywords}
-            words.append(
-                str({"Range": Range, "OneOf": OneOf}[ast.unparse(entry.func)](*values, **options))
-            )
-    return ast.unparse(kind), "; ".join(words)
-
-
-def value_of(node: ast.expr, names: dict[str, Any]) -> Any:
-    """The value of a literal, or of a name of the module."""
-    return names[node.id] if isinstance(node, ast.Name) else ast.literal_eval(node)
+def type_without_allowed(annotation: ast.expr) -> str:
+    """A field's type, without what its annotation says of its values."""
+    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
+        assert isinstance(annotation.slice, ast.Tuple)
+        annotation = annotation.slice.elts[0]
+    return ast.unparse(annotation)
 
 
 def comment_above(lines: Sequence[str]) -> str:

@@ -65,7 +65,7 @@ def test_fields_have_the_values_that_are_allowed(kind: str, name: str) -> None:
             assert f"must be {allowed}" not in objection(method, field, value)
 
 
-def test_numbers_are_refused_by_range_in_most_methods() -> None:
+def test_most_numbers_have_a_range() -> None:
     """So that the law above is of something."""
     ranged = sum(len(allowed_values(registry.load_method(name, kind))) for kind, name in METHODS)
-    assert ranged >= 10
+    assert ranged >= 300

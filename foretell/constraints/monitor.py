@@ -39,11 +39,12 @@ import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.constraints.completing import Completing, Documents
 from foretell.constraints.language_server import LanguageServer
 from foretell.core.constraint import Prompted, TextConstraint
+from foretell.core.settings import Range
 from foretell.core.text import Written
 from foretell.errors import BadConfig, Unsupported
 
@@ -58,16 +59,13 @@ class Monitor(TextConstraint):
     file: str = "text.py"  # path in it that imports of the text are relative to
     prefix: Written = ""  # code before the output, in the prompt's place; @FILE in a spec
     server: str = ""  # command of a language server; without it, jedi-language-server
-    limit: float = 2.0  # seconds of an answer
-    restarts: int = 3  # of a dead server, after which names are free
+    limit: Annotated[float, Range(0, 3600, open_low=True)] = 2.0  # seconds of an answer
+    restarts: Annotated[int, Range(0, 1000)] = 3  # of a dead server, after which names are free
 
     endless = True
 
     def __post_init__(self) -> None:
-        if not 0 < self.limit <= 3600:
-            raise BadConfig.field("monitor:limit", self.limit, "seconds above 0, to 3600")
-        if not 0 <= self.restarts <= 1000:
-            raise BadConfig.field("monitor:restarts", self.restarts, "between 0 and 1000")
+        super().__post_init__()
         file_path = Path(self.file)
         if file_path.is_absolute() or ".." in file_path.parts or file_path.suffix != ".py":
             raise BadConfig.field("monitor:file", self.file, "a path in root, as in pkg/mod.py")

@@ -10,24 +10,27 @@ which calls that of its base first.
 from __future__ import annotations
 
 import dataclasses
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from typing import Any, Protocol, get_type_hints
+from typing import Any, get_type_hints
 
 from foretell.errors import BadConfig
 
 
-class Allowed(Protocol):
+class Allowed(ABC):
     """Values that a field may have, which are said in words where it has another."""
 
+    @abstractmethod
     def __contains__(self, value: Any) -> bool: ...
 
+    @abstractmethod
     def __str__(self) -> str: ...
 
 
 @dataclass(frozen=True)
-class Range:
+class Range(Allowed):
     """Numbers from `low` to `high`, both included; of a field of several numbers, each of them.
 
     `open_low`, `open_high`: that end itself is left out. `unit`: of the numbers, for the error.
@@ -55,11 +58,22 @@ class Range:
             ends.append(f"{'above' if self.open_low else 'at least'} {self.low:,}")
         if self.high != inf:
             ends.append(f"{'below' if self.open_high else 'at most'} {self.high:,}")
-        return " and ".join(ends) + unit
+        return (" and ".join(ends) or "a number") + unit
 
 
 @dataclass(frozen=True)
-class OneOf:
+class Odd(Range):
+    """Odd numbers from `low` to `high`."""
+
+    def __contains__(self, value: Any) -> bool:
+        return super().__contains__(value) and value % 2 == 1
+
+    def __str__(self) -> str:
+        return f"an odd number, {super().__str__()}"
+
+
+@dataclass(frozen=True)
+class OneOf(Allowed):
     """A choice among some texts or numbers."""
 
     values: tuple[Any, ...]
@@ -100,19 +114,18 @@ def name_of_method(settings: Any) -> str:
 @cache
 def allowed_values(settings: Any) -> dict[str, Allowed]:
     """Allowed values of a dataclass's fields, of those whose annotations give them."""
-    annotations = [str(f.type) for f in dataclasses.fields(settings)]
-    if not any("Range(" in text or "OneOf(" in text for text in annotations):
+    if not any("Annotated[" in str(field.type) for field in dataclasses.fields(settings)):
         return {}
     hints = get_type_hints(settings, include_extras=True)
     return {
         field.name: entry
         for field in dataclasses.fields(settings)
         for entry in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(entry, Range | OneOf)
+        if isinstance(entry, Allowed)
     }
 
 
 def bare_type(hint: Any) -> Any:
     """A field's type without what its annotation says of its values."""
     entries = getattr(hint, "__metadata__", ())
-    return hint.__origin__ if any(isinstance(e, Range | OneOf) for e in entries) else hint
+    return hint.__origin__ if any(isinstance(e, Allowed) for e in entries) else hint

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import Range
 from foretell.diffusion.loop import Denoising, Proposals, rank_positions
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,7 @@ class Dparallel(Denoising):
     """Commits one token a step with `bound` 0, and others without any entropy."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
-    bound: float = 0.5  # nats
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.bound < 0:
-            raise BadConfig.field("dparallel:bound", self.bound, "at least 0 nats")
+    bound: Annotated[float, Range(0)] = 0.5  # nats
 
     def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
         entropies = proposals.token_entropies()

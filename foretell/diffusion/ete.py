@@ -26,9 +26,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import OneOf, Range
 from foretell.core.types import Steps
 from foretell.diffusion.loop import (
     Denoising,
@@ -53,26 +54,14 @@ class Ete(Denoising):
     """Settings of exploration; `values` 1 and `ahead` 0 is `threshold`."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
-    tau: float = 0.9  # chance of a token
-    values: int = 4  # that are tried
-    ahead: int = 2  # blocks beyond the current one whose sure tokens are committed
-    least: int = 2  # sure tokens below which a round explores
-    mass: float = 0.8  # that the tried values hold at least
+    tau: Annotated[float, Range(0, 1)] = 0.9  # chance of a token
+    values: Annotated[int, Range(1, 64)] = 4  # that are tried
+    # blocks beyond the current one whose sure tokens are committed
+    ahead: Annotated[int, Range(0)] = 2
+    least: Annotated[int, Range(1)] = 2  # sure tokens below which a round explores
+    mass: Annotated[float, Range(0, 1)] = 0.8  # that the tried values hold at least
     weight: float = 1.0  # of the share of positions that become sure, beside ln p of the value
-    explore: str = "branch"  # or commit
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for setting, lowest, highest in (("tau", 0, 1), ("mass", 0, 1)):
-            if not lowest <= getattr(self, setting) <= highest:
-                raise BadConfig.field(f"ete:{setting}", getattr(self, setting), "between 0 and 1")
-        if not 1 <= self.values <= 64:
-            raise BadConfig.field("ete:values", self.values, "from 1 to 64")
-        if self.ahead < 0 or self.least < 1:
-            given_values = f"ahead={self.ahead}, least={self.least}"
-            raise BadConfig.field("ete", given_values, "at least 0 and 1")
-        if self.explore not in EXPLORE:
-            raise BadConfig.field("ete:explore", self.explore, " or ".join(EXPLORE))
+    explore: Annotated[str, OneOf(EXPLORE)] = "branch"  # or commit
 
     @property
     def canvases(self) -> int:

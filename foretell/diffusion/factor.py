@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import Range
 from foretell.diffusion.loop import Denoising, Proposals, rank_positions
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
@@ -30,12 +30,7 @@ class Factor(Denoising):
     """Commits one token a step with `f` 0, and others of chance 1."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
-    f: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.f < 0:
-            raise BadConfig.field("factor:f", self.f, "at least 0")
+    f: Annotated[float, Range(0)] = 1.0
 
     def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
         probabilities = proposals.token_probs()

@@ -31,9 +31,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from foretell.core.masked_text import MASKED, Sheet
+from foretell.core.settings import Range
 from foretell.core.types import Steps
 from foretell.diffusion.loop import (
     Denoising,
@@ -56,17 +57,10 @@ class Freedave(Denoising):
     """Settings of drafts; `drafts` 1 makes the forwards of static decoding."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
-    drafts: int = 4  # canvases of a forward
+    drafts: Annotated[int, Range(1, 64)] = 4  # canvases of a forward
     plus: bool = False  # FreeDave++
-    tau: float = 0.95  # chance of a token, of plus
+    tau: Annotated[float, Range(0, 1)] = 0.95  # chance of a token, of plus
     eager: bool = False  # whether drafts go beyond the block
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 1 <= self.drafts <= 64:
-            raise BadConfig.field("freedave:drafts", self.drafts, "from 1 to 64")
-        if not 0 <= self.tau <= 1:
-            raise BadConfig.field("freedave:tau", self.tau, "between 0 and 1")
 
     @property
     def canvases(self) -> int:

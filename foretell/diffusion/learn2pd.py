@@ -27,11 +27,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import Range
 from foretell.core.types import Message, Reply
 from foretell.diffusion.block_filter import MAKE, BlockFilter, load_filter
 from foretell.diffusion.loop import OWN, Denoising, Proposals, build_look, rank_positions
@@ -50,17 +51,9 @@ class Learn2Pd(Denoising):
 
     block: int = -1  # positions filled before later ones, the filter's length; -1: that length
     filter: str = ""  # a file
-    tau: float = 0.96  # of the filter's own sureness
+    tau: Annotated[float, Range(0, 1)] = 0.96  # of the filter's own sureness
     crop: bool = True  # whether the canvas is cut at its end
-    tau_end: float = 0.9  # chance of an end that is only proposed
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for setting in ("tau", "tau_end"):
-            if not 0 <= getattr(self, setting) <= 1:
-                raise BadConfig.field(
-                    f"learn2pd:{setting}", getattr(self, setting), "between 0 and 1"
-                )
+    tau_end: Annotated[float, Range(0, 1)] = 0.9  # chance of an end that is only proposed
 
     def check_request(self, ctx: Context, planner: Planner) -> None:
         self.find_filter(ctx)

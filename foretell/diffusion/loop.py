@@ -175,6 +175,7 @@ class Denoising(Strategy):
         return self.canvases
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.block < OWN:
             allowed_values = f"a number of positions, 0 for all, or {OWN} for the model's own"
             raise BadConfig.field("block", self.block, allowed_values)

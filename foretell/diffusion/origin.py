@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import Range
 from foretell.diffusion.loop import Denoising, Proposals
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -41,17 +41,11 @@ class Origin(Denoising):
     """Times are evenly spaced from 1 to `eps`."""
 
     block: int = 0  # positions that are filled before later ones; 0: all together
-    steps: int = 0  # of a block; 0: one for each of its tokens
-    eps: float = 1e-3  # time of the last step
+    steps: Annotated[int, Range(0)] = 0  # of a block; 0: one for each of its tokens
+    # time of the last step
+    eps: Annotated[float, Range(0, 1, open_low=True, open_high=True)] = 1e-3
 
     knows_order = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.steps < 0:
-            raise BadConfig.field("origin:steps", self.steps, "a number of steps, or 0")
-        if not 0 < self.eps < 1:
-            raise BadConfig.field("origin:eps", self.eps, "between 0 and 1")
 
     def start_state(self, ctx: Context, sheet: Sheet) -> Any:
         return Clock()

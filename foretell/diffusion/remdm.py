@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import Range
 from foretell.diffusion.loop import Ordered, Proposals, Quotas, rank_positions, take_back
-from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.core.context import Context
@@ -45,17 +45,10 @@ class Remdm(Ordered):
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     steps: int = 0  # forwards in all, shared among the blocks; 0: one for each token
-    further: int = 4  # steps of each block
-    count: int = 1  # tokens that each of them takes back
+    further: Annotated[int, Range(0)] = 4  # steps of each block
+    count: Annotated[int, Range(1)] = 1  # tokens that each of them takes back
 
     remasks = True
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.further < 0:
-            raise BadConfig.field("remdm:further", self.further, "at least 0 steps")
-        if self.count < 1:
-            raise BadConfig.field("remdm:count", self.count, "at least 1 token")
 
     def start_state(self, ctx: Context, sheet: Sheet) -> Any:
         return Again(Quotas(self.steps, len(sheet.masked)))

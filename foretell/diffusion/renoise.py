@@ -32,12 +32,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from foretell.core.draws import draw_by_uniforms, draw_evenly
 from foretell.core.masked_text import NOISE, Sheet, make_look
+from foretell.core.settings import Range
 from foretell.core.types import Message, Reply
 from foretell.diffusion.loop import Denoising, Proposals
 from foretell.errors import BadConfig
@@ -46,15 +47,6 @@ from foretell.ops.logits import best_token_ids
 if TYPE_CHECKING:
     from foretell.core.context import Context
     from foretell.diffusion.planner import Planner
-
-RANGES = {
-    "steps": (1, 1 << 16),
-    "gamma": (0, float("inf")),
-    "t_min": (1e-6, 1e6),
-    "t_max": (1e-6, 1e6),
-    "stable": (0, 1 << 16),
-    "sure": (0, float("inf")),
-}
 
 
 @dataclass
@@ -74,25 +66,19 @@ class Canvas:
 class Renoise(Denoising):
     """A block of 0 is the canvas that the model was taught."""
 
-    block: int = 0  # positions of a canvas; 0: as many as the model was taught
-    steps: int = 48  # of a canvas at most
-    gamma: float = 0.1  # nats
-    t_max: float = 0.8  # temperature of the first step, nearly
-    t_min: float = 0.4  # and the one that it falls to
-    stable: int = 1  # steps before that must have had the same likeliest tokens
-    sure: float = 0.005  # nats: a mean entropy below it ends a canvas
+    block: Annotated[int, Range(0)] = 0  # positions of a canvas; 0: as many as the model was taught
+    steps: Annotated[int, Range(1, 1 << 16)] = 48  # of a canvas at most
+    gamma: Annotated[float, Range(0)] = 0.1  # nats
+    t_max: Annotated[float, Range(1e-06, 1_000_000)] = 0.8  # temperature of the first step, nearly
+    t_min: Annotated[float, Range(1e-06, 1_000_000)] = 0.4  # and the one that it falls to
+    # steps before that must have had the same likeliest tokens
+    stable: Annotated[int, Range(0, 1 << 16)] = 1
+    sure: Annotated[float, Range(0)] = 0.005  # nats: a mean entropy below it ends a canvas
 
     needs = ("canvas", NOISE)
 
     def __post_init__(self) -> None:
-        if self.block < 0:
-            raise BadConfig.field("renoise:block", self.block, "a number of positions, or 0")
-        for setting, (lowest, highest) in RANGES.items():
-            value = getattr(self, setting)
-            if not lowest <= value <= highest:
-                raise BadConfig.field(
-                    f"renoise:{setting}", value, f"between {lowest} and {highest}"
-                )
+        super().__post_init__()
         if self.t_min > self.t_max:
             raise BadConfig.field("renoise:t_min", self.t_min, f"at most t_max ({self.t_max})")
 

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import Range
 from foretell.diffusion.loop import Denoising, Proposals, rank_positions
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
@@ -29,12 +29,7 @@ class Threshold(Denoising):
     """Above 1, `tau` is one token a step."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
-    tau: float = 0.9  # chance of a token
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.tau <= 2:
-            raise BadConfig.field("threshold:tau", self.tau, "between 0 and 1, or above 1: never")
+    tau: Annotated[float, Range(0, 2)] = 0.9  # chance of a token
 
     def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
         probabilities = proposals.token_probs()

@@ -28,7 +28,7 @@ from foretell.core.model import Model
 from foretell.core.refusals import unmet_capability
 from foretell.core.types import Ask, Call, Message, Reply, Steps
 from foretell.engine.remote import Remote
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.ops.threads import threads_here
 
 if TYPE_CHECKING:
@@ -153,12 +153,6 @@ class Beside:
 
 
 Lane = Inline | Beside
-
-
-def check_lane(method: str, lane: str) -> None:
-    """Raises BadConfig for a lane that there is not."""
-    if lane not in LANES:
-        raise BadConfig.field(f"{method}:lane", lane, f"one of {', '.join(LANES)}")
 
 
 def bring_remote(lane: str, models: Mapping[str, Model], name: str) -> Mapping[str, Any]:

@@ -24,12 +24,12 @@ unless given
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from foretell.core.drafter import Reading
+from foretell.core.settings import Range
 from foretell.core.source import Nodes, Source
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
@@ -58,16 +58,14 @@ class Cfg(Source):
     else is read.
     """
 
-    g: float = 1.5  # the paper's tables have 1 to 4
+    g: Annotated[float, Range(0, 100)] = 1.5  # the paper's tables have 1 to 4
     negative: TokenIds = ()  # the other prompt, as token ids; none: the prompt's last token
     model: str = ""  # whose rows u are; none: the target's
-    least: float = 0.0  # share of the best token's chance below which c leaves a token out
+    # share of the best token's chance below which c leaves a token out
+    least: Annotated[float, Range(0, 1)] = 0.0
 
     def __post_init__(self) -> None:
-        if math.isnan(self.g) or not 0 <= self.g <= 100:
-            raise BadConfig.field("cfg:g", self.g, "between 0 and 100")
-        if not 0 <= self.least <= 1:
-            raise BadConfig.field("cfg:least", self.least, "between 0 and 1")
+        super().__post_init__()
         if self.model == "target":
             raise BadConfig("cfg:model='target': is what is guided; leave model out")
 

@@ -26,11 +26,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from foretell.core.drafter import Reading
+from foretell.core.settings import Range
 from foretell.core.source import Nodes, Source
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
@@ -55,12 +56,12 @@ class Dola(Source):
     """The settings of DoLa; with layers=none the rows are the target's own."""
 
     layers: str = "low"  # candidates: low, high, none, or numbers of layers, as in 2 4 6
-    least: float = 0.1  # share of the best token's chance below which a token is left out
+    # share of the best token's chance below which a token is left out
+    least: Annotated[float, Range(0, 1)] = 0.1
     reference: bool = False  # the divergence as the paper's code computes it
 
     def __post_init__(self) -> None:
-        if not 0 <= self.least <= 1:
-            raise BadConfig.field("dola:least", self.least, "between 0 and 1")
+        super().__post_init__()
         layer_words = self.layers.split()
         if self.layers not in ("low", "high", "none") and not (
             layer_words and all(word.isdecimal() for word in layer_words)

@@ -28,11 +28,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from foretell.core.drafter import Reading
+from foretell.core.settings import Range
 from foretell.core.source import Nodes, Source
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tokenizer_bytes import words_of
@@ -66,27 +67,21 @@ class Lol(Source):
     """
 
     amateur: str = "amateur"  # a model's name, or a folder of LoRA weights, written with a /
-    b: float = 1.0  # how strongly the amateur is left behind
-    w: float = 0.2  # weight of the lower layer
-    g: float = 0.5  # weight of the instruction
-    layer: int = 0  # the lower layer: what leaves the first so many; 0: half of them
-    least: float = 0.1  # share of the best token's chance below which a token is left out
+    b: Annotated[float, Range(0, 100)] = 1.0  # how strongly the amateur is left behind
+    w: Annotated[float, Range(0, 100)] = 0.2  # weight of the lower layer
+    g: Annotated[float, Range(0, 100)] = 0.5  # weight of the instruction
+    # the lower layer: what leaves the first so many; 0: half of them
+    layer: Annotated[int, Range(0)] = 0
+    # share of the best token's chance below which a token is left out
+    least: Annotated[float, Range(0, 1)] = 0.1
     icd: bool = False  # the plain difference ln o - ln a in place of the contrast
     instruction: TokenIds = ()  # before the whole prompt, as token ids; none: one of ours
 
     def __post_init__(self) -> None:
-        for weight_name in ("b", "w", "g"):
-            if not 0 <= getattr(self, weight_name) <= 100:
-                raise BadConfig.field(
-                    f"lol:{weight_name}", getattr(self, weight_name), "between 0 and 100"
-                )
-        if not 0 <= self.least <= 1:
-            raise BadConfig.field("lol:least", self.least, "between 0 and 1")
+        super().__post_init__()
         if not self.amateur or self.amateur == "target":
             expected = "a model's name, or a folder of LoRA weights such as ./amateur"
             raise BadConfig.field("lol:amateur", self.amateur, expected)
-        if self.layer < 0:
-            raise BadConfig.field("lol:layer", self.layer, "a number of layers from 0")
 
     @property
     def contrasts(self) -> bool:

@@ -96,12 +96,6 @@ def check_budget(name: str, budget: int, min_rows: int, reserved_rows: str) -> N
         raise BadConfig.field(f"{name}:budget", budget, f"at least {min_rows}, for {reserved_rows}")
 
 
-def check_every(name: str, every: int) -> None:
-    """Raises BadConfig."""
-    if every < 1:
-        raise BadConfig.field(f"{name}:every", every, "at least 1 token between two evictions")
-
-
 @dataclass
 class Evicting(CachePolicy):
     """Holds at most `budget` rows of a text behind its prompt, and `every` - 1 more in between.

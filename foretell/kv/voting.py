@@ -10,7 +10,6 @@ import torch
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadConfig
 from foretell.kv.base import NEVER, Attended, CachePolicy, top_rows
 from foretell.ops.attention import Attention
 from foretell.ops.row_attention import attend_noting
@@ -19,14 +18,6 @@ if TYPE_CHECKING:
     from foretell.core.model import Model
 
 POOLS = ("max", "mean")
-
-
-def check_smoothing(policy_name: str, kernel: int, pool: str) -> None:
-    """Raises BadConfig for what votes cannot be smoothed by."""
-    if kernel < 1 or kernel % 2 == 0:
-        raise BadConfig.field(f"{policy_name}:kernel", kernel, "an odd number, at least 1")
-    if pool not in POOLS:
-        raise BadConfig.field(f"{policy_name}:pool", pool, " or ".join(POOLS))
 
 
 @dataclass

@@ -24,10 +24,12 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 
 from foretell.core.processor import About, Track, Warper
+from foretell.core.settings import Range
 from foretell.core.text import Detokenizer
 from foretell.errors import BadConfig
 
@@ -43,11 +45,7 @@ LOOKED_AT = 1000  # tokens of a row
 class Comments(Warper):
     """The settings of comments; with boost=0 nothing changes."""
 
-    boost: float = 50.0  # of the logits of comments and of spaces
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.boost <= 1000:
-            raise BadConfig.field("comments:boost", self.boost, "between 0 and 1000")
+    boost: Annotated[float, Range(0, 1000)] = 50.0  # of the logits of comments and of spaces
 
     @property
     def off(self) -> bool:

@@ -28,10 +28,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.processor import About, Track, Warper
+from foretell.core.settings import Range
 from foretell.errors import BadConfig
 from foretell.ops.logits import best_and_log_sums
 
@@ -42,15 +44,12 @@ SMALL = 1e-3  # a score below which its logarithm is continued by a straight lin
 class Momentum(Warper):
     """The settings of momentum decoding; with alpha=0 nothing changes."""
 
-    alpha: float = 0.2  # chance that each unit of resistance takes off
-    k: int = 5  # best tokens that are compared
+    alpha: Annotated[float, Range(0, 100)] = 0.2  # chance that each unit of resistance takes off
+    k: Annotated[int, Range(1, 1000000)] = 5  # best tokens that are compared
     resistance: tuple[int, ...] = (0, 1, 2, 3, 4, 5)  # f of r = 0 and so on to the longest
 
     def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 100:
-            raise BadConfig.field("momentum:alpha", self.alpha, "between 0 and 100")
-        if not 1 <= self.k <= 1_000_000:
-            raise BadConfig.field("momentum:k", self.k, "between 1 and 1000000")
+        super().__post_init__()
         in_range = all(0 <= f <= 1000 for f in self.resistance)
         if not 2 <= len(self.resistance) <= 64 or not in_range:
             expected = "2 to 64 whole numbers from 0 to 1000, the first for tokens that are new"

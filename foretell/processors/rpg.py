@@ -32,10 +32,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.processor import About, Track, Warper
+from foretell.core.settings import Range
 from foretell.core.text import Detokenizer
 from foretell.errors import BadConfig
 from foretell.processors.lexing import STARTERS, lex_line
@@ -48,16 +50,11 @@ LARGEST = 14.0  # logarithm of what an end's height is multiplied by at most
 class Rpg(Warper):
     """The settings of the penalty; with decay=1 and boost=1 nothing changes."""
 
-    decay: float = 0.9  # of the critical token's height, for each round
-    boost: float = 0.8  # what the heights of ends are divided by, for each round
-    grace: int = 0  # rounds that count for nothing
-
-    def __post_init__(self) -> None:
-        for name in ("decay", "boost"):
-            if not 0 < getattr(self, name) <= 1:
-                raise BadConfig.field(f"rpg:{name}", getattr(self, name), "above 0, at most 1")
-        if not 0 <= self.grace <= 1_000_000:
-            raise BadConfig.field("rpg:grace", self.grace, "between 0 and 1000000")
+    # of the critical token's height, for each round
+    decay: Annotated[float, Range(0, 1, open_low=True)] = 0.9
+    # what the heights of ends are divided by, for each round
+    boost: Annotated[float, Range(0, 1, open_low=True)] = 0.8
+    grace: Annotated[int, Range(0, 1000000)] = 0  # rounds that count for nothing
 
     @property
     def off(self) -> bool:

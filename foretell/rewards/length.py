@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from foretell.errors import BadConfig
+from foretell.core.settings import Range
 from foretell.rewards.base import Reward
 
 
@@ -24,11 +25,7 @@ from foretell.rewards.base import Reward
 class Length(Reward):
     """A count of words."""
 
-    target: int = 100  # words of a text that has 1
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.target <= 1_000_000:
-            raise BadConfig.field("length:target", self.target, "between 1 and 1000000")
+    target: Annotated[int, Range(1, 1000000)] = 100  # words of a text that has 1
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
         return [max(0.0, 1 - abs(len(text.split()) - self.target) / self.target) for text in texts]

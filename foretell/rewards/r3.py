@@ -26,10 +26,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
+from foretell.core.settings import Range
 from foretell.core.text import Written
 from foretell.errors import BadConfig, BadModel, first_message_line
 from foretell.rewards.base import Reward
@@ -48,13 +49,12 @@ class R3(Reward):
     reference: Written = ""  # the answer of a question that has one; a spec names a file, @FILE
     length: bool = True  # whether length counts
     variety: bool = True  # whether trigrams count
-    most: float = 3.0  # hundreds of words that count; inf: all
+    most: Annotated[float, Range(0, open_low=True)] = 3.0  # hundreds of words that count; inf: all
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.encoder:
             raise BadConfig("r3: needs an encoder; name a folder, as in r3:encoder=./contriever")
-        if not self.most > 0:
-            raise BadConfig.field("r3:most", self.most, "above 0")
 
     def scores(self, prompt: str, texts: Sequence[str]) -> list[float]:
         encoder = Encoder.load_encoder(self.encoder)

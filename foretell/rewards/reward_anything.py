@@ -31,8 +31,9 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from foretell.core.settings import Range
 from foretell.core.text import Written
 from foretell.core.types import Drop, Message, Open, Sampling, Together
 from foretell.errors import BadConfig
@@ -73,29 +74,21 @@ class RewardAnything(Reward):
 
     principle: Written = ""  # in plain words; a spec may name a file, principle=@FILE
     model: str = ""  # name of the judge; "": the target
-    orders: int = 2  # in which the texts are judged, every second one backwards
-    think: int = 4096  # tokens of thoughts, at most
-    t: float = 0.1  # temperature of thoughts and choices
-    p: float = 0.9  # top-p of them
+    # in which the texts are judged, every second one backwards
+    orders: Annotated[int, Range(0, 8)] = 2
+    think: Annotated[int, Range(0, 1 << 16)] = 4096  # tokens of thoughts, at most
+    t: Annotated[float, Range(0, 100)] = 0.1  # temperature of thoughts and choices
+    p: Annotated[float, Range(1e-06, 1)] = 0.9  # top-p of them
 
     partial = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.principle.strip():
             raise BadConfig(
                 "reward-anything: needs a principle; give one, as in "
                 "reward-anything:principle=Be brief."
             )
-        for field_name, upper_limit in (("orders", 8), ("think", 1 << 16)):
-            value = getattr(self, field_name)
-            if not 0 <= value <= upper_limit:
-                raise BadConfig.field(
-                    f"reward-anything:{field_name}", value, f"between 0 and {upper_limit}"
-                )
-        if not 0 <= self.t <= 100:
-            raise BadConfig.field("reward-anything:t", self.t, "between 0 and 100")
-        if not 1e-6 <= self.p <= 1:
-            raise BadConfig.field("reward-anything:p", self.p, "between 0.000001 and 1")
 
     def check(self, ctx: Context) -> None:
         """Raises Unsupported where the judge is not there, or cannot write a verdict."""

@@ -30,7 +30,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
+from foretell.core.settings import Range
 from foretell.errors import BadConfig
 from foretell.rewards.base import Reward
 from foretell.rewards.cases import Cases, judge_program, read_cases
@@ -46,19 +48,17 @@ class Tests(Reward):
 
     path: str = ""  # the file of tests
     name: str = ""  # of the line whose tests count; without one, that with the request's prompt
-    seconds: float = 10.0  # that a program may take with all its tests
-    memory: int = 512  # megabytes that it may take
+    # that a program may take with all its tests
+    seconds: Annotated[float, Range(0, 3600, open_low=True)] = 10.0
+    memory: Annotated[int, Range(64, 1 << 20)] = 512  # megabytes that it may take
 
     __test__ = False  # it is no class of tests, whatever pytest makes of its name
     partial = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.path:
             raise BadConfig("tests: needs a file of tests; name one, as in tests:path=tests.jsonl")
-        if not 0 < self.seconds <= 3600:
-            raise BadConfig.field("tests:seconds", self.seconds, "above 0, and at most 3600")
-        if not 64 <= self.memory <= 1 << 20:
-            raise BadConfig.field("tests:memory", self.memory, f"between 64 and {1 << 20}")
         rows = read_cases(self.path)
         if self.name and self.name not in {row.name for row in rows}:
             raise BadConfig(f"tests:name={self.name!r}: {self.path} has no line of that name")

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from foretell.core.distribution import Target
 from foretell.core.drafter import Drafter, Feedback
 from foretell.core.request import Method
-from foretell.core.settings import Settings
+from foretell.core.settings import Range, Settings
 from foretell.core.source import source_of
 from foretell.core.tracing import trace_step
 from foretell.core.tree import TokenTree
@@ -61,13 +61,12 @@ class Speculative(Strategy):
 
     drafter: Drafter
     rule: Rule | None = None  # None: walk for deterministic trees, sequential for drawn ones
-    nodes: int = 0  # drafted a step at most; 0: as many as the policy finds worth their cost
+    # drafted a step at most; 0: as many as the policy finds worth their cost
+    nodes: Annotated[int, Range(0, MOST)] = 0
     one_text = True
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nodes <= MOST:
-            allowed_range = f"between 0 (the policy decides) and {MOST}"
-            raise BadConfig.field("nodes", self.nodes, allowed_range)
+        super().__post_init__()
         if self.rule is None and self.drafter.rule:
             object.__setattr__(self, "rule", load_method(self.drafter.rule, "rule")())
 

@@ -27,15 +27,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass, replace
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
+from foretell.core.settings import Range
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Steps
 from foretell.drafters.model.reader import DraftReader
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy, verify_and_commit
 
 
@@ -43,21 +44,13 @@ from foretell.speculation.strategy import Strategy, verify_and_commit
 class EntropySwitch(Strategy):
     """`window` and `dwell` count tokens."""
 
-    tau: float = 1.0  # bits, the mean entropy from which on the large model writes
-    window: int = 5  # entropies that the mean is of
-    dwell: int = 10  # tokens that a model writes at least before the other does
+    # bits, the mean entropy from which on the large model writes
+    tau: Annotated[float, Range()] = 1.0
+    window: Annotated[int, Range(1, 100_000)] = 5  # entropies that the mean is of
+    # tokens that a model writes at least before the other does
+    dwell: Annotated[int, Range(1, 100_000)] = 10
 
     models = ("draft",)
-
-    def __post_init__(self) -> None:
-        if math.isnan(self.tau):
-            raise BadConfig.field("entropy-switch:tau", self.tau, "a number of bits, inf or -inf")
-        for field_name in ("window", "dwell"):
-            field_value = getattr(self, field_name)
-            if not 1 <= field_value <= 100_000:
-                raise BadConfig.field(
-                    f"entropy-switch:{field_name}", field_value, "between 1 and 100000"
-                )
 
     def run(self, ctx: Context) -> Steps:
         source = source_of(ctx.request)

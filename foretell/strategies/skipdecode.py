@@ -25,9 +25,11 @@ paper pads to one place
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_source
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply, Steps
 from foretell.errors import BadConfig
@@ -38,23 +40,19 @@ from foretell.speculation.strategy import Strategy, verify_and_commit
 class Skipdecode(Strategy):
     """Shares of the model's layers, and counts."""
 
-    most: float = 1.0  # share of the layers that the first token written goes through
-    least: float = 0.5  # share of them that the last one does
-    warm: int = 1  # first layers, which all tokens go through
-    horizon: int = 0  # tokens over which the number falls; 0: the request's max_new_tokens
+    # share of the layers that the first token written goes through
+    most: Annotated[float, Range(0, 1, open_low=True)] = 1.0
+    least: Annotated[float, Range(0, open_low=True)] = 0.5  # share of them that the last one does
+    warm: Annotated[int, Range(0, 4096)] = 1  # first layers, which all tokens go through
+    # tokens over which the number falls; 0: the request's max_new_tokens
+    horizon: Annotated[int, Range(0, 1 << 30)] = 0
 
     needs = ("layers",)
 
     def __post_init__(self) -> None:
-        if not 0 < self.most <= 1:
-            raise BadConfig.field("skipdecode:most", self.most, "above 0 and at most 1")
-        if not 0 < self.least <= self.most:
-            allowed_range = f"above 0 and at most most, {self.most}"
-            raise BadConfig.field("skipdecode:least", self.least, allowed_range)
-        if not 0 <= self.warm <= 4096:
-            raise BadConfig.field("skipdecode:warm", self.warm, "between 0 and 4096")
-        if not 0 <= self.horizon <= 1 << 30:
-            raise BadConfig.field("skipdecode:horizon", self.horizon, f"between 0 and {1 << 30}")
+        super().__post_init__()
+        if self.least > self.most:
+            raise BadConfig.field("skipdecode:least", self.least, f"at most most={self.most}")
 
     def layers_at(self, position: int, horizon: int, layer_count: int) -> int:
         """How many of the layers the token written at this place (0 first) goes through."""

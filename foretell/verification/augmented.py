@@ -22,14 +22,15 @@ cause: the draft is accepted then, and the released code divides by zero
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.distribution import Target
 from foretell.core.random import Door
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
-from foretell.errors import BadConfig
 from foretell.verification.acceptance import TINY, Rule
 
 
@@ -37,18 +38,13 @@ from foretell.verification.acceptance import TINY, Rule
 class Augmented(Rule):
     """The authors take eta=10 where a model drafts for itself, 20 and more for a larger drafter."""
 
-    eta: float = 10.0  # how far the target's law is moved; 0: not at all
-    alpha: float = 0.1  # share of the drafter's best chance below which a token stays as it is
+    eta: Annotated[float, Range(0, 1000)] = 10.0  # how far the target's law is moved; 0: not at all
+    # share of the drafter's best chance below which a token stays as it is
+    alpha: Annotated[float, Range(0, 1)] = 0.1
 
     needs = "a chain of tokens that were drawn"
     drawn = True
     exact = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.eta <= 1000:
-            raise BadConfig.field("eta", self.eta, "between 0 and 1000")
-        if not 0 <= self.alpha <= 1:
-            raise BadConfig.field("alpha", self.alpha, "between 0 and 1")
 
     def can_verify(self, tree: TokenTree) -> bool:
         return tree.is_chain and None not in tree.laws[1:]

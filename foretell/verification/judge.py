@@ -28,10 +28,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.distribution import Target
 from foretell.core.random import Door
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.tree_building import subtree_below
 from foretell.core.types import Outcome
@@ -45,15 +47,12 @@ class Judge(Rule):
     """Whoever lowers delta should count right answers before and after."""
 
     weights: str = ""  # file of the judge; without one, the judge that ships for the target
-    delta: float = 0.9  # chance above which a token stays that the standard rule refuses
+    # chance above which a token stays that the standard rule refuses
+    delta: Annotated[float, Range(0, 1)] = 0.9
 
     exact = False
     greedy = False
     taps = (-1,)
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.delta <= 1:
-            raise BadConfig.field("delta", self.delta, "between 0 and 1")
 
     def begin(self, ctx: Context) -> Callable[[TokenTree, Target, Door, int], Outcome]:
         target = ctx.models["target"]

@@ -21,14 +21,15 @@ request samples from, and no token passes that its filters exclude
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.distribution import Target
 from foretell.core.random import Door
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
-from foretell.errors import BadConfig
 from foretell.verification.acceptance import Rule
 
 
@@ -36,17 +37,12 @@ from foretell.verification.acceptance import Rule
 class Relaxed(Rule):
     """A rank and a gap of log-probabilities, in nats."""
 
-    beta: int = 5  # best tokens of a place of which a draft has to be one
-    tau: float = 3.0  # how far below the best one it may be
+    # best tokens of a place of which a draft has to be one
+    beta: Annotated[int, Range(1, 1024)] = 5
+    tau: Annotated[float, Range(0, 100)] = 3.0  # how far below the best one it may be
 
     exact = False
     greedy = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.beta <= 1024:
-            raise BadConfig.field("beta", self.beta, "between 1 and 1024")
-        if not 0 <= self.tau <= 100:
-            raise BadConfig.field("tau", self.tau, "between 0 and 100")
 
     def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         node = 0

@@ -17,9 +17,11 @@ Differs: there is no paper
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.distribution import Target
 from foretell.core.random import Door
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
 from foretell.errors import BadConfig
@@ -30,15 +32,11 @@ from foretell.verification.acceptance import Rule
 class Synthetic(Rule):
     """Both are probabilities."""
 
-    rate: float = 0.7  # that the first child of an accepted node is accepted
-    fall: float = 0.5  # what is left of it for each further child
+    # that the first child of an accepted node is accepted
+    rate: Annotated[float, Range(0, 1)] = 0.7
+    fall: Annotated[float, Range(0, 1)] = 0.5  # what is left of it for each further child
 
     exact = greedy = False
-
-    def __post_init__(self) -> None:
-        for name in ("rate", "fall"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadConfig.field(name, getattr(self, name), "from 0 to 1")
 
     def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         if target.sampler.guide is not None:

@@ -19,14 +19,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.distribution import Target
 from foretell.core.random import Door
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome
-from foretell.errors import BadConfig
 from foretell.verification.acceptance import Rule
 
 
@@ -34,15 +35,10 @@ from foretell.verification.acceptance import Rule
 class Typical(Rule):
     """Both thresholds are probabilities in (0, 1]; the authors advise delta = sqrt(epsilon)."""
 
-    epsilon: float = 0.09
-    delta: float = 0.3
+    epsilon: Annotated[float, Range(0, 1, open_low=True)] = 0.09
+    delta: Annotated[float, Range(0, 1, open_low=True)] = 0.3
 
     exact = False
-
-    def __post_init__(self) -> None:
-        for name in ("epsilon", "delta"):
-            if not 0 < getattr(self, name) <= 1:
-                raise BadConfig.field(name, getattr(self, name), "above 0 and at most 1")
 
     def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
         target_probs: dict[int, torch.Tensor] = {}

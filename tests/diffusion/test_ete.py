@@ -66,10 +66,7 @@ def test_it_needs_fewer_rounds_than_threshold() -> None:
     assert rounds["ete"] <= rounds["threshold"]
 
 
-def test_bad_settings_are_named() -> None:
-    for bad in ("ete:values=0", "ete:tau=2", "ete:explore=all", "ete:least=0"):
-        with pytest.raises(BadConfig, match="ete"):
-            text(ToyCanvas(), bad)
+def test_a_cache_of_one_block_allows_none_ahead() -> None:
     with pytest.raises(BadConfig, match="ahead=0"):
         text(ToyCanvas(), "ete", kv="dual")
 

@@ -137,12 +137,8 @@ def test_at_temperature_zero_the_best_tokens_are_proposed(monkeypatch: pytest.Mo
 
 
 def test_bad_settings_are_told() -> None:
-    model = ToyNoise()
-    for spec in ("steps=0", "gamma=-1", "t_min=0", "stable=-1", "sure=-1", "block=-1"):
-        with pytest.raises(BadConfig, match=spec.partition("=")[0]):
-            text(model, f"renoise:{spec}")
     with pytest.raises(BadConfig, match=r"renoise:t_min=0.9: must be at most t_max \(0.8\)"):
-        text(model, "renoise:t_min=0.9")
+        text(ToyNoise(), "renoise:t_min=0.9")
 
 
 def test_cache_policies_of_masked_canvases_are_refused() -> None:

@@ -14,7 +14,7 @@ from foretell.core.types import Sampling
 from foretell.engine import lanes
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
-from foretell.errors import BadConfig, RequestFailed, Unsupported
+from foretell.errors import RequestFailed, Unsupported
 from foretell.ops.threads import one_at_a_time
 from foretell.strategies.parallel.mirror import Mirror
 from foretell.strategies.parallel.pearl import Pearl
@@ -158,8 +158,3 @@ def test_two_threads_never_run_a_model_at_once() -> None:
     for thread in threads:
         thread.join()
     assert most == [1] * 30
-
-
-def test_a_lane_there_is_not_is_refused_by_name() -> None:
-    with pytest.raises(BadConfig, match="one of inline, thread, stream, process"):
-        lanes.check_lane("any", "wire")

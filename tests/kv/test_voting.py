@@ -7,10 +7,9 @@ import torch
 
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadConfig
 from foretell.kv.evict.dapq import Dapq
 from foretell.kv.evict.snapkv import Snapkv
-from foretell.kv.voting import Voted, check_smoothing, poll_rows
+from foretell.kv.voting import Voted, poll_rows
 from tests.kv.policies import PROMPT, taken_in, target
 from tests.kv.twin import by_engine
 
@@ -58,9 +57,3 @@ def test_a_forward_that_fails_leaves_a_cache_as_it_was(monkeypatch: pytest.Monke
     with pytest.raises(ZeroDivisionError):
         poll_rows(model, cache, [3, 1, 4])
     assert cache.policy is None and not cache.tokens and cache.base == len(PROMPT)
-
-
-@pytest.mark.parametrize(("kernel", "pool"), [(0, "max"), (2, "max"), (3, "sum")])
-def test_what_no_vote_can_be_smoothed_by_is_refused(kernel: int, pool: str) -> None:
-    with pytest.raises(BadConfig, match="any:"):
-        check_smoothing("any", kernel, pool)

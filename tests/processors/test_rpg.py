@@ -194,12 +194,6 @@ def test_drafts_change_no_token_and_save_forwards() -> None:
     assert off.tokens == plain.tokens and off.logprobs == again.logprobs
 
 
-@pytest.mark.parametrize("fields", [{"decay": 0.0}, {"boost": 1.5}, {"grace": -1}], ids=str)
-def test_bad_fields_are_named(fields: dict[str, Any]) -> None:
-    with pytest.raises(BadConfig, match=f"rpg:{next(iter(fields))}"):
-        Rpg(**fields)
-
-
 def test_tokens_without_text_are_refused_in_one_line() -> None:
     with pytest.raises(BadConfig, match=r"rpg: .* no tokenizer.*leave rpg out"):
         Sampler(Sampling(warp=(Rpg(),)), [1], (), 8)

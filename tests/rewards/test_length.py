@@ -2,17 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
-
-from foretell.errors import BadConfig
 from foretell.rewards.length import Length
 
 
 def test_it_falls_evenly_to_both_sides() -> None:
     texts = ["", "one", "one two", "a b c d", "a b c d e f", "a b c d e f g h", "a " * 20]
     assert Length(4).scores("", texts) == [0.0, 0.25, 0.5, 1.0, 0.5, 0.0, 0.0]
-
-
-def test_a_target_has_bounds() -> None:
-    with pytest.raises(BadConfig, match="length:target=0"):
-        Length(0)

@@ -253,12 +253,6 @@ def test_a_judge_of_states_of_another_width_is_refused(tmp_path: Path) -> None:
         ran(f"draft:nodes=5,rule=judge,weights={tmp_path / 'j'}", Sampling())
 
 
-@pytest.mark.parametrize("value", [-0.1, 1.1])
-def test_a_bad_delta_is_told(value: float) -> None:
-    with pytest.raises(BadConfig, match=f"delta={value}: must be between 0 and 1"):
-        Judge(delta=value)
-
-
 class Other(Toy):
     """A model for which no judge ships."""
 

@@ -9,7 +9,6 @@ import pytest
 from foretell.core.random import Rng
 from foretell.core.tree import TokenTree
 from foretell.core.types import Sampling
-from foretell.errors import BadConfig
 from foretell.spec import resolve_method
 from foretell.verification.synthetic import Synthetic
 from tests import laws
@@ -50,9 +49,3 @@ def test_it_gives_the_tokens_a_step_of_its_rate_at_temperature_zero_too() -> Non
     live = laws.generate(strategy, [1, 2], setting, laws.world(strategy, 8))
     expected = sum(0.8**k for k in range(5))
     assert live.ctx.stats.mat == pytest.approx(expected, rel=0.15)
-
-
-@pytest.mark.parametrize("field", ["rate", "fall"])
-def test_a_bad_value_is_told(field: str) -> None:
-    with pytest.raises(BadConfig, match=f"{field}=2: must be from 0 to 1"):
-        Synthetic(**{field: 2})

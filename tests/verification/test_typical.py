@@ -8,7 +8,6 @@ import pytest
 
 from foretell.core.random import Rng
 from foretell.core.tree import TokenTree
-from foretell.errors import BadConfig
 from foretell.verification.typical import Typical
 from tests.verification.tables import differs, enumerate_rule, joint, table, target
 
@@ -37,9 +36,3 @@ def test_the_law_is_not_the_targets() -> None:
     tree, rows = TokenTree(0).chain([1, 2]), table(3, 3)
     assert differs(enumerate_rule(Typical(), tree, rows)[0], joint(rows, tree)) > 0.05
     assert not Typical().exact
-
-
-@pytest.mark.parametrize("field", ["epsilon", "delta"])
-def test_a_bad_value_is_told(field: str) -> None:
-    with pytest.raises(BadConfig, match=f"{field}=0: must be above 0"):
-        Typical(**{field: 0})

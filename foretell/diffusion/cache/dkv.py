@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import OneOf, Range
 from foretell.diffusion.planner import CanvasKV, Planner, View
-from foretell.errors import BadConfig
 
 EVERY = {"decode": 8, "greedy": 2}  # steps, as published
 
@@ -35,16 +36,10 @@ EVERY = {"decode": 8, "greedy": 2}  # steps, as published
 class Dkv(CanvasKV):
     """Counts of steps and positions."""
 
-    every: int = 0  # steps between two computations of all rows; 0: 8, or 2 of mode=greedy
-    mode: str = "decode"  # or greedy
-    window: int = 4  # masked positions beside each next one, of mode=greedy
-
-    def __post_init__(self) -> None:
-        if self.mode not in EVERY:
-            raise BadConfig.field("dkv:mode", self.mode, " or ".join(EVERY))
-        if self.every < 0 or self.window < 0:
-            requirement = "every and window at least 0"
-            raise BadConfig.field("dkv", f"every={self.every}, window={self.window}", requirement)
+    # steps between two computations of all rows; 0: 8, or 2 of mode=greedy
+    every: Annotated[int, Range(0)] = 0
+    mode: Annotated[str, OneOf(EVERY)] = "decode"  # or greedy
+    window: Annotated[int, Range(0)] = 4  # masked positions beside each next one, of mode=greedy
 
     def planner(self) -> Planner:
         refresh_steps = self.every or EVERY[self.mode]

@@ -21,8 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.masked_text import Sheet
+from foretell.core.settings import Range
 from foretell.diffusion.planner import CanvasKV, Planner, View
 from foretell.errors import BadConfig
 
@@ -31,15 +33,14 @@ from foretell.errors import BadConfig
 class Window(CanvasKV):
     """Counts of positions and steps. Methods fill the whole canvas under it: block=0."""
 
-    active: int = 16  # masked positions that are computed
+    active: Annotated[int, Range(1)] = 16  # masked positions that are computed
     window: int = 64  # masked positions that are read
-    refresh: int = 32  # steps between two computations of all rows
+    refresh: Annotated[int, Range(1)] = 32  # steps between two computations of all rows
 
     def __post_init__(self) -> None:
-        if not 1 <= self.active <= self.window:
-            raise BadConfig.field("window:active", self.active, "from 1 to the window")
-        if self.refresh < 1:
-            raise BadConfig.field("window:refresh", self.refresh, "at least 1 step")
+        super().__post_init__()
+        if self.active > self.window:
+            raise BadConfig.field("window:active", self.active, f"at most window={self.window}")
 
     def planner(self) -> Phases:
         return Phases(self.active, self.window, self.refresh)

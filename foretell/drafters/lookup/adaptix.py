@@ -25,13 +25,14 @@ from __future__ import annotations
 import math
 import random
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.tree_building import grow_tree
 from foretell.drafters.lookup.trigrams import Pair, Trigrams
-from foretell.errors import BadConfig
 
 WINDOW = 16  # newest tokens whose tri-grams gain weight in a step
 C1, C2 = 32.0, 8.0  # of the search: how much it explores
@@ -167,26 +168,14 @@ def explore_map(
 class Adaptix(Drafter):
     """All but `search` and `megabytes` are counts."""
 
-    depth: int = 4  # tokens of a draft, the last of them added to what the search found
-    rounds: int = 150  # of the search
-    paths: int = 24  # beginnings it keeps, the empty one among them
+    # tokens of a draft, the last of them added to what the search found
+    depth: Annotated[int, Range(1, 64)] = 4
+    rounds: Annotated[int, Range(1, 100_000)] = 150  # of the search
+    paths: Annotated[int, Range(1, 1024)] = 24  # beginnings it keeps, the empty one among them
     search: bool = True  # false: best first, which takes less time
-    megabytes: int = 64  # of the map
+    megabytes: Annotated[int, Range(1, 1 << 20)] = 64  # of the map
 
     needs = ("tree",)
-
-    def __post_init__(self) -> None:
-        for name, upper_bound in (
-            ("depth", 64),
-            ("rounds", 100_000),
-            ("paths", 1024),
-            ("megabytes", 1 << 20),
-        ):
-            option_value = getattr(self, name)
-            if not 1 <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"adaptix:{name}", option_value, f"between 1 and {upper_bound}"
-                )
 
     def start(self, ctx: Context) -> Trigrams:
         store = ctx.shared(lambda: Trigrams(ctx.models["target"].vocab, self.megabytes << 20))

@@ -25,13 +25,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.lookup.aligned import TOP, Aligned
 from foretell.drafters.lookup.lags import Lags
-from foretell.errors import BadConfig
 
 PRIOR = 4.0  # trials that the first estimate counts for
 KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
@@ -160,19 +161,13 @@ class State:
 class Approx(Drafter):
     """`floor` is a chance."""
 
-    k: int = 30  # mismatches allowed in the last 32 tokens; 0: exact matches only
-    votes: int = 2  # times a replacement must be seen before it is drafted; 0: never
-    floor: float = 0.05  # tokens less likely to be reached are not drafted
+    # mismatches allowed in the last 32 tokens; 0: exact matches only
+    k: Annotated[int, Range(0, 31)] = 30
+    # times a replacement must be seen before it is drafted; 0: never
+    votes: Annotated[int, Range(0, 1024)] = 2
+    floor: Annotated[float, Range(0, 1)] = 0.05  # tokens less likely to be reached are not drafted
 
     needs = ("tree",)
-
-    def __post_init__(self) -> None:
-        for name, upper_bound in (("k", TOP - 1), ("votes", 1024), ("floor", 1)):
-            option_value = getattr(self, name)
-            if not 0 <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"approx:{name}", option_value, f"between 0 and {upper_bound}"
-                )
 
     def start(self, ctx: Context) -> State:
         state = State(self.votes, frozenset(ctx.sampler.stops))

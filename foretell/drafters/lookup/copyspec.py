@@ -20,28 +20,21 @@ Differs:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.lookup.lookup import Index, copy_tokens
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class Copyspec(Drafter):
     """Both are counts of tokens."""
 
-    gamma: int = 3  # length of a pattern
-    copy: int = 10  # tokens copied
-
-    def __post_init__(self) -> None:
-        for name, upper_bound in (("gamma", 64), ("copy", 1024)):
-            option_value = getattr(self, name)
-            if not 1 <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"copyspec:{name}", option_value, f"between 1 and {upper_bound}"
-                )
+    gamma: Annotated[int, Range(1, 64)] = 3  # length of a pattern
+    copy: Annotated[int, Range(1, 1024)] = 10  # tokens copied
 
     def start(self, ctx: Context) -> Index:
         return Index(self.gamma, first_only=True, min_length=self.gamma)

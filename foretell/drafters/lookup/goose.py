@@ -28,11 +28,13 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.tree_building import best_first, grow_tree
 from foretell.drafters.lookup.candidates import KINDS, Store
@@ -69,31 +71,22 @@ class State:
 class Goose(Drafter):
     """All but the two switches are counts."""
 
-    longest: int = 5  # n-gram looked up first
-    shortest: int = 3  # n-gram looked up last
-    copy: int = 20  # tokens of a spine at most
-    k: int = 10  # candidates kept of each token and pair
-    depth: int = 6  # levels of candidates below the root and each token of the spine
+    longest: Annotated[int, Range(1, 64)] = 5  # n-gram looked up first
+    shortest: Annotated[int, Range(1)] = 3  # n-gram looked up last
+    copy: Annotated[int, Range(1, 1024)] = 20  # tokens of a spine at most
+    k: Annotated[int, Range(1, 64)] = 10  # candidates kept of each token and pair
+    # levels of candidates below the root and each token of the spine
+    depth: Annotated[int, Range(1, 64)] = 6
     bypass: bool = True  # whether a spine that at least two places agree on goes without branches
     harmonic: bool = False  # whether the branches along a spine get narrower as 1/i
-    megabytes: int = 64  # that the candidates may take
+    megabytes: Annotated[int, Range(1, 1 << 16)] = 64  # that the candidates may take
 
     needs = ("tree", "rows")
 
     def __post_init__(self) -> None:
-        for name, lower_bound, upper_bound in (
-            ("longest", 1, 64),
-            ("shortest", 1, self.longest),
-            ("copy", 1, 1024),
-            ("k", 1, 64),
-            ("depth", 1, 64),
-            ("megabytes", 1, 65536),
-        ):
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"goose:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
+        super().__post_init__()
+        if self.shortest > self.longest:
+            raise BadConfig.field("goose:shortest", self.shortest, f"at most {self.longest}")
 
     def start(self, ctx: Context) -> State:
         store = ctx.shared(lambda: Store(ctx.models["target"].vocab, self.k, self.megabytes))

@@ -32,13 +32,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
+from foretell.core.settings import Range
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
 from foretell.core.tree_building import plant_tree
-from foretell.errors import BadConfig
 
 AHEAD = 8  # tokens behind the place that was left in which a single token finds it again
 
@@ -119,18 +120,10 @@ class InputGuided(Drafter):
 
     # to copy from; empty: what the model reads as its source, else the prompt
     source: TokenIds = ()
-    n: int = 3  # longest n-gram that finds the place again, in tokens
-    k: int = 0  # tokens drafted at most; 0: the rest of the source
+    n: Annotated[int, Range(1, 64)] = 3  # longest n-gram that finds the place again, in tokens
+    k: Annotated[int, Range(0, 1024)] = 0  # tokens drafted at most; 0: the rest of the source
     # after a difference, go on at the nearest place; False: only where an n-gram stands once
     nearest: bool = True
-
-    def __post_init__(self) -> None:
-        for name, lower_bound, upper_bound in (("n", 1, 64), ("k", 0, 1024)):
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"input-guided:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
 
     def start(self, ctx: Context) -> Pointer:
         source_ids = self.source or self._read_source(ctx)

@@ -23,13 +23,14 @@ and text seldom repeats its last token
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import Law, TokenTree
-from foretell.errors import BadConfig
 
 REDRAWN = 0.5  # estimated chance that a redrawn token is accepted if the one before it is
 REPEATED = 0.2  # the same of a token that fills an empty place
@@ -50,19 +51,12 @@ class State:
 class Jacobi(Drafter):
     """Both are counts of tokens."""
 
-    window: int = 16  # drafts verified at once
-    back: int = 3  # an empty place repeats the token so many places before it
+    window: Annotated[int, Range(1, 512)] = 16  # drafts verified at once
+    # an empty place repeats the token so many places before it
+    back: Annotated[int, Range(1, 1 << 16)] = 3
 
     needs = ("rows",)
     draws = True
-
-    def __post_init__(self) -> None:
-        for name, upper_bound in (("window", 512), ("back", 65536)):
-            option_value = getattr(self, name)
-            if not 1 <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"jacobi:{name}", option_value, f"between 1 and {upper_bound}"
-                )
 
     def start(self, ctx: Context) -> State:
         return State()

@@ -28,11 +28,12 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
-from foretell.errors import BadConfig
 
 # Estimated chances before anything was measured: of the most recent draft's first token, of each
 # older draft's relative to the one before, of the next token of a draft, and of a window's token.
@@ -93,27 +94,15 @@ class State:
 class Lookahead(Drafter):
     """Counts, and a choice."""
 
-    window: int = 7  # columns
-    n: int = 5  # tokens of an n-gram: one more than the levels of the window
-    guesses: int = 7  # n-grams drafted at most
+    window: Annotated[int, Range(1, 128)] = 7  # columns
+    # tokens of an n-gram: one more than the levels of the window
+    n: Annotated[int, Range(2, 32)] = 5
+    guesses: Annotated[int, Range(1, 128)] = 7  # n-grams drafted at most
     pool_from_prompt: bool = False  # the text's own n-grams go into the pool too
-    pool: int = 65536  # n-grams a request keeps at most
+    pool: Annotated[int, Range(1, 1 << 24)] = 65536  # n-grams a request keeps at most
 
     needs = ("tree", "rows")
     whole = True  # a window cut at random places would lose its trajectories
-
-    def __post_init__(self) -> None:
-        for name, lower_bound, upper_bound in (
-            ("window", 1, 128),
-            ("n", 2, 32),
-            ("guesses", 1, 128),
-            ("pool", 1, 1 << 24),
-        ):
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"lookahead:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
 
     def start(self, ctx: Context) -> State:
         tokens = ctx.tokens

@@ -19,26 +19,21 @@ tokens is drafted k tokens deep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.lookup.lookup import Index, copy_tokens
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class Ngram(Drafter):
     """Both are counts of tokens."""
 
-    n: int = 3  # longest n-gram looked up
-    k: int = 10  # tokens copied
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.n <= 64:
-            raise BadConfig.field("ngram:n", self.n, "between 1 and 64")
-        if not 1 <= self.k <= 1024:
-            raise BadConfig.field("ngram:k", self.k, "between 1 and 1024")
+    n: Annotated[int, Range(1, 64)] = 3  # longest n-gram looked up
+    k: Annotated[int, Range(1, 1024)] = 10  # tokens copied
 
     def start(self, ctx: Context) -> Index:
         return Index(self.n)

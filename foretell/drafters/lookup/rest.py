@@ -26,22 +26,16 @@ tokens
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.lookup.datastore import BUILD, Datastore, load_datastore
 from foretell.errors import BadConfig
-
-RANGES = {
-    "choices": (1, 1024),
-    "span": (1, 32),
-    "least": (1, 32),
-    "hits": (1, 1_000_000),
-    "follow": (1, 32),
-}
 
 
 @dataclass
@@ -123,21 +117,16 @@ class Rest(Drafter):
     """All but `path` are counts."""
 
     path: str = ""  # the datastore's file
-    choices: int = 64  # nodes of a tree at most
-    span: int = 16  # longest run of tokens looked up
-    least: int = 2  # shortest run of tokens looked up
-    hits: int = 5000  # places whose continuations are counted
-    follow: int = 10  # tokens of a continuation
+    choices: Annotated[int, Range(1, 1024)] = 64  # nodes of a tree at most
+    span: Annotated[int, Range(1, 32)] = 16  # longest run of tokens looked up
+    least: Annotated[int, Range(1, 32)] = 2  # shortest run of tokens looked up
+    hits: Annotated[int, Range(1, 1_000_000)] = 5000  # places whose continuations are counted
+    follow: Annotated[int, Range(1, 32)] = 10  # tokens of a continuation
 
     needs = ("tree",)
 
     def __post_init__(self) -> None:
-        for name, (lower_bound, upper_bound) in RANGES.items():
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"rest:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
+        super().__post_init__()
         if self.least > self.span:
             raise BadConfig.field("rest:least", self.least, f"at most span={self.span}")
         if not self.path:

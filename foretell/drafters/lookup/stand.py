@@ -28,17 +28,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import Law, TokenTree
 from foretell.core.tree_building import grow_tree
 from foretell.drafters.lookup.lookup import Index
 from foretell.drafters.lookup.ngram_means import NgramMeans, Seen
-from foretell.errors import BadConfig
 
 # chance that the child of this rank is accepted if its parent is; measured
 CHANCE = (0.6, 0.06, 0.02, 0.015, 0.01, 0.007)
@@ -69,26 +70,13 @@ class State:
 class Stand(Drafter):
     """All but `megabytes` are counts."""
 
-    n: int = 4  # tokens of the longest n-gram; the shortest has 2
-    k: int = 10  # tokens kept of a row
-    size: int = 80  # nodes drafted at most
-    megabytes: int = 64  # of the memory
+    n: Annotated[int, Range(2, 16)] = 4  # tokens of the longest n-gram; the shortest has 2
+    k: Annotated[int, Range(1, 1024)] = 10  # tokens kept of a row
+    size: Annotated[int, Range(1, 1024)] = 80  # nodes drafted at most
+    megabytes: Annotated[int, Range(1, 1 << 20)] = 64  # of the memory
 
     needs = ("tree", "rows")
     draws = True
-
-    def __post_init__(self) -> None:
-        for name, lower_bound, upper_bound in (
-            ("n", 2, 16),
-            ("k", 1, 1024),
-            ("size", 1, 1024),
-            ("megabytes", 1, 1 << 20),
-        ):
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"stand:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
 
     def start(self, ctx: Context) -> State:
         vocab = ctx.models["target"].vocab

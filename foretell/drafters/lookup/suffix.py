@@ -32,15 +32,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.tree_building import plant_tree
 from foretell.drafters.lookup.prompt_tries import Beginnings
 from foretell.drafters.lookup.suffix_tree import Place, Suffixes, Text
-from foretell.errors import BadConfig
 
 # tokens of the prompt that stand before an output in the shared store, so that its beginning can
 # match
@@ -80,32 +80,19 @@ class Suffix(Drafter):
     shared store.
     """
 
-    depth: int = 64  # strings counted; a match and the draft behind it are together no longer
-    factor: float = 4.0  # nodes drafted for each token of the match
-    offset: float = 8.0  # nodes drafted besides
-    min_prob: float = 0.1  # no node has a smaller value
+    # strings counted; a match and the draft behind it are together no longer
+    depth: Annotated[int, Range(2, 256)] = 64
+    factor: Annotated[float, Range(0, 64)] = 4.0  # nodes drafted for each token of the match
+    offset: Annotated[float, Range(-64, 64)] = 8.0  # nodes drafted besides
+    min_prob: Annotated[float, Range(0, 1)] = 0.1  # no node has a smaller value
     tree: bool = True  # branch, instead of following the most frequent token alone
     shared: bool = False  # search past outputs of the same tenant too
-    megabytes: int = 64  # of past outputs and their counts kept, the newest
+    # of past outputs and their counts kept, the newest
+    megabytes: Annotated[int, Range(1, 1 << 16)] = 64
 
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("tree",) if self.tree else ()
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "depth": (2, 256),
-            "factor": (0, 64),
-            "offset": (-64, 64),
-            "min_prob": (0, 1),
-            "megabytes": (1, 65536),
-        }
-        for name, (lower_bound, upper_bound) in ranges.items():
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"suffix:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
 
     def start(self, ctx: Context) -> State:
         beginnings = ctx.shared(lambda: Beginnings(self.depth), "beginnings")

@@ -24,14 +24,15 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.tree_building import grow_tree
-from foretell.errors import BadConfig
 from foretell.ops.logits import best_logits
 
 RATE = 1 / 32  # of the running acceptance
@@ -147,19 +148,11 @@ class Store:
 class TokenRecycling(Drafter):
     """Two counts and a chance."""
 
-    k: int = 8  # candidates kept of each token
-    depth: int = 6  # levels
-    floor: float = 0.01  # tokens less likely to be reached are not drafted
+    k: Annotated[int, Range(1, 64)] = 8  # candidates kept of each token
+    depth: Annotated[int, Range(1, 64)] = 6  # levels
+    floor: Annotated[float, Range(0, 1)] = 0.01  # tokens less likely to be reached are not drafted
 
     needs = ("tree", "rows")
-
-    def __post_init__(self) -> None:
-        for name in ("k", "depth"):
-            value = getattr(self, name)
-            if not 1 <= value <= 64:
-                raise BadConfig.field(f"token-recycling:{name}", value, "between 1 and 64")
-        if not 0 <= self.floor <= 1:
-            raise BadConfig.field("token-recycling:floor", self.floor, "between 0 and 1")
 
     def start(self, ctx: Context) -> Store:
         store = ctx.shared(lambda: Store(self.k, ctx.models["target"].vocab))

@@ -33,9 +33,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.settings import Range
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
 from foretell.drafters.masked.lattice import Causal, best_path, build_lattice, search_path
@@ -44,17 +46,6 @@ from foretell.drafters.masked.ngrams import Ngrams, token_probability
 from foretell.errors import BadConfig
 
 ORDER = 3  # tokens of an n-gram
-RANGES = {
-    "k_min": (1, 256),
-    "k_max": (1, 256),
-    "growth": (0, 256),
-    "decay": (0, 1),
-    "mass": (0, 1),
-    "most": (1, 256),
-    "beam": (1, 256),
-    "weight": (0, 1),
-    "refresh": (0, 1 << 20),
-}
 
 
 class State:
@@ -77,29 +68,29 @@ class State:
 class Diffuspec(Drafter):
     """Counts of masks, tokens and drafts; chances and shares are between 0 and 1."""
 
-    k_min: int = 20  # masks of a draft at least
-    k_max: int = 30  # and at most, as many as the first draft has
-    growth: int = 10  # masks more while the target agrees with what is proposed
-    decay: float = 0.5  # of the moving averages: what the newest draft counts in them
+    k_min: Annotated[int, Range(1, 256)] = 20  # masks of a draft at least
+    k_max: Annotated[int, Range(1, 256)] = 30  # and at most, as many as the first draft has
+    # masks more while the target agrees with what is proposed
+    growth: Annotated[int, Range(0, 256)] = 10
+    # of the moving averages: what the newest draft counts in them
+    decay: Annotated[float, Range(0, 1)] = 0.5
     adaptive: bool = True  # whether lengths follow the averages; no: always k_max
-    mass: float = 0.8  # chance that the tokens tried at a position reach together
-    most: int = 15  # tokens tried at a position, ends aside
-    beam: int = 3  # paths that the search keeps
-    weight: float = 0.5  # of the denoiser in a path's score; the 3-gram law has the rest
+    # chance that the tokens tried at a position reach together
+    mass: Annotated[float, Range(0, 1)] = 0.8
+    most: Annotated[int, Range(1, 256)] = 15  # tokens tried at a position, ends aside
+    beam: Annotated[int, Range(1, 256)] = 3  # paths that the search keeps
+    # of the denoiser in a path's score; the 3-gram law has the rest
+    weight: Annotated[float, Range(0, 1)] = 0.5
     search: bool = True  # no: the best token of each position
     corpus: TokenIds = ()  # a text that 3-grams are counted in too
-    refresh: int = 1  # drafts from one that computes all of the denoiser's rows to the next; 0: one
+    # drafts from one that computes all of the denoiser's rows to the next; 0: one
+    refresh: Annotated[int, Range(0, 1 << 20)] = 1
 
     models = ("draft",)
     draft_needs = ("canvas",)
 
     def __post_init__(self) -> None:
-        for name, (lower_bound, upper_bound) in RANGES.items():
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"diffuspec:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
+        super().__post_init__()
         if self.k_min > self.k_max:
             raise BadConfig.field("diffuspec:k_min", self.k_min, f"at most k_max ({self.k_max})")
 

@@ -27,13 +27,15 @@ the drafter keeps its rows; the paper's reads text and block in both directions,
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.drafters.model.reader import DraftReader
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.ops.logits import likeliest_token
 
 
@@ -41,13 +43,9 @@ from foretell.ops.logits import likeliest_token
 class Gad(Drafter):
     """A count of tokens."""
 
-    k: int = 25  # masked tokens of a block
+    k: Annotated[int, Range(1, 1024)] = 25  # masked tokens of a block
 
     models = ("draft",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.k <= 1024:
-            raise BadConfig.field("gad:k", self.k, "between 1 and 1024")
 
     def start(self, ctx: Context) -> DraftReader:
         """Raises Unsupported for a draft model that knows no mask."""

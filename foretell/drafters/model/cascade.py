@@ -29,10 +29,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.model import Model
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.nested import Nested
 from foretell.errors import BadConfig
@@ -43,13 +45,15 @@ class Cascade(Drafter):
     """`inner` must be given; lengths and sizes are counts."""
 
     inner: Drafter | None = None  # the drafter that drafts for the draft model
-    length: int = 4  # tokens drafted for the target
+    length: Annotated[int, Range(1, 256)] = 4  # tokens drafted for the target
     model: str = "draft"  # the name of the draft model
-    size: int = 0  # nodes that the inner drafter may propose at once; 0: as many as pay
+    # nodes that the inner drafter may propose at once; 0: as many as pay
+    size: Annotated[int, Range(0, 1024)] = 0
 
     draws = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.inner, Drafter):
             example = "a drafter, as in cascade:inner=suffix or cascade:inner=(ngram:n=2,k=8)"
             raise BadConfig.field("cascade:inner", self.inner, example)
@@ -59,10 +63,6 @@ class Cascade(Drafter):
         if self.inner.taps:
             allowed_drafters = "a drafter that reads neither hidden states nor rows of the target"
             raise BadConfig.field("cascade:inner", self.inner, allowed_drafters)
-        if not 1 <= self.length <= 256:
-            raise BadConfig.field("cascade:length", self.length, "between 1 and 256")
-        if not 0 <= self.size <= 1024:
-            raise BadConfig.field("cascade:size", self.size, "between 0 and 1024")
 
     @property
     def drafter(self) -> Drafter:

@@ -24,12 +24,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadConfig
 from foretell.models.translated import Translated
 from foretell.ops.logits import likeliest_token
 
@@ -38,16 +39,11 @@ from foretell.ops.logits import likeliest_token
 class CrossText(Drafter):
     """Both are counts."""
 
-    length: int = 5  # the draft model's tokens in a draft
-    window: int = 10  # tokens before the draft that are divided together with it
+    length: Annotated[int, Range(1, 256)] = 5  # the draft model's tokens in a draft
+    # tokens before the draft that are divided together with it
+    window: Annotated[int, Range(1, 256)] = 10
 
     models = ("draft",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= 256:
-            raise BadConfig.field("cross-text:length", self.length, "between 1 and 256")
-        if not 1 <= self.window <= 256:
-            raise BadConfig.field("cross-text:window", self.window, "between 1 and 256")
 
     def start(self, ctx: Context) -> Translated:
         return Translated(ctx, window=self.window)

@@ -22,16 +22,18 @@ token
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tokenizer_bytes import Shared
 from foretell.core.tree import Law, TokenTree
 from foretell.core.tree_building import add_drawn
 from foretell.core.types import Ask
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.models.translated import Translated
 from foretell.ops.logits import likeliest_token
 
@@ -48,14 +50,10 @@ class State:
 class CrossVocab(Drafter):
     """A count."""
 
-    length: int = 4  # tokens of a chain
+    length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
 
     models = ("draft",)
     draws = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= 256:
-            raise BadConfig.field("cross-vocab:length", self.length, "between 1 and 256")
 
     def start(self, ctx: Context) -> State:
         translated = Translated(ctx)

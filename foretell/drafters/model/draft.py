@@ -36,11 +36,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.model import Model
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.chains import draw_chains
 from foretell.drafters.model.reader import DraftReader
@@ -58,13 +59,14 @@ class State(DraftReader):
 class Draft(Drafter):
     """Lengths and numbers are counts; `confidence` is a probability."""
 
-    length: int = 4  # tokens of a chain
-    drafts: int = 1  # independent chains
+    length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
+    drafts: Annotated[int, Range(1, 64)] = 1  # independent chains
     # a chain ends where the draft model's best token is less likely than this
-    confidence: float = 0.0
+    confidence: Annotated[float, Range(0, 1, open_high=True)] = 0.0
     best: bool = False  # the draft model's best tokens at any temperature
-    online: int = 0  # responses of a tenant after which the draft model learns; 0: never
-    rate: float = 1e-4  # learning rate of AdamW
+    # responses of a tenant after which the draft model learns; 0: never
+    online: Annotated[int, Range(0, 256)] = 0
+    rate: Annotated[float, Range(0, 1, open_low=True)] = 1e-4  # learning rate of AdamW
 
     models = ("draft",)
 
@@ -84,16 +86,7 @@ class Draft(Drafter):
         return ("tree",) if self.drafts > 1 else ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.length <= 256:
-            raise BadConfig.field("draft:length", self.length, "between 1 and 256")
-        if not 1 <= self.drafts <= 64:
-            raise BadConfig.field("draft:drafts", self.drafts, "between 1 and 64")
-        if not 0 <= self.confidence < 1:
-            raise BadConfig.field("draft:confidence", self.confidence, "at least 0 and below 1")
-        if not 0 <= self.online <= 256:
-            raise BadConfig.field("draft:online", self.online, "between 0 and 256")
-        if not 0 < self.rate <= 1:
-            raise BadConfig.field("draft:rate", self.rate, "above 0 and at most 1")
+        super().__post_init__()
         if self.follows and self.drafts > 1:
             option_text = "best=yes" if self.best else f"online={self.online}"
             raise BadConfig(f"draft:drafts={self.drafts},{option_text}: there is one best chain")

@@ -31,15 +31,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask
 from foretell.drafters.model.reader import DraftReader
-from foretell.errors import BadConfig
 
 
 @dataclass(slots=True)
@@ -78,20 +79,14 @@ class Slots:
 class Dyspec(Drafter):
     """`size` is a count, `threshold` a probability."""
 
-    size: int = 64  # nodes drafted at most
+    size: Annotated[int, Range(1, 1024)] = 64  # nodes drafted at most
     levels: bool = True  # level by level, with a draft forward for each; else token by token
     # no child where a slot's value is below this; 0: 1 / nodes allowed by levels, else no limit
-    threshold: float = 0.0
+    threshold: Annotated[float, Range(0, 1, open_high=True)] = 0.0
 
     models = ("draft",)
     needs = ("tree",)
     draws = True
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.size <= 1024:
-            raise BadConfig.field("dyspec:size", self.size, "between 1 and 1024")
-        if not 0 <= self.threshold < 1:
-            raise BadConfig.field("dyspec:threshold", self.threshold, "at least 0 and below 1")
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx)

@@ -25,23 +25,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.chains import draw_chains
 from foretell.drafters.model.reader import DraftReader
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 
 
 @dataclass(frozen=True)
 class Easyspec(Drafter):
     """All three are counts."""
 
-    length: int = 4  # tokens of a chain
-    drafts: int = 1  # independent chains
-    group: int = 4  # layers whose attentions are computed side by side; 1: the ordinary draft
+    length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
+    drafts: Annotated[int, Range(1, 64)] = 1  # independent chains
+    # layers whose attentions are computed side by side; 1: the ordinary draft
+    group: Annotated[int, Range(1, 64)] = 4
 
     models = ("draft",)
     draws = True
@@ -49,14 +52,6 @@ class Easyspec(Drafter):
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("tree",) if self.drafts > 1 else ()
-
-    def __post_init__(self) -> None:
-        for name, upper_bound in (("length", 256), ("drafts", 64), ("group", 64)):
-            option_value = getattr(self, name)
-            if not 1 <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"easyspec:{name}", option_value, f"between 1 and {upper_bound}"
-                )
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The rough model, made of the draft model. Raises Unsupported where it cannot be."""

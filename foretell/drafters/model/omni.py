@@ -25,32 +25,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence as List
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.settings import Range
 from foretell.core.tokenizer_bytes import Shared
 from foretell.core.tree import Law, TokenTree
 from foretell.drafters.model.ngram_pairs import Sequence, State, Stream
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class Omni(Drafter):
     """Both are counts."""
 
-    length: int = 4  # the draft model's tokens in a draft
-    capacity: int = 32768  # first tokens of sequences that the cache knows
+    length: Annotated[int, Range(1, 256)] = 4  # the draft model's tokens in a draft
+    # first tokens of sequences that the cache knows
+    capacity: Annotated[int, Range(1, 1 << 24)] = 32768
 
     models = ("draft",)
     draws = True
-
-    def __post_init__(self) -> None:
-        for name, upper_bound in (("length", 256), ("capacity", 1 << 24)):
-            option_value = getattr(self, name)
-            if not 1 <= option_value <= upper_bound:
-                raise BadConfig.field(f"omni:{name}", option_value, f"between 1 and {upper_bound}")
 
     def start(self, ctx: Context) -> State:
         return State.of(ctx, self.capacity)

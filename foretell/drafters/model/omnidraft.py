@@ -34,43 +34,38 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.model import Model
+from foretell.core.settings import OneOf, Range
 from foretell.core.tokenizer_bytes import Shared
 from foretell.core.tree import Law, TokenTree
 from foretell.core.tree_building import add_drawn
 from foretell.core.types import Message
 from foretell.drafters.model.ngram_pairs import Reading, Seen, Sequence, State, Stream
-from foretell.errors import BadConfig
 from foretell.models.online import Learner, Study, learning_models
 
 MODES = ("exact", "det")
-RANGES = {
-    "length": (1, 256),
-    "forwards": (1, 256),
-    "width": (0, 64),
-    "merged": (0, 256),
-    "capacity": (1, 1 << 24),
-    "online": (0, 256),
-}
 
 
 @dataclass(frozen=True)
 class Omnidraft(Drafter):
     """All but `mode` are counts."""
 
-    mode: str = "exact"  # or det: the best token at each place, none drawn
-    length: int = 4  # tokens of a chain
-    forwards: int = 8  # of the draft model in a step, at most
-    width: int = 4  # of its likeliest tokens, those behind which sequences are looked for
-    merged: int = 16  # sequences considered at a place, the newest ones
-    capacity: int = 32768  # first tokens of sequences that the cache knows
-    online: int = 0  # responses of a tenant after which the draft model is distilled; 0: never
+    mode: Annotated[str, OneOf(MODES)] = "exact"  # or det: the best token at each place, none drawn
+    length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
+    forwards: Annotated[int, Range(1, 256)] = 8  # of the draft model in a step, at most
+    # of its likeliest tokens, those behind which sequences are looked for
+    width: Annotated[int, Range(0, 64)] = 4
+    merged: Annotated[int, Range(0, 256)] = 16  # sequences considered at a place, the newest ones
+    # first tokens of sequences that the cache knows
+    capacity: Annotated[int, Range(1, 1 << 24)] = 32768
+    # responses of a tenant after which the draft model is distilled; 0: never
+    online: Annotated[int, Range(0, 256)] = 0
 
     models = ("draft",)
     whole = True
@@ -78,16 +73,6 @@ class Omnidraft(Drafter):
     @property
     def draws(self) -> bool:  # type: ignore[override]
         return self.mode == "exact"
-
-    def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise BadConfig.field("omnidraft:mode", self.mode, f"one of {', '.join(MODES)}")
-        for name, (lower_bound, upper_bound) in RANGES.items():
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"omnidraft:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The draft model as one that learns. Raises Unsupported where it cannot."""

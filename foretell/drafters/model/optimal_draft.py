@@ -25,11 +25,13 @@ children shared out evenly, the likelier nodes of each parent first
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.levels import grow_levels
 from foretell.drafters.model.reader import DraftReader
@@ -43,7 +45,7 @@ NAME = "optimal-draft"
 class OptimalDraft(Drafter):
     """All are counts."""
 
-    length: int = 3  # levels of the tree
+    length: Annotated[int, Range(1, 64)] = 3  # levels of the tree
     # children of each node, level by level; the last number holds for all deeper levels
     branches: tuple[int, ...] = (2,)
 
@@ -55,8 +57,7 @@ class OptimalDraft(Drafter):
         return ("tree",) if max(self.branches[: self.length]) > 1 else ()
 
     def __post_init__(self) -> None:
-        if not 1 <= self.length <= 64:
-            raise BadConfig.field(f"{NAME}:length", self.length, "between 1 and 64")
+        super().__post_init__()
         if not self.branches or not all(1 <= count <= 64 for count in self.branches):
             allowed_counts = "numbers between 1 and 64, with spaces between"
             raise BadConfig.field(f"{NAME}:branches", self.branches, allowed_counts)

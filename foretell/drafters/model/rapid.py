@@ -30,9 +30,11 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.source import follow_text
 from foretell.core.tree import Law, TokenTree
 from foretell.core.tree_building import add_drawn
@@ -62,19 +64,17 @@ class Rapid(Drafter):
     """All but `model` are counts of tokens."""
 
     model: str = "draft"  # the name of the model that drafts
-    length: int = 10  # drafted a step
-    context: int = 4096  # of the short context, at most; of a long prompt a 32nd, if that is more
-    chunk: int = 128  # that are retrieved together
-    query: int = 128  # at the prompt's end, by which chunks are chosen
+    length: Annotated[int, Range(1, 256)] = 10  # drafted a step
+    # of the short context, at most; of a long prompt a 32nd, if that is more
+    context: Annotated[int, Range(1, 1 << 24)] = 4096
+    chunk: Annotated[int, Range(1, 1 << 16)] = 128  # that are retrieved together
+    # at the prompt's end, by which chunks are chosen
+    query: Annotated[int, Range(1, 1 << 16)] = 128
 
     draws = True
 
     def __post_init__(self) -> None:
-        ranges = {"length": 256, "context": 1 << 24, "chunk": 1 << 16, "query": 1 << 16}
-        for name, upper_bound in ranges.items():
-            option_value = getattr(self, name)
-            if not 1 <= option_value <= upper_bound:
-                raise BadConfig.field(f"rapid:{name}", option_value, f"between 1 and {upper_bound}")
+        super().__post_init__()
         min_context = self.chunk + self.query
         if self.context < min_context:
             allowed_range = f"at least {min_context}, a chunk and the query"

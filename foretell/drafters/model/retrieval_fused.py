@@ -27,12 +27,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import Law, TokenTree
 from foretell.core.tree_building import add_drawn, grow_tree, merge_trees
 from foretell.core.types import Ask
@@ -59,34 +60,25 @@ class State:
 class RetrievalFused(Drafter):
     """Lengths and numbers are counts; `threshold` is a probability."""
 
-    length: int = 4  # tokens of a drafted chain
-    drafts: int = 1  # chains: independent ones, at temperature 0 the most probable ones
-    threshold: float = 0.001  # a continuation whose first token is less likely than this is dropped
-    longest: int = 3  # n-gram looked up first
-    shortest: int = 1  # n-gram looked up last
-    places: int = 32  # most recent places of an n-gram that are copied from
-    copy: int = 10  # tokens copied
+    length: Annotated[int, Range(1, 256)] = 4  # tokens of a drafted chain
+    # chains: independent ones, at temperature 0 the most probable ones
+    drafts: Annotated[int, Range(1, 64)] = 1
+    # a continuation whose first token is less likely than this is dropped
+    threshold: Annotated[float, Range(0, 1, open_high=True)] = 0.001
+    longest: Annotated[int, Range(1, 64)] = 3  # n-gram looked up first
+    shortest: Annotated[int, Range(1)] = 1  # n-gram looked up last
+    # most recent places of an n-gram that are copied from
+    places: Annotated[int, Range(1, 1024)] = 32
+    copy: Annotated[int, Range(1, 1024)] = 10  # tokens copied
 
     models = ("draft",)
     needs = ("tree",)
     draws = True
 
     def __post_init__(self) -> None:
-        for name, lower_bound, upper_bound in (
-            ("length", 1, 256),
-            ("drafts", 1, 64),
-            ("longest", 1, 64),
-            ("copy", 1, 1024),
-            ("shortest", 1, self.longest),
-            ("places", 1, 1024),
-        ):
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"{NAME}:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
-        if not 0 <= self.threshold < 1:
-            raise BadConfig.field(f"{NAME}:threshold", self.threshold, "at least 0 and below 1")
+        super().__post_init__()
+        if self.shortest > self.longest:
+            raise BadConfig.field(f"{NAME}:shortest", self.shortest, f"at most {self.longest}")
 
     def start(self, ctx: Context) -> State:
         return State(Index(self.longest, min_length=self.shortest, keep_all=True), DraftReader(ctx))

@@ -24,24 +24,25 @@ the order of the perturbed scores, truncated Gumbels, but needs finitely many ou
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.drafters.model.reader import DraftReader
 from foretell.drafters.model.without_replacement import Urn, best_tokens
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class RsdS(Drafter):
     """Both are counts."""
 
-    length: int = 4  # levels of the tree
-    width: int = 4  # continuations kept on each level
+    length: Annotated[int, Range(1, 64)] = 4  # levels of the tree
+    width: Annotated[int, Range(1, 64)] = 4  # continuations kept on each level
 
     models = ("draft",)
     draws = True
@@ -49,11 +50,6 @@ class RsdS(Drafter):
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("tree",) if self.width > 1 else ()
-
-    def __post_init__(self) -> None:
-        for name in ("length", "width"):
-            if not 1 <= getattr(self, name) <= 64:
-                raise BadConfig.field(f"rsd-s:{name}", getattr(self, name), "between 1 and 64")
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx)

@@ -32,13 +32,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Message, Reply
 from foretell.drafters.model.chains import continue_chains
@@ -64,12 +65,13 @@ class Sorted(LazyLayers):
 class S2D(Drafter):
     """`exits` are numbers of layers; thresholds and `confidence` are probabilities."""
 
-    length: int = 4  # tokens of a chain
-    exits: tuple[int, ...] = ()  # layers behind which it may stop; none: those it was trained with
+    length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
+    # layers behind which it may stop; none: those it was trained with
+    exits: Annotated[tuple[int, ...], Range(1, 4096)] = ()
     # of the exits but the last, or one for all; none: the target's, else 0.6
-    thresholds: tuple[float, ...] = ()
+    thresholds: Annotated[tuple[float, ...], Range(0)] = ()
     # a chain ends where the last exit's best token is less likely than this
-    confidence: float = 0.0
+    confidence: Annotated[float, Range(0, 1, open_high=True)] = 0.0
     best: bool = False  # the exits' best tokens at any temperature
 
     models = ("draft",)
@@ -78,20 +80,6 @@ class S2D(Drafter):
     @property
     def draws(self) -> bool:  # type: ignore[override]
         return not self.best
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= 256:
-            raise BadConfig.field("s2d:length", self.length, "between 1 and 256")
-        if not all(1 <= exit_layer <= 4096 for exit_layer in self.exits):
-            given_values = " ".join(map(str, self.exits))
-            raise BadConfig.field("s2d:exits", given_values, "numbers of layers, at least 1")
-        if not all(threshold >= 0 for threshold in self.thresholds):
-            given_values = " ".join(map(str, self.thresholds))
-            raise BadConfig.field(
-                "s2d:thresholds", given_values, "at least 0; above 1 leaves an exit out"
-            )
-        if not 0 <= self.confidence < 1:
-            raise BadConfig.field("s2d:confidence", self.confidence, "at least 0 and below 1")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The draft model with its exits.

@@ -27,12 +27,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
+from foretell.core.settings import OneOf, Range
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Ask, Reply
 from foretell.drafters.model.acceptance_head import MAKE, AcceptanceHead, load_acceptance_head
@@ -56,31 +58,25 @@ class SpecdecPp(Drafter):
     """Lengths are in tokens; `threshold` is a probability."""
 
     head: str = ""  # file of the trained head
-    estimate: str = "head"  # head; without one: confidence or entropy
-    threshold: float = 0.3  # a chain ends where some rejection is more likely than this
-    shortest: int = 2  # tokens of a chain before that counts
-    longest: int = 20  # tokens of a chain at most
+    estimate: Annotated[str, OneOf(ESTIMATES)] = "head"  # head; without one: confidence or entropy
+    # a chain ends where some rejection is more likely than this
+    threshold: Annotated[float, Range(0, 1)] = 0.3
+    shortest: Annotated[int, Range(1)] = 2  # tokens of a chain before that counts
+    longest: Annotated[int, Range(1, 256)] = 20  # tokens of a chain at most
 
     models = ("draft",)
     draws = True
 
     def __post_init__(self) -> None:
-        if self.estimate not in ESTIMATES:
-            raise BadConfig.field(
-                "specdec-pp:estimate", self.estimate, "one of " + ", ".join(ESTIMATES)
-            )
+        super().__post_init__()
         if (self.estimate == "head") != bool(self.head):
             given_options = f"specdec-pp:estimate={self.estimate},head={self.head}"
             cure = "or take estimate=confidence or entropy alone"
             raise BadConfig(
                 f"{given_options}: estimate=head needs the file of a head; {MAKE}, {cure}"
             )
-        if not 0 <= self.threshold <= 1:
-            raise BadConfig.field("specdec-pp:threshold", self.threshold, "between 0 and 1")
-        if not 1 <= self.longest <= 256:
-            raise BadConfig.field("specdec-pp:longest", self.longest, "between 1 and 256")
-        if not 1 <= self.shortest <= self.longest:
-            allowed_range = f"between 1 and longest={self.longest}"
+        if self.shortest > self.longest:
+            allowed_range = f"at most longest={self.longest}"
             raise BadConfig.field("specdec-pp:shortest", self.shortest, allowed_range)
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:

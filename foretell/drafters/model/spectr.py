@@ -23,21 +23,22 @@ another rule, which its laws allow as well
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.chains import draw_chains
 from foretell.drafters.model.reader import DraftReader
-from foretell.errors import BadConfig
 
 
 @dataclass(frozen=True)
 class Spectr(Drafter):
     """Both are counts."""
 
-    length: int = 8  # tokens of a chain
-    drafts: int = 8  # independent chains
+    length: Annotated[int, Range(1, 64)] = 8  # tokens of a chain
+    drafts: Annotated[int, Range(1, 64)] = 8  # independent chains
 
     models = ("draft",)
     draws = True
@@ -46,11 +47,6 @@ class Spectr(Drafter):
     @property
     def needs(self) -> tuple[str, ...]:  # type: ignore[override]
         return ("tree",) if self.drafts > 1 else ()
-
-    def __post_init__(self) -> None:
-        for name in ("length", "drafts"):
-            if not 1 <= getattr(self, name) <= 64:
-                raise BadConfig.field(f"spectr:{name}", getattr(self, name), "between 1 and 64")
 
     def start(self, ctx: Context) -> DraftReader:
         return DraftReader(ctx)

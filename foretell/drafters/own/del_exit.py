@@ -32,12 +32,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.own.early_exit import exit_chain, layer_count
 from foretell.errors import BadConfig
@@ -99,28 +101,16 @@ class Records:
 class DelExit(Drafter):
     """Counts, and a factor."""
 
-    longest: int = 17  # tokens of a draft at most
-    decay: float = 0.95  # weight of a step, to that of the next
-    prompt: int = 32  # last tokens of the prompt that count, at temperature 0
-    stride: int = 1  # every so many layers is an exit
+    longest: Annotated[int, Range(1, 256)] = 17  # tokens of a draft at most
+    # weight of a step, to that of the next
+    decay: Annotated[float, Range(0, 1, open_low=True)] = 0.95
+    # last tokens of the prompt that count, at temperature 0
+    prompt: Annotated[int, Range(0, 512)] = 32
+    stride: Annotated[int, Range(1, 1024)] = 1  # every so many layers is an exit
 
     needs = ("layers",)
     draws = True
     taps = tuple(range(1, DEEPEST + 1))
-
-    def __post_init__(self) -> None:
-        for name, lower_bound, upper_bound in (
-            ("longest", 1, 256),
-            ("prompt", 0, 512),
-            ("stride", 1, DEEPEST),
-        ):
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"del-exit:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
-        if not 0 < self.decay <= 1:
-            raise BadConfig.field("del-exit:decay", self.decay, "above 0 and at most 1")
 
     def start(self, ctx: Context) -> Records:
         """Raises BadConfig where the target has no such exit."""

@@ -24,9 +24,11 @@ constraint has added nodes, verification runs all layers
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.own.early_exit import exit_chain, layer_count
 from foretell.errors import BadConfig
@@ -38,8 +40,9 @@ class Layerskip(Drafter):
 
     The authors take 8 layers of 32 and drafts of 6 for Llama 2 7B, 3 and 6 for Llama 3.2 1B."""
 
-    exit_layer: int = 0  # layers that draft; 0: a quarter of the target's
-    length: int = 6  # tokens drafted
+    # layers that draft; 0: a quarter of the target's
+    exit_layer: Annotated[int, Range(0, 4096)] = 0
+    length: Annotated[int, Range(1, 256)] = 6  # tokens drafted
     best: bool = False  # the layers' best tokens at any temperature
 
     needs = ("layers",)
@@ -47,13 +50,6 @@ class Layerskip(Drafter):
     @property
     def draws(self) -> bool:  # type: ignore[override]
         return not self.best
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.exit_layer <= 4096:
-            allowed_layers = "from 0 (a quarter) to one less than the target has"
-            raise BadConfig.field("layerskip:exit_layer", self.exit_layer, allowed_layers)
-        if not 1 <= self.length <= 256:
-            raise BadConfig.field("layerskip:length", self.length, "between 1 and 256")
 
     def start(self, ctx: Context) -> int:
         """The exit. Raises BadConfig for one that the target does not have."""

@@ -32,13 +32,14 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Drop, Message, Open, Reply
 from foretell.drafters.model.without_replacement import widen_node
@@ -83,16 +84,18 @@ class State:
 class Swift(Drafter):
     """Counts, and shares between 0 and 1."""
 
-    skip: float = 0.45  # of the halves that may be left out
-    length: int = 25  # tokens of a chain at most
-    sure: float = 0.8  # a chain ends behind a token of which the draft is less sure
-    window: int = 32  # tokens that sets are tried on
-    context: int = 256  # tokens of the prompt before them
-    interval: int = 1  # steps from one try to the next
-    bayes: int = 25  # every so many tries is the process's
-    tries: int = 1000  # at most
-    patience: int = 300  # tries in a row without a better set that end the search
-    enough: float = 0.95  # share of tokens guessed that ends it
+    skip: Annotated[float, Range(0, 1)] = 0.45  # of the halves that may be left out
+    length: Annotated[int, Range(1, 4096)] = 25  # tokens of a chain at most
+    # a chain ends behind a token of which the draft is less sure
+    sure: Annotated[float, Range(0, 1)] = 0.8
+    window: Annotated[int, Range(1, 4096)] = 32  # tokens that sets are tried on
+    context: Annotated[int, Range(1, 4096)] = 256  # tokens of the prompt before them
+    interval: Annotated[int, Range(1, 4096)] = 1  # steps from one try to the next
+    bayes: Annotated[int, Range(1, 4096)] = 25  # every so many tries is the process's
+    tries: Annotated[int, Range(1, 4096)] = 1000  # at most
+    # tries in a row without a better set that end the search
+    patience: Annotated[int, Range(1, 4096)] = 300
+    enough: Annotated[float, Range(0, 1)] = 0.95  # share of tokens guessed that ends it
     best: bool = False  # the draft's best tokens at any temperature
 
     needs = ("tree", "layers", "parts")
@@ -100,14 +103,6 @@ class Swift(Drafter):
     @property
     def draws(self) -> bool:  # type: ignore[override]
         return not self.best
-
-    def __post_init__(self) -> None:
-        for name in ("skip", "sure", "enough"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise BadConfig.field(f"swift:{name}", getattr(self, name), "between 0 and 1")
-        for name in ("length", "window", "context", "interval", "bayes", "tries", "patience"):
-            if not 1 <= getattr(self, name) <= 4096:
-                raise BadConfig.field(f"swift:{name}", getattr(self, name), "between 1 and 4096")
 
     def start(self, ctx: Context) -> State:
         layers = len(ctx.models["target"].layout)

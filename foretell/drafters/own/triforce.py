@@ -34,10 +34,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting, Feedback
 from foretell.core.model import Model
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.chains import draw_chains
 from foretell.drafters.model.nested import Nested
@@ -48,14 +50,6 @@ from foretell.kv.base import KV
 from foretell.kv.select.paged import Chunks
 from foretell.kv.select.view_model import Viewed, build_viewed, check_whole, once_per_draft
 
-RANGES = {
-    "length": (1, 256),
-    "budget": (1, 1 << 24),
-    "chunk": (1, 1 << 12),
-    "ahead": (1, 64),
-    "sinks": (0, 1 << 16),
-    "window": (1, 1 << 24),
-}
 MIDDLE, LAST = "triforce", "triforce-draft"
 
 
@@ -82,12 +76,13 @@ class Last(Drafter):
 class Triforce(Drafter):
     """All are counts of tokens or rows."""
 
-    length: int = 6  # tokens drafted for the target a step
-    budget: int = 4096  # rows that are retrieved of the prompt; at most a quarter of it
-    chunk: int = 8  # tokens whose rows are retrieved together
-    ahead: int = 1  # tokens that the draft model drafts at once
-    sinks: int = 16  # first tokens whose rows the draft model keeps
-    window: int = 240  # last ones
+    length: Annotated[int, Range(1, 256)] = 6  # tokens drafted for the target a step
+    # rows that are retrieved of the prompt; at most a quarter of it
+    budget: Annotated[int, Range(1, 1 << 24)] = 4096
+    chunk: Annotated[int, Range(1, 4096)] = 8  # tokens whose rows are retrieved together
+    ahead: Annotated[int, Range(1, 64)] = 1  # tokens that the draft model drafts at once
+    sinks: Annotated[int, Range(0, 1 << 16)] = 16  # first tokens whose rows the draft model keeps
+    window: Annotated[int, Range(1, 1 << 24)] = 240  # last ones
     fresh: bool = False  # whether chunks are chosen anew behind each verification
     view: KV | None = None  # a cache policy that selects rows, in place of chunks
 
@@ -95,12 +90,7 @@ class Triforce(Drafter):
     draws = True
 
     def __post_init__(self) -> None:
-        for name, (lower_bound, upper_bound) in RANGES.items():
-            option_value = getattr(self, name)
-            if not lower_bound <= option_value <= upper_bound:
-                raise BadConfig.field(
-                    f"triforce:{name}", option_value, f"between {lower_bound} and {upper_bound}"
-                )
+        super().__post_init__()
         if self.fresh and self.view is not None:
             complaint = "there are no chunks to choose: leave fresh or view out"
             raise BadConfig(f"triforce:fresh=yes,view={self.view.name}: {complaint}")

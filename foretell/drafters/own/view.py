@@ -24,10 +24,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter, Drafting
 from foretell.core.model import Model
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.drafters.model.chains import draw_chains
 from foretell.drafters.model.reader import DraftReader
@@ -43,20 +45,18 @@ class View(Drafter):
     """`kv` must be given; `length` is a count, `confidence` a probability."""
 
     kv: KV | None = None  # the cache policy whose rows are read
-    length: int = 4  # tokens of a chain
+    length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
     once: bool = False  # whether all of a chain read what is selected for the text's last token
-    confidence: float = 0.0  # a chain ends where its best token is less likely than this
+    # a chain ends where its best token is less likely than this
+    confidence: Annotated[float, Range(0, 1, open_high=True)] = 0.0
 
     draws = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.kv, KV):
             example = "a cache policy, as in view:kv=quest or view:kv=(quest:budget=512,page=8)"
             raise BadConfig.field("view:kv", self.kv, example)
-        if not 1 <= self.length <= 256:
-            raise BadConfig.field("view:length", self.length, "between 1 and 256")
-        if not 0 <= self.confidence < 1:
-            raise BadConfig.field("view:confidence", self.confidence, "at least 0 and below 1")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         """The target over the rows that are read. Raises Unsupported, BadConfig."""

@@ -23,10 +23,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
+from foretell.core.settings import Range
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, NEVER, CachePolicy
 from foretell.kv.slots import find_turn
@@ -43,20 +44,13 @@ class Ape(KV):
     tokens.
     """
 
-    temperature: float = 0.9  # of the attention to contexts
-    scale: float = 0.9  # by which the logarithm of all that contexts get is multiplied
-    prefix: int = 0  # first tokens, which all contexts follow
-    sizes: tuple[int, ...] = ()  # tokens of each context; what follows them is the question
-
-    def __post_init__(self) -> None:
-        for name in ("temperature", "scale"):
-            value = getattr(self, name)
-            if not 0 < value < float("inf"):
-                raise BadConfig.field(f"ape:{name}", value, "a number above 0")
-        if self.prefix < 0:
-            raise BadConfig.field("ape:prefix", self.prefix, "at least 0 tokens")
-        if any(size < 1 for size in self.sizes):
-            raise BadConfig.field("ape:sizes", self.sizes, "at least 1 token each")
+    # of the attention to contexts
+    temperature: Annotated[float, Range(0, open_low=True, open_high=True)] = 0.9
+    # by which the logarithm of all that contexts get is multiplied
+    scale: Annotated[float, Range(0, open_low=True, open_high=True)] = 0.9
+    prefix: Annotated[int, Range(0)] = 0  # first tokens, which all contexts follow
+    # tokens of each context; what follows them is the question
+    sizes: Annotated[tuple[int, ...], Range(1)] = ()
 
     def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Ape:
         """These settings for a prompt with contexts of these sizes behind the prefix."""

@@ -23,7 +23,9 @@ the context is read in several pieces and it is not of the last one
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from foretell.core.settings import Range
 from foretell.kv.encoded.base import Compressing
 
 
@@ -34,7 +36,8 @@ class ArcEncoder(Compressing):
     """
 
     folder: str = ""  # of the encoder that was trained for the target
-    prefix: int = 0  # first tokens, which precede all contexts
-    sizes: tuple[int, ...] = ()  # tokens of each context; what follows them is the question
+    prefix: Annotated[int, Range(0)] = 0  # first tokens, which precede all contexts
+    # tokens of each context; what follows them is the question
+    sizes: Annotated[tuple[int, ...], Range(1)] = ()
 
     kind = "arc-encoder"

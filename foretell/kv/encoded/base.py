@@ -50,12 +50,6 @@ class Compressing(KV):
     prefix: int  # first tokens, which precede all contexts
     sizes: tuple[int, ...]  # tokens of each context; what follows them is the question
 
-    def __post_init__(self) -> None:
-        if self.prefix < 0:
-            raise BadConfig.field(f"{self.kind}:prefix", self.prefix, "at least 0 tokens")
-        if any(size < 1 for size in self.sizes):
-            raise BadConfig.field(f"{self.kind}:sizes", self.sizes, "at least 1 token each")
-
     def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Compressing:
         """These settings for a prompt with contexts of these sizes behind the prefix."""
         settings: Any = self

@@ -26,11 +26,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from foretell.errors import BadConfig
+from foretell.core.settings import Odd, OneOf, Range
 from foretell.kv.base import KV, check_budget
-from foretell.kv.voting import Voted, check_smoothing, poll_rows
+from foretell.kv.voting import POOLS, Voted, poll_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -41,18 +41,15 @@ class Dapq(KV):
     """Counts of rows and tokens."""
 
     budget: int = 1024  # rows of a layer's head that stay of the prompt
-    pseudo: int = 32  # tokens behind the prompt, which vote; 32 to 64 do best
-    window: int = 8  # last tokens of the prompt, which stay
-    kernel: int = 7  # neighbours that a vote is smoothed over, an odd number
-    pool: str = "mean"  # or max
+    pseudo: Annotated[int, Range(1)] = 32  # tokens behind the prompt, which vote; 32 to 64 do best
+    window: Annotated[int, Range(0)] = 8  # last tokens of the prompt, which stay
+    kernel: Annotated[int, Odd(1)] = 7  # neighbours that a vote is smoothed over
+    pool: Annotated[str, OneOf(POOLS)] = "mean"  # or max
 
     def __post_init__(self) -> None:
-        for name, min_value in (("pseudo", 1), ("window", 0)):
-            if getattr(self, name) < min_value:
-                raise BadConfig.field(f"dapq:{name}", getattr(self, name), f"at least {min_value}")
+        super().__post_init__()
         reserved_rows = f"a window of {self.window} and a row beside it"
         check_budget("dapq", self.budget, self.window + 1, reserved_rows)
-        check_smoothing("dapq", self.kernel, self.pool)
 
     def build_policy(self, target: Model) -> Aligned:
         self.check_target(target)

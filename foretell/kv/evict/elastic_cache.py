@@ -23,12 +23,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from foretell.errors import BadConfig
-from foretell.kv.base import KV, NEVER, Chosen, Watching, check_every, top_rows
+from foretell.core.settings import Range
+from foretell.kv.base import KV, NEVER, Chosen, Watching, top_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -40,17 +40,12 @@ class ElasticCache(KV):
 
     role = "evictor"
 
-    ratio: float = 0.2  # share of the text's rows that is given up
-    start: int = 1  # first rows, which stay as they are; so does the last one of the prompt
+    # share of the text's rows that is given up
+    ratio: Annotated[float, Range(0, 1, open_high=True)] = 0.2
+    # first rows, which stay as they are; so does the last one of the prompt
+    start: Annotated[int, Range(0)] = 1
     distance: int = -25  # where rows are deleted: from the prompt's end, above 0 from its beginning
-    every: int = 1  # tokens between two deletions, at least
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.ratio < 1:
-            raise BadConfig.field("elastic-cache:ratio", self.ratio, "at least 0, below 1")
-        if self.start < 0:
-            raise BadConfig.field("elastic-cache:start", self.start, "at least 0 rows")
-        check_every("elastic-cache", self.every)
+    every: Annotated[int, Range(1)] = 1  # tokens between two deletions, at least
 
     def build_policy(self, target: Model) -> Elastic:
         self.check_target(target)

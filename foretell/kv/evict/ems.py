@@ -23,12 +23,12 @@ not make a likeness
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch.nn.functional import max_pool1d, normalize
 
-from foretell.errors import BadConfig
+from foretell.core.settings import Odd, Range
 from foretell.kv.base import KV, Attended, check_budget, top_rows
 
 if TYPE_CHECKING:
@@ -42,24 +42,23 @@ class Ems(KV):
     role = "evictor"
 
     budget: int = 256  # rows of a layer's head
-    every: int = 64  # tokens between two evictions; 0: only a prompt is evicted from
-    window: int = 32  # last tokens, whose attention is the local score and whose rows stay
-    sinks: int = 4  # first rows, which stay
-    kernel: int = 7  # neighbours that a local score is the largest of, an odd number
-    mass: float = 0.95  # of all scores: rows behind those that reach it together go
-    rho: float = 1.0  # rows that are merged for each that stays, at most
-    tau: float = 0.6  # the least likeness of rows that are merged; above 1 none is
+    # tokens between two evictions; 0: only a prompt is evicted from
+    every: Annotated[int, Range(0)] = 64
+    # last tokens, whose attention is the local score and whose rows stay
+    window: Annotated[int, Range(1)] = 32
+    sinks: Annotated[int, Range(0)] = 4  # first rows, which stay
+    # neighbours that a local score is the largest of
+    kernel: Annotated[int, Odd(1)] = 7
+    # of all scores: rows behind those that reach it together go
+    mass: Annotated[float, Range(0, 1, open_low=True)] = 0.95
+    rho: Annotated[float, Range(0)] = 1.0  # rows that are merged for each that stays, at most
+    # the least likeness of rows that are merged; above 1 none is
+    tau: Annotated[float, Range(0)] = 0.6
 
     def __post_init__(self) -> None:
-        for name, min_value in (("every", 0), ("window", 1), ("sinks", 0), ("rho", 0), ("tau", 0)):
-            if not getattr(self, name) >= min_value:
-                raise BadConfig.field(f"ems:{name}", getattr(self, name), f"at least {min_value}")
+        super().__post_init__()
         min_value = self.sinks + self.window + 1
         check_budget("ems", self.budget, min_value, "sinks, window and a row beside them")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise BadConfig.field("ems:kernel", self.kernel, "an odd number, at least 1")
-        if not 0 < self.mass <= 1:
-            raise BadConfig.field("ems:mass", self.mass, "above 0, at most 1")
 
     def build_policy(self, target: Model) -> Merging:
         self.check_target(target)

@@ -25,11 +25,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from foretell.core.model import Computed
+from foretell.core.settings import Odd, Range
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, top_rows
 from foretell.kv.evict.layer_skipping import (
@@ -37,7 +38,6 @@ from foretell.kv.evict.layer_skipping import (
     Run,
     Skipping,
     check_layers,
-    check_share,
     piece_of,
 )
 from foretell.kv.voting import Voted
@@ -50,23 +50,17 @@ if TYPE_CHECKING:
 class Fastkv(KV):
     """Shares of a prompt's tokens, and counts of layers, rows and tokens."""
 
-    tsp: float = 0.2  # share of the tokens that go on
-    retain: float = 0.1  # share of the rows that stay of every layer
-    layers: int = 0  # first ones, which all tokens pass; 0: half of them
+    tsp: Annotated[float, Range(0, 1, open_low=True)] = 0.2  # share of the tokens that go on
+    # share of the rows that stay of every layer
+    retain: Annotated[float, Range(0, 1, open_low=True)] = 0.1
+    layers: Annotated[int, Range(0)] = 0  # first ones, which all tokens pass; 0: half of them
     budget: int = 0  # rows that stay of a layer's head in place of `retain`; 0: that share
     length: int = 0  # tokens that go on in place of `tsp`; 0: that share
-    window: int = 8  # last tokens, which vote, go on and stay
-    kernel: int = 7  # neighbours that a vote is smoothed over, an odd number
+    window: Annotated[int, Range(1)] = 8  # last tokens, which vote, go on and stay
+    kernel: Annotated[int, Odd(1)] = 7  # neighbours that a vote is smoothed over
 
     def __post_init__(self) -> None:
-        for name in ("tsp", "retain"):
-            check_share("fastkv", name, getattr(self, name))
-        if self.window < 1:
-            raise BadConfig.field("fastkv:window", self.window, "at least 1")
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise BadConfig.field("fastkv:kernel", self.kernel, "an odd number, at least 1")
-        if self.layers < 0:
-            raise BadConfig.field("fastkv:layers", self.layers, "0 or more")
+        super().__post_init__()
         min_rows = self.window + 1
         if self.budget and self.budget < min_rows:
             reserved_rows = f"a window of {self.window} and a row beside it"

@@ -19,11 +19,12 @@ Differs:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from foretell.kv.base import KV, Attended, check_budget, check_every, top_rows
+from foretell.core.settings import Range
+from foretell.kv.base import KV, Attended, check_budget, top_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -37,11 +38,11 @@ class H2O(KV):
 
     budget: int = 1024  # rows of a layer's head
     recent: int = 0  # of them for the last tokens; 0: half of them
-    every: int = 1  # tokens between two evictions
+    every: Annotated[int, Range(1)] = 1  # tokens between two evictions
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budget("h2o", self.budget, max(2, self.recent + 1), "recent and other rows")
-        check_every("h2o", self.every)
 
     def build_policy(self, target: Model) -> HeavyHitters:
         self.check_target(target)

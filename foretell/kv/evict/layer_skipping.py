@@ -19,7 +19,7 @@ import torch
 from foretell.cache.job import Job
 from foretell.cache.states import TappedStates
 from foretell.core.model import Computed
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.kv.base import CachePolicy, top_rows
 from foretell.ops.attention import Attention
 
@@ -42,12 +42,6 @@ def check_layers(name: str, target: Model) -> int:
             f"kv={name}", target.name, missing_need, "leave kv out"
         )
     return layer_count
-
-
-def check_share(name: str, field_name: str, share: float) -> None:
-    """Raises BadConfig for what is no share of the tokens."""
-    if not 0 < share <= 1:
-        raise BadConfig.field(f"{name}:{field_name}", share, "above 0 and at most 1")
 
 
 @dataclass

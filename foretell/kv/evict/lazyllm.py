@@ -26,13 +26,14 @@ import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from foretell.core.model import Computed
+from foretell.core.settings import Range
 from foretell.errors import BadConfig
-from foretell.kv.base import KV, NEVER, bytes_of, check_every
+from foretell.kv.base import KV, NEVER, bytes_of
 from foretell.kv.evict.layer_skipping import (
     LastRow,
     Run,
@@ -54,13 +55,13 @@ States = tuple[torch.Tensor, torch.Tensor]  # places (n,), and what their tokens
 class Lazyllm(KV):
     """Shares of a model's layers and of the tokens, and a count of tokens."""
 
-    rate: float = 0.3  # share of the tokens that is dropped at each depth
+    # share of the tokens that is dropped at each depth
+    rate: Annotated[float, Range(0, 1, open_high=True)] = 0.3
     at: str = "0.3/0.6/0.9"  # depths: the share of the layers before each
-    every: int = 1  # tokens between two choices
+    every: Annotated[int, Range(1)] = 1  # tokens between two choices
 
     def __post_init__(self) -> None:
-        if not 0 <= self.rate < 1:
-            raise BadConfig.field("lazyllm:rate", self.rate, "0 or more, below 1")
+        super().__post_init__()
         try:
             shares = self.shares
         except ValueError:
@@ -68,7 +69,6 @@ class Lazyllm(KV):
         if not shares or sorted({*shares}) != [*shares] or not 0 < shares[0] <= shares[-1] < 1:
             allowed_values = "shares of the layers between 0 and 1, ascending, as in 0.3/0.6/0.9"
             raise BadConfig.field("lazyllm:at", repr(self.at), allowed_values)
-        check_every("lazyllm", self.every)
 
     @property
     def shares(self) -> tuple[float, ...]:

@@ -16,11 +16,11 @@ rows for every query head
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from foretell.errors import BadConfig
+from foretell.core.settings import Odd, OneOf, Range
 from foretell.kv.base import KV, check_budget
-from foretell.kv.voting import Voted, check_smoothing
+from foretell.kv.voting import POOLS, Voted
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -34,18 +34,16 @@ class Snapkv(KV):
     settles = True
 
     budget: int = 1024  # rows of a layer's head that stay of the prompt
-    window: int = 32  # last tokens, which vote and stay
-    kernel: int = 7  # neighbours that a vote is smoothed over, an odd number
-    pool: str = "max"  # or mean
+    window: Annotated[int, Range(1)] = 32  # last tokens, which vote and stay
+    kernel: Annotated[int, Odd(1)] = 7  # neighbours that a vote is smoothed over
+    pool: Annotated[str, OneOf(POOLS)] = "max"  # or mean
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         min_rows = max(1, self.window) + 1
         check_budget(
             "snapkv", self.budget, min_rows, f"a window of {self.window} and a row beside it"
         )
-        if self.window < 1:
-            raise BadConfig.field("snapkv:window", self.window, "at least 1")
-        check_smoothing("snapkv", self.kernel, self.pool)
 
     def build_policy(self, target: Model) -> Voted:
         self.check_target(target)

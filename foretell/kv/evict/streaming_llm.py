@@ -18,12 +18,12 @@ Differs:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from foretell.errors import BadConfig
-from foretell.kv.base import KV, Evicting, check_every
+from foretell.core.settings import Range
+from foretell.kv.base import KV, Evicting
 from foretell.kv.select.base import Ends
 from foretell.kv.slots import Slots, find_turn
 
@@ -37,17 +37,9 @@ class StreamingLlm(KV):
 
     role = "evictor"
 
-    sinks: int = 4  # first tokens
-    window: int = 512  # last tokens
-    every: int = 1  # tokens between two evictions
-
-    def __post_init__(self) -> None:
-        for name, min_value in (("sinks", 0), ("window", 1)):
-            if getattr(self, name) < min_value:
-                raise BadConfig.field(
-                    f"streaming-llm:{name}", getattr(self, name), f"at least {min_value}"
-                )
-        check_every("streaming-llm", self.every)
+    sinks: Annotated[int, Range(0)] = 4  # first tokens
+    window: Annotated[int, Range(1)] = 512  # last tokens
+    every: Annotated[int, Range(1)] = 1  # tokens between two evictions
 
     def build_policy(self, target: Model) -> Streaming:
         self.check_target(target)

@@ -17,11 +17,12 @@ by token
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from foretell.kv.base import KV, Attended, check_budget, check_every, top_rows
+from foretell.core.settings import Range
+from foretell.kv.base import KV, Attended, check_budget, top_rows
 
 if TYPE_CHECKING:
     from foretell.core.model import Model
@@ -34,11 +35,11 @@ class Tova(KV):
     role = "evictor"
 
     budget: int = 1024  # rows of a layer's head
-    every: int = 1  # tokens between two evictions
+    every: Annotated[int, Range(1)] = 1  # tokens between two evictions
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_budget("tova", self.budget, 1, "a row")
-        check_every("tova", self.every)
 
     def build_policy(self, target: Model) -> Newest:
         self.check_target(target)

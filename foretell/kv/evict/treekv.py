@@ -24,12 +24,12 @@ long
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from foretell.errors import BadConfig
-from foretell.kv.base import KV, Attended, check_budget, check_every
+from foretell.core.settings import OneOf, Range
+from foretell.kv.base import KV, Attended, check_budget
 from foretell.kv.slots import Slots, find_turn
 
 if TYPE_CHECKING:
@@ -45,24 +45,19 @@ class Treekv(KV):
     role = "evictor"
 
     budget: int = 1024  # rows of a layer's head
-    sinks: int = 4  # of them for the first tokens
-    recent: int = 0  # of them for the last ones; 0: half of the budget, less the sinks
-    every: int = 1  # tokens between two evictions
-    block: int = 32  # tokens of a prompt that stay or go together; at most the rows of the tree
-    positions: str = "slots"  # rows stand at their places in the cache; or text: of their tokens
+    sinks: Annotated[int, Range(0)] = 4  # of them for the first tokens
+    # of them for the last ones; 0: half of the budget, less the sinks
+    recent: Annotated[int, Range(0)] = 0
+    every: Annotated[int, Range(1)] = 1  # tokens between two evictions
+    # tokens of a prompt that stay or go together; at most the rows of the tree
+    block: Annotated[int, Range(1)] = 32
+    # rows stand at their places in the cache; or text: of their tokens
+    positions: Annotated[str, OneOf(POSITIONS)] = "slots"
 
     def __post_init__(self) -> None:
-        if self.sinks < 0:
-            raise BadConfig.field("treekv:sinks", self.sinks, "at least 0")
-        if self.recent < 0:
-            raise BadConfig.field("treekv:recent", self.recent, "at least 0")
+        super().__post_init__()
         min_rows = self.sinks + max(1, self.recent) + 1
         check_budget("treekv", self.budget, min_rows, "sinks, recent and other rows")
-        check_every("treekv", self.every)
-        if self.block < 1:
-            raise BadConfig.field("treekv:block", self.block, "at least 1 token")
-        if self.positions not in POSITIONS:
-            raise BadConfig.field("treekv:positions", self.positions, " or ".join(POSITIONS))
 
     def build_policy(self, target: Model) -> Tree:
         self.check_target(target)

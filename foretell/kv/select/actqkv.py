@@ -27,10 +27,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
+from foretell.core.settings import Range
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, top_rows
 from foretell.kv.select.blocks import Remembering, check_settings, parts_of, sum_by_key_head
@@ -45,33 +46,31 @@ Statistics = tuple[int, torch.Tensor, torch.Tensor]  # updates, mean and varianc
 class Actqkv(KV):
     """Counts of tokens and of blocks."""
 
-    initial: int = 64  # first tokens, which are always read
-    local: int = 512  # last tokens, which are always read
-    block: int = 32  # tokens of a block
-    blocks: int = 46  # blocks that a query reads, in the mean of all layers
-    least: int = 32  # blocks that it reads in any layer
+    initial: Annotated[int, Range(0)] = 64  # first tokens, which are always read
+    local: Annotated[int, Range(1)] = 512  # last tokens, which are always read
+    block: Annotated[int, Range(1)] = 32  # tokens of a block
+    blocks: Annotated[int, Range(1)] = 46  # blocks that a query reads, in the mean of all layers
+    least: Annotated[int, Range(1)] = 32  # blocks that it reads in any layer
     most: int = 0  # blocks that it reads at most in a layer; 0: as many as its share says
-    representatives: int = 4  # tokens that a block is found by
-    every: int = 256  # tokens of a prompt that read the same blocks
-    alone: int = 64  # last tokens of a prompt, which choose their blocks by themselves
-    history: int = 100  # tokens whose entropies a layer's share follows
-    temperature: float = 1.0  # of the chances that these are of
-    updates: int = 1000  # spans after which the running mean and variance follow at a steady rate
-    cached: int = 128  # blocks of a layer that stay near the model, where others lie elsewhere
+    representatives: Annotated[int, Range(1)] = 4  # tokens that a block is found by
+    every: Annotated[int, Range(1)] = 256  # tokens of a prompt that read the same blocks
+    # last tokens of a prompt, which choose their blocks by themselves
+    alone: Annotated[int, Range(1)] = 64
+    history: Annotated[int, Range(1)] = 100  # tokens whose entropies a layer's share follows
+    temperature: Annotated[float, Range(0, open_low=True)] = 1.0  # of the chances that these are of
+    # spans after which the running mean and variance follow at a steady rate
+    updates: Annotated[int, Range(1)] = 1000
+    # blocks of a layer that stay near the model, where others lie elsewhere
+    cached: Annotated[int, Range(1)] = 128
     dir: str = ""  # a folder for a file of blocks; without one they lie in RAM
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
-        if not 1 <= self.least <= self.blocks:
-            allowed_values = f"between 1 and blocks={self.blocks}"
-            raise BadConfig.field("actqkv:least", self.least, allowed_values)
+        if self.least > self.blocks:
+            raise BadConfig.field("actqkv:least", self.least, f"at most blocks={self.blocks}")
         if self.most and self.most < self.least:
             raise BadConfig.field("actqkv:most", self.most, f"0, or at least least={self.least}")
-        for name in ("history", "updates"):
-            if getattr(self, name) < 1:
-                raise BadConfig.field(f"actqkv:{name}", getattr(self, name), "at least 1")
-        if not self.temperature > 0:
-            raise BadConfig.field("actqkv:temperature", self.temperature, "above 0")
 
     def build_policy(self, target: Model) -> ActqkvPolicy:
         return ActqkvPolicy(kv=self, **parts_of(self, target))

@@ -65,22 +65,7 @@ class Settings(Protocol):
 
 
 def check_settings(settings: Settings) -> None:
-    """Raises BadConfig for settings that cannot be."""
-    min_values = (
-        ("initial", 0),
-        ("local", 1),
-        ("block", 1),
-        ("blocks", 1),
-        ("representatives", 1),
-        ("every", 1),
-        ("alone", 1),
-        ("cached", 1),
-    )
-    for name, min_value in min_values:
-        if getattr(settings, name) < min_value:
-            raise BadConfig.field(
-                f"{settings.name}:{name}", getattr(settings, name), f"at least {min_value}"
-            )
+    """Raises BadConfig for settings that do not fit together."""
     if settings.representatives > settings.block:
         allowed_values = f"at most block={settings.block}"
         raise BadConfig.field(

@@ -23,11 +23,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from foretell.errors import BadConfig
+from foretell.core.settings import OneOf, Range
 from foretell.kv.base import KV, bytes_of, check_budget
 from foretell.kv.select.base import Selecting
 from foretell.kv.select.channels import table_for
@@ -48,21 +48,17 @@ class DoubleSparsity(KV):
     role = "selector"
 
     budget: int = 128  # rows that a query head reads
-    channels: int = 16  # of a key head that rows are found by; as many as it has: no table is read
-    bits: int = 4  # of a label's numbers: 2, 4, 8, or 16: they are as keys are
-    dense: int = 2  # first layers, which read everything
-    sinks: int = 1  # first rows, which are always read
-    recent: int = 1  # last rows, the same
+    # of a key head that rows are found by; as many as it has: no table is read
+    channels: Annotated[int, Range(1)] = 16
+    # of a label's numbers: 2, 4, 8, or 16: they are as keys are
+    bits: Annotated[int, OneOf(BITS)] = 4
+    dense: Annotated[int, Range(0)] = 2  # first layers, which read everything
+    sinks: Annotated[int, Range(0)] = 1  # first rows, which are always read
+    recent: Annotated[int, Range(0)] = 1  # last rows, the same
     calibration: str = ""  # table of channels, a file or a folder; else the one that ships
 
     def __post_init__(self) -> None:
-        min_values = (("channels", 1), ("dense", 0), ("sinks", 0), ("recent", 0))
-        for name, min_value in min_values:
-            if getattr(self, name) < min_value:
-                value = getattr(self, name)
-                raise BadConfig.field(f"double-sparsity:{name}", value, f"at least {min_value}")
-        if self.bits not in BITS:
-            raise BadConfig.field("double-sparsity:bits", self.bits, "2, 4, 8 or 16")
+        super().__post_init__()
         reserved_rows = f"{self.sinks} first rows, {self.recent} last ones and one more"
         check_budget("double-sparsity", self.budget, self.sinks + self.recent + 1, reserved_rows)
 

@@ -24,11 +24,11 @@ paper's have up to 32,000 tokens, ten passkeys and 2,000 steps
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from foretell.errors import BadConfig
-from foretell.kv.base import KV, check_every
-from foretell.kv.select.gates import check_sparsity, streaming_of
+from foretell.core.settings import Range
+from foretell.kv.base import KV
+from foretell.kv.select.gates import streaming_of
 from foretell.kv.select.ragged import Ragged
 
 if TYPE_CHECKING:
@@ -39,19 +39,12 @@ if TYPE_CHECKING:
 class DuoAttention(KV):
     """Counts of rows, and the share of heads."""
 
-    sparsity: float = 0.5  # share of the key heads that stream; 0: none, and no gates are read
-    sinks: int = 128  # first rows that they see
-    recent: int = 256  # last rows that they see
-    every: int = 64  # rows that leave the cache at once
+    # share of the key heads that stream; 0: none, and no gates are read
+    sparsity: Annotated[float, Range(0, 1)] = 0.5
+    sinks: Annotated[int, Range(0)] = 128  # first rows that they see
+    recent: Annotated[int, Range(1)] = 256  # last rows that they see
+    every: Annotated[int, Range(1)] = 64  # rows that leave the cache at once
     gates: str = ""  # a file or a folder; else those that ship
-
-    def __post_init__(self) -> None:
-        check_sparsity("duo-attention", self.sparsity)
-        for name, min_value in (("sinks", 0), ("recent", 1)):
-            if getattr(self, name) < min_value:
-                value = getattr(self, name)
-                raise BadConfig.field(f"duo-attention:{name}", value, f"at least {min_value}")
-        check_every("duo-attention", self.every)
 
     def build_policy(self, target: Model) -> Ragged:
         self.check_target(target)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.kv.select.marked import Kind
 
 if TYPE_CHECKING:
@@ -41,12 +41,6 @@ GATES = Kind(
 def save_gates(gates: torch.Tensor, path: Path, model: Model, steps: int) -> None:
     """Writes gates (L, KV), whole or not at all. Raises BadFile."""
     GATES.save_table(gates, path, model, steps=str(steps))
-
-
-def check_sparsity(method: str, sparsity: float) -> None:
-    """Raises BadConfig for what is no share of heads."""
-    if not 0 <= sparsity <= 1:
-        raise BadConfig.field(f"{method}:sparsity", sparsity, "between 0 and 1")
 
 
 def select_streaming(gates: torch.Tensor, sparsity: float) -> torch.Tensor:

@@ -25,10 +25,11 @@ distances, beyond `local` too
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
+from foretell.core.settings import Range
 from foretell.kv.base import KV
 from foretell.kv.select.blocks import Remembering, check_settings, parts_of
 
@@ -40,17 +41,20 @@ if TYPE_CHECKING:
 class Infllm(KV):
     """Counts of tokens and of blocks."""
 
-    initial: int = 128  # first tokens, which are always read
-    local: int = 4096  # last tokens, which are always read
-    block: int = 128  # tokens of a block
-    blocks: int = 16  # blocks that a query reads
-    representatives: int = 4  # tokens that a block is found by
-    every: int = 512  # tokens of a prompt that read the same blocks
-    alone: int = 64  # last tokens of a prompt, which choose their blocks by themselves
-    cached: int = 32  # blocks of a layer that stay near the model, where others lie elsewhere
+    initial: Annotated[int, Range(0)] = 128  # first tokens, which are always read
+    local: Annotated[int, Range(1)] = 4096  # last tokens, which are always read
+    block: Annotated[int, Range(1)] = 128  # tokens of a block
+    blocks: Annotated[int, Range(1)] = 16  # blocks that a query reads
+    representatives: Annotated[int, Range(1)] = 4  # tokens that a block is found by
+    every: Annotated[int, Range(1)] = 512  # tokens of a prompt that read the same blocks
+    # last tokens of a prompt, which choose their blocks by themselves
+    alone: Annotated[int, Range(1)] = 64
+    # blocks of a layer that stay near the model, where others lie elsewhere
+    cached: Annotated[int, Range(1)] = 32
     dir: str = ""  # a folder for a file of blocks; without one they lie in RAM
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_settings(self)
 
     def build_policy(self, target: Model) -> InfllmPolicy:

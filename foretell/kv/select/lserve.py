@@ -27,14 +27,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
+from foretell.core.settings import OneOf, Range
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, bytes_of, check_budget
 from foretell.kv.select.coded import Coded, bounds_of
-from foretell.kv.select.gates import check_sparsity, streaming_of
+from foretell.kv.select.gates import streaming_of
 from foretell.kv.select.paging import inherit_choices, page_extremes, upper_bounds
 from foretell.kv.select.ragged import Ragged, hiding_mask, text_positions
 from foretell.ops.attention import Attention
@@ -50,20 +51,20 @@ class Lserve(KV):
     """Counts of rows and tokens, and the share of heads."""
 
     budget: int = 4096  # rows in whole pages that a query head reads
-    sparsity: float = 0.5  # share of the key heads that stream; 0: none, and no gates are read
+    # share of the key heads that stream; 0: none, and no gates are read
+    sparsity: Annotated[float, Range(0, 1)] = 0.5
     sinks: int = 128  # first rows that they see
     recent: int = 256  # last rows that they see behind the prompt
     prompt: int = 8192  # last rows that they see in it
-    page: int = 64  # rows
+    page: Annotated[int, Range(1)] = 64  # rows
     part: int = 16  # rows of a page that are bounded together
     reuse: int = 4  # tokens that a choice of pages holds for
-    bits: int = 8  # of the rows that left the cache: 8, or 16: they are as they were
+    # of the rows that left the cache: 8, or 16: they are as they were
+    bits: Annotated[int, OneOf((8, 16))] = 8
     gates: str = ""  # a file or a folder; else those that ship
 
     def __post_init__(self) -> None:
-        check_sparsity("lserve", self.sparsity)
-        if self.page < 1:
-            raise BadConfig.field("lserve:page", self.page, "at least 1 row")
+        super().__post_init__()
         for name in ("sinks", "recent", "prompt", "budget"):
             value = getattr(self, name)
             if value % self.page or value < (0 if name == "sinks" else self.page):
@@ -74,8 +75,6 @@ class Lserve(KV):
                 raise BadConfig.field(f"lserve:{name}", value, f"a divisor of {self.page}")
         if self.prompt < self.recent:
             raise BadConfig.field("lserve:prompt", self.prompt, f"at least {self.recent}")
-        if self.bits not in (8, 16):
-            raise BadConfig.field("lserve:bits", self.bits, "8 or 16")
         check_budget("lserve", self.budget, LEAST * self.page, f"{LEAST} pages of {self.page}")
 
     def build_policy(self, target: Model) -> Served:

@@ -17,11 +17,11 @@ Differs:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
-from foretell.errors import BadConfig
+from foretell.core.settings import Range
 from foretell.kv.base import KV, check_budget
 from foretell.kv.select.paged import Paged
 from foretell.kv.select.paging import page_extremes, upper_bounds
@@ -40,15 +40,12 @@ class Quest(KV):
     role = "selector"
 
     budget: int = 1024  # rows in whole pages that a query head reads
-    page: int = 16  # rows
-    dense: int = 2  # first layers, which read everything
+    page: Annotated[int, Range(2)] = 16  # rows
+    dense: Annotated[int, Range(0)] = 2  # first layers, which read everything
 
     def __post_init__(self) -> None:
-        if self.page < 2:
-            raise BadConfig.field("quest:page", self.page, "at least 2 rows")
+        super().__post_init__()
         check_budget("quest", self.budget, LEAST * self.page, f"{LEAST} pages of {self.page}")
-        if self.dense < 0:
-            raise BadConfig.field("quest:dense", self.dense, "at least 0 layers")
 
     def build_policy(self, target: Model) -> Pages:
         self.check_target(target)

@@ -25,10 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
+from foretell.core.settings import Odd, Range
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, bytes_of, check_budget
 from foretell.kv.select.base import attend_to
@@ -49,20 +50,14 @@ class SentenceKv(KV):
 
     budget: int = 1024  # rows that a query reads
     factor: float = 3.0  # a prompt keeps so many times as many
-    sinks: int = 32  # first rows, which are read always
-    recent: int = 32  # last rows, the same
-    threshold: int = 0  # first tokens of a sentence, which read everything
-    window: int = 32  # last tokens of the prompt, which vote and stay
-    kernel: int = 7  # neighbours that a vote is smoothed over, an odd number
+    sinks: Annotated[int, Range(0)] = 32  # first rows, which are read always
+    recent: Annotated[int, Range(1)] = 32  # last rows, the same
+    threshold: Annotated[int, Range(0)] = 0  # first tokens of a sentence, which read everything
+    window: Annotated[int, Range(1)] = 32  # last tokens of the prompt, which vote and stay
+    kernel: Annotated[int, Odd(1)] = 7  # neighbours that a vote is smoothed over
 
     def __post_init__(self) -> None:
-        for name, min_value in (("sinks", 0), ("recent", 1), ("threshold", 0), ("window", 1)):
-            if getattr(self, name) < min_value:
-                raise BadConfig.field(
-                    f"sentence-kv:{name}", getattr(self, name), f"at least {min_value}"
-                )
-        if self.kernel < 1 or self.kernel % 2 == 0:
-            raise BadConfig.field("sentence-kv:kernel", self.kernel, "an odd number, at least 1")
+        super().__post_init__()
         min_value = self.sinks + self.recent + 1
         reserved_rows = f"{self.sinks} first rows, {self.recent} last ones and one between them"
         check_budget("sentence-kv", self.budget, min_value, reserved_rows)

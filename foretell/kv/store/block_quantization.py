@@ -22,11 +22,11 @@ measured, so that weights stay as they are and any executor's keys serve
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
-from foretell.errors import BadConfig
+from foretell.core.settings import OneOf, Range
 from foretell.kv.base import KV
 from foretell.kv.slots import Turn, find_turn
 from foretell.kv.store.base import Code, LayerForm, Rows, Stored
@@ -46,18 +46,10 @@ class BlockQuantization(KV):
 
     role = "encoder"
 
-    bits: int = 4  # of a mantissa, its sign included: 2, 4 or 8
-    block: int = 32  # channels that share an exponent, at most
+    bits: Annotated[int, OneOf(BITS)] = 4  # of a mantissa, its sign included: 2, 4 or 8
+    block: Annotated[int, Range(1)] = 32  # channels that share an exponent, at most
     sort: bool = False  # whether channels of like size share blocks
-    buffer: int = 64  # tokens that are stored together
-
-    def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise BadConfig.field("block-quantization:bits", self.bits, "2, 4 or 8")
-        for name in ("block", "buffer"):
-            value = getattr(self, name)
-            if value < 1:
-                raise BadConfig.field(f"block-quantization:{name}", value, "at least 1")
+    buffer: Annotated[int, Range(1)] = 64  # tokens that are stored together
 
     def build_policy(self, target: Model) -> Stored:
         self.check_target(target)

@@ -25,11 +25,11 @@ Differs:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import torch
 
-from foretell.errors import BadConfig
+from foretell.core.settings import OneOf, Range
 from foretell.kv.base import KV
 from foretell.kv.store.base import Code, LayerForm, Rows, Stored
 from foretell.kv.store.packing import BITS, Rounded, largest_divisor, round_to_grid
@@ -46,24 +46,14 @@ class Gear(KV):
 
     role = "encoder"
 
-    bits: int = 4  # of a rounded number: 1, 2, 4 or 8
-    group: int = 64  # numbers on one grid, at most
-    outliers: float = 0.02  # share of numbers that are kept, half of them the largest ones
-    rank: int = 4  # of the matrices of a prompt; 0: none
-    later: int = 2  # of those of tokens behind it
-    loops: int = 3  # of the power iteration that finds them
-    buffer: int = 64  # tokens that are stored together
-
-    def __post_init__(self) -> None:
-        if self.bits not in BITS:
-            raise BadConfig.field("gear:bits", self.bits, "1, 2, 4 or 8")
-        if not 0 <= self.outliers <= 1:
-            raise BadConfig.field("gear:outliers", self.outliers, "a share from 0 to 1")
-        min_values = {"group": 1, "rank": 0, "later": 0, "loops": 1, "buffer": 1}
-        for name, min_value in min_values.items():
-            value = getattr(self, name)
-            if value < min_value:
-                raise BadConfig.field(f"gear:{name}", value, f"at least {min_value}")
+    bits: Annotated[int, OneOf(BITS)] = 4  # of a rounded number: 1, 2, 4 or 8
+    group: Annotated[int, Range(1)] = 64  # numbers on one grid, at most
+    # share of numbers that are kept, half of them the largest ones
+    outliers: Annotated[float, Range(0, 1)] = 0.02
+    rank: Annotated[int, Range(0)] = 4  # of the matrices of a prompt; 0: none
+    later: Annotated[int, Range(0)] = 2  # of those of tokens behind it
+    loops: Annotated[int, Range(1)] = 3  # of the power iteration that finds them
+    buffer: Annotated[int, Range(1)] = 64  # tokens that are stored together
 
     def build_policy(self, target: Model) -> Stored:
         self.check_target(target)

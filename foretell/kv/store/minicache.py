@@ -26,11 +26,12 @@ prompt alone, and merges each new token at once
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
-from foretell.errors import BadConfig, Unsupported
+from foretell.core.settings import OneOf, Range
+from foretell.errors import Unsupported
 from foretell.kv.base import KV
 from foretell.kv.store.base import Code, Codes, Form, Rows, Stored
 from foretell.kv.store.holding import Layers
@@ -52,27 +53,17 @@ class Minicache(KV):
     role = "encoder"
     aligned = True
 
-    t: float = 0.6  # where a pair's direction lies between the shallow layer's and the deep one's
-    gamma: float = 0.05  # share of the range of angles in which tokens are kept; 1: all
-    start: int = 0  # the first layer of a pair; 0: the middle one
-    bits: int = 16  # of a number of what is stored: 2, 4, 8, or 16: they are as they were
+    # where a pair's direction lies between the shallow layer's and the deep one's
+    t: Annotated[float, Range(0, 1)] = 0.6
+    # share of the range of angles in which tokens are kept; 1: all
+    gamma: Annotated[float, Range(0, 1)] = 0.05
+    start: Annotated[int, Range(0)] = 0  # the first layer of a pair; 0: the middle one
+    # of a number of what is stored: 2, 4, 8, or 16: they are as they were
+    bits: Annotated[int, OneOf(BITS)] = 16
     per_head: bool = False  # whether each head has a direction of its own
-    rule: str = "distant"  # which tokens are kept: distant or, as printed, similar
-    buffer: int = 64  # tokens that are stored together
-
-    def __post_init__(self) -> None:
-        for name, min_share, max_share in (("t", 0, 1), ("gamma", 0, 1)):
-            value = getattr(self, name)
-            if not min_share <= value <= max_share:
-                raise BadConfig.field(f"minicache:{name}", value, "a share from 0 to 1")
-        for name, min_value in (("start", 0), ("buffer", 1)):
-            value = getattr(self, name)
-            if value < min_value:
-                raise BadConfig.field(f"minicache:{name}", value, f"at least {min_value}")
-        if self.bits not in BITS:
-            raise BadConfig.field("minicache:bits", self.bits, "2, 4, 8 or 16")
-        if self.rule not in RULES:
-            raise BadConfig.field("minicache:rule", self.rule, f"one of {', '.join(RULES)}")
+    # which tokens are kept: distant or, as printed, similar
+    rule: Annotated[str, OneOf(RULES)] = "distant"
+    buffer: Annotated[int, Range(1)] = 64  # tokens that are stored together
 
     def build_policy(self, target: Model) -> Stored:
         self.check_target(target)

@@ -20,9 +20,9 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from foretell.errors import BadConfig
+from foretell.core.settings import Range
 from foretell.kv.base import KV
 from foretell.kv.store.base import Stored
 from foretell.kv.store.spilling import Files, writable_folder
@@ -40,11 +40,8 @@ class Offload(KV):
     role = "store"
 
     dir: str = ""  # folder that requests have theirs in; else the system's for temporary files
-    block: int = 64  # tokens that are stored together, where no encoder decides
-
-    def __post_init__(self) -> None:
-        if self.block < 1:
-            raise BadConfig.field("offload:block", self.block, "at least 1")
+    # tokens that are stored together, where no encoder decides
+    block: Annotated[int, Range(1)] = 64
 
     def build_policy(self, target: Model) -> Stored:
         self.check_target(target)

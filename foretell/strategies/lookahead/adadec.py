@@ -22,20 +22,19 @@ without counting the tokens
 
 from __future__ import annotations
 
-import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_options
 from foretell.core.request import RowSource
+from foretell.core.settings import Range
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Kept, Message, Steps
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy
 from foretell.strategies.rollouts import (
     Path,
@@ -54,21 +53,11 @@ REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"),
 class Adadec(Strategy):
     """Adaptive decoding; greedy decoding with theta=inf."""
 
-    theta: float = 1.0  # nats, the entropy from which on it looks ahead
-    width: int = 3  # tokens that are tried
-    ahead: int = 5  # tokens behind each
+    theta: Annotated[float, Range()] = 1.0  # nats, the entropy from which on it looks ahead
+    width: Annotated[int, Range(1, 64)] = 3  # tokens that are tried
+    ahead: Annotated[int, Range(1, 256)] = 5  # tokens behind each
 
     draws = False
-
-    def __post_init__(self) -> None:
-        if math.isnan(self.theta):
-            raise BadConfig.field("adadec:theta", self.theta, "a number of nats, or inf")
-        for field_name, max_value in (("width", 64), ("ahead", 256)):
-            field_value = getattr(self, field_name)
-            if not 1 <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"adadec:{field_name}", field_value, f"between 1 and {max_value}"
-                )
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for an option that cannot be honoured."""

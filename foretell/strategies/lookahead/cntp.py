@@ -21,12 +21,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.request import RowSource
+from foretell.core.settings import Range
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Commit, Kept, Message, Steps
@@ -42,20 +43,15 @@ MARKS = (".", ",", "\n", "?", "!", ":", ";", ")", "]", "}")
 class Cntp(Strategy):
     """Cautious sampling; plain sampling with most=1."""
 
-    most: int = 10  # continuations
+    most: Annotated[int, Range(1, 64)] = 10  # continuations
     low: float = 0.01  # nats up to which one is enough
     high: float = 1.5  # nats from which on there are the most
-    longest: int = 64  # tokens of a continuation
+    longest: Annotated[int, Range(1, 512)] = 64  # tokens of a continuation
 
     drawn_at = 1.0
 
     def __post_init__(self) -> None:
-        for field_name, max_value in (("most", 64), ("longest", 512)):
-            field_value = getattr(self, field_name)
-            if not 1 <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"cntp:{field_name}", field_value, f"between 1 and {max_value}"
-                )
+        super().__post_init__()
         if not 0 <= self.low < self.high:
             raise BadConfig(f"cntp:low={self.low}: must be at least 0 and below high={self.high}")
 

@@ -23,16 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_options, refuse_policy
+from foretell.core.settings import Range
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Kept, Message, Reply, Steps
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy, decode_one_by_one
 from foretell.strategies.rollouts import likeliest_tokens
 from foretell.strategies.state_likeness import Directions, StateReader, apply_norm, last_tap
@@ -50,16 +50,11 @@ READER = "states"
 class Contrastive(Strategy):
     """Contrastive search; greedy decoding with alpha=0 or k=1."""
 
-    alpha: float = 0.6  # what being unlike the text counts beside probability
-    k: int = 4  # tokens that are compared
+    # what being unlike the text counts beside probability
+    alpha: Annotated[float, Range(0, 1)] = 0.6
+    k: Annotated[int, Range(1, 256)] = 4  # tokens that are compared
 
     draws = False
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.alpha <= 1:
-            raise BadConfig.field("contrastive:alpha", self.alpha, "between 0 and 1")
-        if not 1 <= self.k <= 256:
-            raise BadConfig.field("contrastive:k", self.k, "between 1 and 256")
 
     @property
     def is_off(self) -> bool:

@@ -25,9 +25,11 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_options
+from foretell.core.settings import Range
 from foretell.core.types import Message, Steps
 from foretell.errors import BadConfig
 from foretell.rewards.base import Reward, needs_partial, needs_text, score_outputs
@@ -43,21 +45,14 @@ class Deal(Strategy):
     """Greedy decoding with weight=0 or k=1."""
 
     reward: Reward | None = None  # what texts are worth; there must be one
-    k: int = 5  # tokens that are tried
-    ahead: int = 32  # tokens behind each
-    weight: float = 1.0  # of the reward beside the log-probability
+    k: Annotated[int, Range(1, 64)] = 5  # tokens that are tried
+    ahead: Annotated[int, Range(1, 512)] = 32  # tokens behind each
+    weight: Annotated[float, Range(0, 1000000.0)] = 1.0  # of the reward beside the log-probability
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reward is None:
             raise BadConfig("deal: needs a reward; give one, as in reward=keywords:words=dog")
-        for field_name, max_value in (("k", 64), ("ahead", 512)):
-            field_value = getattr(self, field_name)
-            if not 1 <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"deal:{field_name}", field_value, f"between 1 and {max_value}"
-                )
-        if not 0 <= self.weight <= 1e6:
-            raise BadConfig.field("deal:weight", self.weight, "between 0 and 1000000")
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""

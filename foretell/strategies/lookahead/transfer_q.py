@@ -25,10 +25,11 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_options
+from foretell.core.settings import Range
 from foretell.core.types import Message, Steps
 from foretell.errors import BadConfig
 from foretell.guidance.mixing import check_partner, check_room
@@ -52,21 +53,15 @@ class TransferQ(Strategy):
     reward: Reward | None = None  # what texts are worth; there must be one
     own: Reward | None = None  # what the baseline was aligned with; None: the same reward
     baseline: str = ""  # name of the aligned model; "": the target
-    k: int = 10  # tokens that are tried
-    ahead: int = 0  # tokens behind each; 0: 20, and 5 in indirect transfer
-    weight: float = 1.0  # of the value beside the logit
+    k: Annotated[int, Range(1, 64)] = 10  # tokens that are tried
+    # tokens behind each; 0: 20, and 5 in indirect transfer
+    ahead: Annotated[int, Range(0, 512)] = 0
+    weight: Annotated[float, Range(0, 1000000.0)] = 1.0  # of the value beside the logit
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reward is None:
             raise BadConfig("transfer-q: needs a reward; give one, as in reward=keywords:words=dog")
-        for field_name, min_value, max_value in (("k", 1, 64), ("ahead", 0, 512)):
-            field_value = getattr(self, field_name)
-            if not min_value <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"transfer-q:{field_name}", field_value, f"between {min_value} and {max_value}"
-                )
-        if not 0 <= self.weight <= 1e6:
-            raise BadConfig.field("transfer-q:weight", self.weight, "between 0 and 1000000")
 
     @property
     def models(self) -> tuple[str, ...]:  # type: ignore[override]

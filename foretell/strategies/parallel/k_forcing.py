@@ -27,18 +27,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.model import Model
 from foretell.core.refusals import refuse_options, refuse_source
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Steps
 from foretell.drafters.heads.attach import attach_head
 from foretell.drafters.heads.extra_rows import Beside, read_beside
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.parallel.speaking import (
     choose_spoken,
@@ -57,15 +57,11 @@ class KForcing(Strategy):
     """The paper takes k of 1, 2 and 4."""
 
     head: str = ""  # folder of the rows' network; without one, the one that ships for the model
-    k: int = 4  # tokens a step, at most as many as it was tuned for
+    k: Annotated[int, Range(1, 16)] = 4  # tokens a step, at most as many as it was tuned for
     verified: bool = False  # whether they are drafts, which the model verifies
     shared: bool = True  # verified: whether the rows' noise is that by which tokens are drawn
 
     needs = ("layers",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.k <= 16:
-            raise BadConfig.field("k-forcing:k", self.k, "between 1 and 16")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         return attach_head(models["target"], "k-forcing", "k-forcing", self.head)

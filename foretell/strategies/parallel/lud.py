@@ -27,18 +27,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.model import Model
 from foretell.core.refusals import refuse_source
+from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Steps
 from foretell.drafters.heads.attach import attach_head
 from foretell.drafters.heads.extra_rows import Beside, read_beside
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.parallel.speaking import (
     choose_spoken,
@@ -53,17 +53,12 @@ class Lud(Strategy):
     """The authors train and decode at 0.9."""
 
     head: str = ""  # folder of the PAD row; without one, the one that ships for the model
-    k: int = 4  # tokens a step at most
-    beta: float = 0.9  # least chance of a row's token; above 1: plain decoding
+    k: Annotated[int, Range(1, 16)] = 4  # tokens a step at most
+    # least chance of a row's token; above 1: plain decoding
+    beta: Annotated[float, Range(0, 2)] = 0.9
     verified: bool = False  # whether the rows' tokens are drafts, which the model verifies
 
     needs = ("layers",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.k <= 16:
-            raise BadConfig.field("lud:k", self.k, "between 1 and 16")
-        if not 0 <= self.beta <= 2:
-            raise BadConfig.field("lud:beta", self.beta, "between 0 and 2; above 1 nothing is sure")
 
     def bring(self, models: Mapping[str, Model]) -> Mapping[str, Model]:
         return attach_head(models["target"], "lud", "lud", self.head)

@@ -30,12 +30,13 @@ from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafting
+from foretell.core.settings import OneOf, Range
 from foretell.core.source import Direct, source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Outcome, Reply, Steps, Together
@@ -54,26 +55,15 @@ Guesses = Mapping[int, list[int]]  # of a slot, the node it follows: tokens, the
 class Mirror(Strategy):
     """`gamma`, `kappa` and `exit` are counts."""
 
-    gamma: int = 3  # tokens of a window
-    kappa: int = 2  # likely tokens of each slot that are continued; 0: ordinary speculation
-    exit: int = 0  # layers before the early guess; 0: half of them
-    lane: str = "inline"  # where the draft model computes: inline, thread, stream, process
+    gamma: Annotated[int, Range(1, 64)] = 3  # tokens of a window
+    # likely tokens of each slot that are continued; 0: ordinary speculation
+    kappa: Annotated[int, Range(0, 1 << 20)] = 2
+    exit: Annotated[int, Range(0, 1024)] = 0  # layers before the early guess; 0: half of them
+    # where the draft model computes: inline, thread, stream, process
+    lane: Annotated[str, OneOf(lanes.LANES)] = "inline"
 
     models = ("draft",)
     needs = ("layers",)
-
-    def __post_init__(self) -> None:
-        for field_name, range_start, range_end in (
-            ("gamma", 1, 64),
-            ("kappa", 0, 1 << 20),
-            ("exit", 0, 1024),
-        ):
-            field_value = getattr(self, field_name)
-            if not range_start <= field_value <= range_end:
-                raise BadConfig.field(
-                    f"mirror:{field_name}", field_value, f"between {range_start} and {range_end}"
-                )
-        lanes.check_lane("mirror", self.lane)
 
     def bring(self, models: Any) -> Any:
         return lanes.bring_remote(self.lane, models, "draft")

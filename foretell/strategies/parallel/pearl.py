@@ -29,19 +29,19 @@ from __future__ import annotations
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.context import Context
 from foretell.core.distribution import Target
 from foretell.core.drafter import Drafting
 from foretell.core.random import Door
+from foretell.core.settings import OneOf, Range
 from foretell.core.source import source_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Outcome, Steps, Together
 from foretell.drafters.model.chains import chain_below, continue_chains, cut_chain
 from foretell.drafters.model.reader import DraftReader
 from foretell.engine import lanes
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.verification.acceptance import verify_by_default
 
@@ -72,15 +72,11 @@ class Pearl(Strategy):
     draft model's.
     """
 
-    gamma: int = 4  # tokens drafted while the target computes
-    lane: str = "inline"  # where the draft model computes: inline, thread, stream, process
+    gamma: Annotated[int, Range(1, 256)] = 4  # tokens drafted while the target computes
+    # where the draft model computes: inline, thread, stream, process
+    lane: Annotated[str, OneOf(lanes.LANES)] = "inline"
 
     models = ("draft",)
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.gamma <= 256:
-            raise BadConfig.field("pearl:gamma", self.gamma, "between 1 and 256")
-        lanes.check_lane("pearl", self.lane)
 
     def bring(self, models: Any) -> Any:
         return lanes.bring_remote(self.lane, models, "draft")

@@ -33,12 +33,13 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_options, refuse_policy, refuse_source
+from foretell.core.settings import Range
 from foretell.core.spending import REASON, Spent
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
@@ -52,7 +53,6 @@ from foretell.core.types import (
     Reply,
     Steps,
 )
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy
 from foretell.strategies.parallel.superposing import (
     WEIGHTS,
@@ -63,7 +63,7 @@ from foretell.strategies.parallel.superposing import (
     mixing_weights,
     superpose_states,
 )
-from foretell.strategies.parallel.text_counts import LARGEST, TextCounts, count_in_texts, counts_of
+from foretell.strategies.parallel.text_counts import TextCounts, count_in_texts, counts_of
 
 MIXED = -1  # the token of a node whose state is a sum
 REFUSED = {
@@ -80,38 +80,24 @@ REFUSED = {
 class Superposed(Strategy):
     """The paper takes temperature=0.12 and m=30 for k=10."""
 
-    k: int = 3  # drafts
-    m: int = 9  # tokens of a row that may follow, the best
-    temperature: float = 0.06  # of the model's law; not 0
+    k: Annotated[int, Range(1, 64)] = 3  # drafts
+    m: Annotated[int, Range(1, 1024)] = 9  # tokens of a row that may follow, the best
+    temperature: Annotated[float, Range(0.001, 100)] = 0.06  # of the model's law; not 0
     # what the n-grams' law counts in a score, the model's 1 - alpha; 0: no n-grams
-    alpha: float = 0.54
+    alpha: Annotated[float, Range(0, 1)] = 0.54
     # the n-grams' law keeps a share of the model's; no: only what was counted may follow
     backoff: bool = True
-    megabytes: int = 0  # of finished texts that n-grams are counted in too; 0: of none
+    # of finished texts that n-grams are counted in too; 0: of none
+    megabytes: Annotated[int, Range(0, 4096)] = 0
     corpus: TokenIds = ()  # a text that n-grams are counted in too
-    reset: int = 0  # tokens after which the best draft alone goes on, and divides anew; 0: never
-    opening: int = 0  # first tokens that are drawn by nucleus sampling
-    nucleus: float = 0.9  # probability of what these are drawn from
+    # tokens after which the best draft alone goes on, and divides anew; 0: never
+    reset: Annotated[int, Range(0, 1 << 20)] = 0
+    # first tokens that are drawn by nucleus sampling
+    opening: Annotated[int, Range(0, 1 << 20)] = 0
+    nucleus: Annotated[float, Range(1e-06, 1)] = 0.9  # probability of what these are drawn from
 
     needs = ("layers",)
     draws = False
-
-    def __post_init__(self) -> None:
-        ranges = {
-            "k": (1, 64),
-            "m": (1, 1024),
-            "temperature": (0.001, 100),
-            "alpha": (0, 1),
-            "megabytes": (0, LARGEST),
-            "reset": (0, 1 << 20),
-            "opening": (0, 1 << 20),
-            "nucleus": (1e-6, 1),
-        }
-        for field_name, (range_start, range_end) in ranges.items():
-            field_value = getattr(self, field_name)
-            if not range_start <= field_value <= range_end:
-                allowed_range = f"between {range_start} and {range_end}"
-                raise BadConfig.field(f"superposed:{field_name}", field_value, allowed_range)
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for what cannot be honoured."""

@@ -28,10 +28,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_source
+from foretell.core.settings import Range
 from foretell.core.spending import REASON, Spent
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Drop, Finish, Message, Reply, Steps, Together
@@ -57,12 +58,14 @@ class AStar(Strategy):
     """Plain sampling with k=1."""
 
     reward: Reward | None = None  # what partial answers are worth; there must be one
-    k: int = 4  # steps behind a partial answer
+    k: Annotated[int, Range(1, 64)] = 4  # steps behind a partial answer
     end: str = "\n\n"  # of a step
-    longest: int = 128  # tokens of a step
-    goals: int = 1  # whole answers that are taken, of which the one of the highest reward is kept
-    frontier: int = 64  # partial answers that are kept
-    tokens: int = 0  # that may be drawn in all; 0: as many as it takes
+    longest: Annotated[int, Range(1, 4096)] = 128  # tokens of a step
+    # whole answers that are taken, of which the one of the highest reward is kept
+    goals: Annotated[int, Range(1, 64)] = 1
+    frontier: Annotated[int, Range(1, 256)] = 64  # partial answers that are kept
+    # that may be drawn in all; 0: as many as it takes
+    tokens: Annotated[int, Range(0, 1 << 31)] = 0
 
     drawn_at = 0.8
 
@@ -71,21 +74,9 @@ class AStar(Strategy):
         return self.frontier + self.k
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reward is None:
             raise BadConfig("a-star: needs a reward; give one, as in reward=keywords:words=dog")
-        ranges = {
-            "k": (1, 64),
-            "longest": (1, 4096),
-            "goals": (1, 64),
-            "frontier": (1, 256),
-            "tokens": (0, 1 << 31),
-        }
-        for field_name, (min_value, max_value) in ranges.items():
-            field_value = getattr(self, field_name)
-            if not min_value <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"a-star:{field_name}", field_value, f"between {min_value} and {max_value}"
-                )
         if not self.end:
             raise BadConfig("a-star:end: is empty; give the text that ends a step")
 

@@ -35,7 +35,7 @@ import math
 from collections import Counter
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
@@ -43,9 +43,9 @@ from foretell.core.constraint import Guide
 from foretell.core.context import Context
 from foretell.core.distribution import Sampler
 from foretell.core.refusals import refuse_options, refuse_source
+from foretell.core.settings import OneOf, Range
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Strategy, decode_one_by_one
 from foretell.strategies.samples.rejection import ESTIMATORS, Trial, draw_weighted
 from foretell.strategies.samples.samples import fork_samples
@@ -66,29 +66,20 @@ class Particle:
 class Awrs(Strategy):
     """Sampling as masks do with n=1, and plain sampling without a form."""
 
-    n: int = 10  # particles
-    threshold: float = 0.5  # of n: an effective number of particles below it draws them anew
-    estimator: str = "auto"  # of weights: recursive, geometric, or auto, which takes fewer checks
-    accepts: int = 2  # passes that the geometric estimator waits for
-    refusals: int = 32  # at one place, after which the mask is asked; 0: none
+    n: Annotated[int, Range(1, 256)] = 10  # particles
+    # of n: an effective number of particles below it draws them anew
+    threshold: Annotated[float, Range(0, 1)] = 0.5
+    # of weights: recursive, geometric, or auto, which takes fewer checks
+    estimator: Annotated[str, OneOf(("auto", *ESTIMATORS))] = "auto"
+    accepts: Annotated[int, Range(2, 64)] = 2  # passes that the geometric estimator waits for
+    # at one place, after which the mask is asked; 0: none
+    refusals: Annotated[int, Range(0, 1 << 20)] = 32
 
     drawn_at = 1.0
 
     @property
     def most_texts(self) -> int:
         return 1 + self.n
-
-    def __post_init__(self) -> None:
-        ranges = {"n": (1, 256), "threshold": (0, 1), "accepts": (2, 64), "refusals": (0, 1 << 20)}
-        for field_name, (min_value, max_value) in ranges.items():
-            field_value = getattr(self, field_name)
-            if not min_value <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"awrs:{field_name}", field_value, f"between {min_value} and {max_value}"
-                )
-        if self.estimator not in ("auto", *ESTIMATORS):
-            allowed_names = f"auto, {' or '.join(ESTIMATORS)}"
-            raise BadConfig.field("awrs:estimator", self.estimator, allowed_names)
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for what it cannot honour."""

@@ -26,12 +26,13 @@ import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
+from foretell.core.settings import Range
 from foretell.core.spending import Spent
 from foretell.core.types import Drop, Finish, Message, Steps, Together
 from foretell.errors import BadConfig
@@ -43,11 +44,12 @@ from foretell.strategies.samples.samples import Samples, fork_samples
 class BestOf(Samples):
     """Plain sampling with n=1, or what the inner drafter makes of it."""
 
-    n: int = 4  # samples
+    n: Annotated[int, Range(1, 256)] = 4  # samples
     reward: Reward | None = None  # None: bleu among the samples
-    references: int = 0  # samples among which rewards are ranked; the paper takes 100
+    # samples among which rewards are ranked; the paper takes 100
+    references: Annotated[int, Range(0, 1024)] = 0
     soft: bool = False  # whether the answer is drawn by ranks
-    t: float = 10.0  # of soft: how much a rank counts
+    t: Annotated[float, Range(-1000, 1000)] = 10.0  # of soft: how much a rank counts
     inner: Drafter | None = None  # drafts for each sample
 
     drawn_at = 0.8
@@ -57,14 +59,7 @@ class BestOf(Samples):
         return self.n + self.references
 
     def __post_init__(self) -> None:
-        for field_name, min_value, max_value in (("n", 1, 256), ("references", 0, 1024)):
-            field_value = getattr(self, field_name)
-            if not min_value <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"best-of:{field_name}", field_value, f"between {min_value} and {max_value}"
-                )
-        if not -1000 <= self.t <= 1000:
-            raise BadConfig.field("best-of:t", self.t, "between -1000 and 1000")
+        super().__post_init__()
         if self.soft and not self.references:
             raise BadConfig("best-of:soft=yes: draws by ranks; give references=100 to rank among")
 

@@ -23,13 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
+from foretell.core.settings import Range
 from foretell.core.spending import Spent
 from foretell.core.types import Drop, Finish, Message, Steps, Together
-from foretell.errors import BadConfig
 from foretell.strategies.samples.samples import Samples, fork_samples
 
 
@@ -37,7 +37,7 @@ from foretell.strategies.samples.samples import Samples, fork_samples
 class FirstFinish(Samples):
     """Plain sampling with n=1, or what the inner drafter makes of it."""
 
-    n: int = 4  # samples
+    n: Annotated[int, Range(1, 256)] = 4  # samples
     inner: Drafter | None = None  # drafts for each of them
 
     drawn_at = 0.8
@@ -45,10 +45,6 @@ class FirstFinish(Samples):
     @property
     def most_texts(self) -> int:
         return self.n
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.n <= 256:
-            raise BadConfig.field("first-finish:n", self.n, "between 1 and 256")
 
     def run(self, ctx: Context) -> Steps:
         running_branches = yield from fork_samples(ctx, self.n)

@@ -33,15 +33,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Branch, Context
 from foretell.core.drafter import Drafter
 from foretell.core.refusals import refuse_options, refuse_source
+from foretell.core.settings import Range
 from foretell.core.types import Ask, Commit, Drop, Finish, Message, Open, Steps
-from foretell.errors import BadConfig
 from foretell.strategies.samples.samples import Samples
 from foretell.strategies.samples.segments import SUMMARY, SUMMED, THOUGHT, Plan, Watch, sampler_of
 
@@ -57,19 +57,13 @@ REFUSED = {
 class InftyThink(Samples):
     """Plain decoding with rounds=1, or what the inner drafter makes of it."""
 
-    rounds: int = 50
-    segment: int = 8192  # tokens of a round at most, its summary included
-    summary: int = 2048  # tokens of a summary at most, its marks included
+    rounds: Annotated[int, Range(1, 10000)] = 50
+    # tokens of a round at most, its summary included
+    segment: Annotated[int, Range(16, 1 << 24)] = 8192
+    # tokens of a summary at most, its marks included
+    summary: Annotated[int, Range(8, 1 << 20)] = 2048
     ask: bool = True  # whether a summary is asked for in words where the model writes none itself
     inner: Drafter | None = None  # drafts for all of it
-
-    def __post_init__(self) -> None:
-        ranges = {"rounds": (1, 10_000), "segment": (16, 1 << 24), "summary": (8, 1 << 20)}
-        for field_name, (min_value, max_value) in ranges.items():
-            if not min_value <= getattr(self, field_name) <= max_value:
-                allowed_range = f"between {min_value} and {max_value}"
-                field_value = getattr(self, field_name)
-                raise BadConfig.field(f"{NAME}:{field_name}", field_value, allowed_range)
 
     def run(self, ctx: Context) -> Steps:
         """Raises Unsupported, BadConfig or PromptTooLong, before anything runs."""

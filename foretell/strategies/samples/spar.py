@@ -33,16 +33,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.drafter import Drafter
 from foretell.core.refusals import refuse_options, refuse_source
+from foretell.core.settings import Range
 from foretell.core.spending import Spent
 from foretell.core.types import Commit, Drop, Finish, Fork, Message, Sampling, Steps
-from foretell.errors import BadConfig, PromptTooLong
+from foretell.errors import PromptTooLong
 from foretell.rewards.base import needs_text
 from foretell.rewards.questions import LEAST, Speaker, answer_questions, count_questions
 from foretell.strategies.samples import refinement
@@ -81,26 +82,17 @@ class Search:
 class Spar(Samples):
     """Plain sampling with depth=0, or what the inner drafter makes of it."""
 
-    depth: int = 3  # refinements of refinements
-    branch: int = 3  # refinements of an answer
-    keep: int = 2  # answers of a level that are refined
-    votes: int = 5  # judgements of an answer
-    gate: float = 0.5  # a score above it ends the search
-    tries: int = 3  # at a majority, and at a refinement between its marks
-    t: float = 0.7  # temperature of judgements and refinements
-    critique: int = 2048  # tokens of a judgement
-    refined: int = 3072  # tokens of a refinement, with the thoughts before it
+    depth: Annotated[int, Range(0, 16)] = 3  # refinements of refinements
+    branch: Annotated[int, Range(1, 16)] = 3  # refinements of an answer
+    keep: Annotated[int, Range(1, 16)] = 2  # answers of a level that are refined
+    votes: Annotated[int, Range(1, 64)] = 5  # judgements of an answer
+    gate: Annotated[float, Range(0, 1)] = 0.5  # a score above it ends the search
+    tries: Annotated[int, Range(1, 16)] = 3  # at a majority, and at a refinement between its marks
+    t: Annotated[float, Range(0, 100)] = 0.7  # temperature of judgements and refinements
+    critique: Annotated[int, Range(8, 1 << 16)] = 2048  # tokens of a judgement
+    # tokens of a refinement, with the thoughts before it
+    refined: Annotated[int, Range(8, 1 << 16)] = 3072
     inner: Drafter | None = None  # drafts for all of them
-
-    def __post_init__(self) -> None:
-        ranges = {"depth": (0, 16), "votes": (1, 64), "gate": (0, 1), "t": (0, 100)}
-        ranges |= dict.fromkeys(("branch", "keep", "tries"), (1, 16))
-        ranges |= dict.fromkeys(("critique", "refined"), (8, 1 << 16))
-        for field_name, (min_value, max_value) in ranges.items():
-            if not min_value <= getattr(self, field_name) <= max_value:
-                allowed_range = f"between {min_value} and {max_value}"
-                field_value = getattr(self, field_name)
-                raise BadConfig.field(f"spar:{field_name}", field_value, allowed_range)
 
     def run(self, ctx: Context) -> Steps:
         """Raises Unsupported, BadConfig or PromptTooLong, before anything runs."""

@@ -23,10 +23,11 @@ log-probabilities; without them its texts and scores are the same
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
+from foretell.core.settings import Range
 from foretell.core.types import Steps
-from foretell.errors import BadConfig
 from foretell.strategies.search.beam_search import Beams, refuse_for_search, search_beams
 from foretell.strategies.search.beams import Group
 
@@ -35,17 +36,12 @@ from foretell.strategies.search.beams import Group
 class Beam(Beams):
     """Beam search; greedy decoding with width=1."""
 
-    width: int = 4  # beams
-    penalty: float = 1.0  # power of the length that scores are divided by; 0: the likeliest text
+    width: Annotated[int, Range(1, 256)] = 4  # beams
+    # power of the length that scores are divided by; 0: the likeliest text
+    penalty: Annotated[float, Range(-10, 10)] = 1.0
     early: bool = False  # whether it ends as soon as `width` texts have ended
 
     draws = False
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.width <= 256:
-            raise BadConfig.field("beam:width", self.width, "between 1 and 256")
-        if not -10 <= self.penalty <= 10:
-            raise BadConfig.field("beam:penalty", self.penalty, "between -10 and 10")
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig, before anything runs, for an option that cannot be honoured."""

@@ -30,12 +30,13 @@ import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_policy
+from foretell.core.settings import Range
 from foretell.core.spending import REASON, Spent
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Finish, Message, Reply, Steps
@@ -65,13 +66,14 @@ from foretell.verification.judge_model import LinearJudge, classifier_of, states
 class ConditionalBeam(Beams):
     """Conditional beam search; with weight=0, least=0 and grams=0 it is beam search."""
 
-    width: int = 5  # beams
-    shortlist: int = 20  # tokens that each beam is looked at with
-    weight: float = 1.0  # of ln P beside ln p
-    penalty: float = 0.0  # power of the length that scores are divided by
+    width: Annotated[int, Range(1, 256)] = 5  # beams
+    shortlist: Annotated[int, Range(1, 4096)] = 20  # tokens that each beam is looked at with
+    weight: Annotated[float, Range(0, 1_000_000)] = 1.0  # of ln P beside ln p
+    # power of the length that scores are divided by
+    penalty: Annotated[float, Range(-10, 10)] = 0.0
     attribute: str = ""  # file of a classifier of the target's states
     reward: Reward | None = None  # P by a reward instead
-    floor: float = 0.001  # P where the reward is less
+    floor: Annotated[float, Range(1e-30, 1)] = 0.001  # P where the reward is less
     least: int = 1  # tokens of a text before its end at least, 1: it is not empty
     grams: int = 4  # size of an n-gram that does not stand twice in a text; 0: may
     pattern: str = ""  # regular expression that matches the whole text
@@ -80,13 +82,7 @@ class ConditionalBeam(Beams):
     draws = False
 
     def __post_init__(self) -> None:
-        ranges: dict[str, tuple[float, float]] = {"width": (1, 256), "shortlist": (1, 4096)}
-        ranges |= {"penalty": (-10, 10), "weight": (0, 1e6), "floor": (1e-30, 1)}
-        for field_name, (range_start, range_end) in ranges.items():
-            field_value = getattr(self, field_name)
-            if not range_start <= field_value <= range_end:
-                allowed_range = f"between {range_start} and {range_end:g}"
-                raise BadConfig.field(f"conditional-beam:{field_name}", field_value, allowed_range)
+        super().__post_init__()
         self.condition.check("conditional-beam")
         if self.attribute and self.reward is not None:
             raise BadConfig("conditional-beam: attribute and reward both say P; leave one out")

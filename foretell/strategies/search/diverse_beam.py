@@ -25,8 +25,10 @@ each; the scores are the same
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from foretell.core.context import Context
+from foretell.core.settings import Range
 from foretell.core.types import Steps
 from foretell.errors import BadConfig
 from foretell.strategies.search.beam_search import Beams, refuse_for_search, search_beams
@@ -37,28 +39,16 @@ from foretell.strategies.search.beams import Group
 class DiverseBeam(Beams):
     """Beam search with groups=1; the released example has width=10, groups=5."""
 
-    width: int = 6  # beams in all
-    groups: int = 3
-    diversity: float = 0.5  # of log-probability
-    penalty: float = 1.0  # power of the length that scores are divided by
+    width: Annotated[int, Range(1, 256)] = 6  # beams in all
+    groups: Annotated[int, Range(1, 256)] = 3
+    diversity: Annotated[float, Range(0, 1_000_000_000)] = 0.5  # of log-probability
+    # power of the length that scores are divided by
+    penalty: Annotated[float, Range(-10, 10)] = 1.0
 
     draws = False
 
     def __post_init__(self) -> None:
-        ranges = {
-            "width": (1, 256),
-            "groups": (1, 256),
-            "diversity": (0, 1e9),
-            "penalty": (-10, 10),
-        }
-        for field_name, (range_start, range_end) in ranges.items():
-            field_value = getattr(self, field_name)
-            if not range_start <= field_value <= range_end:
-                raise BadConfig.field(
-                    f"diverse-beam:{field_name}",
-                    field_value,
-                    f"between {range_start} and {range_end}",
-                )
+        super().__post_init__()
         if self.width % self.groups:
             allowed_groups = f"a number that divides width={self.width}"
             raise BadConfig.field("diverse-beam:groups", self.groups, allowed_groups)

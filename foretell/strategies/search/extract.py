@@ -31,11 +31,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_options, refuse_policy
+from foretell.core.settings import Range
 from foretell.core.source import source_of
 from foretell.core.spending import REASON, Spent
 from foretell.core.text import Written
@@ -57,20 +59,15 @@ class Extract(Strategy):
     passage: Written = ""  # the text itself, or @FILE
     start: str = ""  # what stands before it in the prompt
     stop: str = ""  # what stands behind it there
-    longest: int = 32  # words and marks of a span; 0: any number
+    longest: Annotated[int, Range(0, 1 << 20)] = 32  # words and marks of a span; 0: any number
     normalised: bool = False  # whether scores are divided by the number of tokens
-    count: int = 1  # best spans that are told of, in Output.samples
+    count: Annotated[int, Range(1, 1024)] = 1  # best spans that are told of, in Output.samples
 
     needs = ("tree",)
     draws = False
 
     def __post_init__(self) -> None:
-        for field_name, range_start, range_end in (("longest", 0, 1 << 20), ("count", 1, 1024)):
-            field_value = getattr(self, field_name)
-            if not range_start <= field_value <= range_end:
-                raise BadConfig.field(
-                    f"extract:{field_name}", field_value, f"between {range_start} and {range_end}"
-                )
+        super().__post_init__()
         if self.passage and (self.start or self.stop):
             raise BadConfig("extract: the passage is given; leave start and stop out")
 

@@ -28,18 +28,18 @@ from __future__ import annotations
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
 from foretell.core.refusals import refuse_options, refuse_policy, refuse_source
+from foretell.core.settings import Range
 from foretell.core.source import Direct
 from foretell.core.spending import Spent
 from foretell.core.tokenizer_bytes import Words, words_of
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Message, Open, Reply, Steps
-from foretell.errors import BadConfig
 from foretell.rewards.base import needs_text
 from foretell.speculation.strategy import Strategy, decode_one_by_one
 from foretell.strategies.log_probs import log_probs
@@ -60,17 +60,12 @@ REFUSED = dict.fromkeys(("temperature", "top_k", "top_p", "min_p", "typical_p"),
 class Icn(Strategy):
     """Greedy decoding with runs=1 and each=1."""
 
-    runs: int = 10
-    each: int = 10  # answers of a run
+    runs: Annotated[int, Range(1, 256)] = 10
+    each: Annotated[int, Range(1, 256)] = 10  # answers of a run
     navigate: bool = True  # no: first tokens are ranked by the prompt alone
 
     needs = ("tree",)
     draws = False
-
-    def __post_init__(self) -> None:
-        for name in ("runs", "each"):
-            if not 1 <= getattr(self, name) <= 256:
-                raise BadConfig.field(f"icn:{name}", getattr(self, name), "between 1 and 256")
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""

@@ -27,11 +27,12 @@ from __future__ import annotations
 import math
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
 from foretell.core.context import Context
+from foretell.core.settings import Range
 from foretell.core.spending import Spent
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Kept, Message, Reply, Steps
@@ -50,30 +51,22 @@ class PgTd(Strategy):
     """Greedy decoding with rollouts=1."""
 
     reward: Reward | None = None  # what whole texts are worth; there must be one
-    rollouts: int = 16  # ways down the tree
-    k: int = 3  # next tokens of a text
-    c: float = 4.0  # how much the model's chances count beside rewards
-    base: float = 10.0  # the larger, the later they count more for texts that were passed often
-    enough: float = 0.0  # reward that ends the search: 1 where all tests pass; 0: none
+    rollouts: Annotated[int, Range(1, 100_000)] = 16  # ways down the tree
+    k: Annotated[int, Range(1, 64)] = 3  # next tokens of a text
+    # how much the model's chances count beside rewards
+    c: Annotated[float, Range(0, 1000000.0)] = 4.0
+    # the larger, the later they count more for texts that were passed often
+    base: Annotated[float, Range(0, 1000000000.0, open_low=True)] = 10.0
+    # reward that ends the search: 1 where all tests pass; 0: none
+    enough: Annotated[float, Range()] = 0.0
     cache: bool = True  # whether finished texts, rows and rewards are kept, which changes no answer
 
     draws = False
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.reward is None:
             raise BadConfig("pg-td: needs a reward; give one, as in reward=tests:path=tests.jsonl")
-        for field_name, max_value in (("rollouts", 100_000), ("k", 64)):
-            field_value = getattr(self, field_name)
-            if not 1 <= field_value <= max_value:
-                raise BadConfig.field(
-                    f"pg-td:{field_name}", field_value, f"between 1 and {max_value}"
-                )
-        if not 0 <= self.c <= 1e6:
-            raise BadConfig.field("pg-td:c", self.c, "between 0 and 1000000")
-        if not 0 < self.base <= 1e9:
-            raise BadConfig.field("pg-td:base", self.base, "above 0, and at most 1000000000")
-        if math.isnan(self.enough):
-            raise BadConfig.field("pg-td:enough", self.enough, "a number")
 
     def run(self, ctx: Context) -> Steps:
         """Raises BadConfig or Unsupported, before anything runs, for what it cannot honour."""

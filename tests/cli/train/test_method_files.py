@@ -253,7 +253,7 @@ def test_pairs_of_answers(run: Any, folder: str, tmp_path: Path) -> None:
         ("acceptance-head --out {}/h", "either --prompts FILE.jsonl or --text SOURCE"),
         ("acceptance-head --out {}/h --text t --prompts p", "either --prompts"),
         ("acceptance-head --out {} --text t", "a folder; name a file"),
-        ("acceptance-head --out {}/no/h --text t", "does not exist"),
+        ("acceptance-head --out {}/no/h --text t", "--text t: no such file"),
         ("acceptance-head --out {}/h --prompts ./none", "none: cannot be read"),
         ("acceptance-head --out {}/h --text ./none", "--text ./none"),
         ("acceptance-head --out {}/h --text t --mixed 2", "mixed=2.0: must be between"),

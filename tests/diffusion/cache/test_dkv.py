@@ -29,9 +29,3 @@ def test_near_computes_what_is_next_and_its_neighbours() -> None:
     ours = [computed for computed, _, _ in counted(kv, "random:block=0", 12)]
     assert ours[:2] == [13, 13] and ours[2::2] == [13] * 5
     assert all(computed <= 1 + 1 + 4 for computed in ours[3::2])
-
-
-def test_bad_settings_are_named() -> None:
-    for bad in ("dkv:mode=all", "dkv:every=-1"):
-        with pytest.raises(BadConfig, match="dkv"):
-            text(ToyCanvas(), "confidence", kv=bad)

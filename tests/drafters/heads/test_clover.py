@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from foretell.drafters.heads.clover import Clover
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests.drafters.heads.networks.driving import trees
 
@@ -39,17 +39,6 @@ def test_the_likeliest_paths_of_all_levels_are_kept() -> None:
     (small, *_), _ = trees(Clover(depth=3, breadth=5, total=5, share=0.01), TOY)
     best = sorted((value for value in large.values[1:]), reverse=True)[:5]
     assert sorted(small.values[1:], reverse=True) == pytest.approx(best)
-
-
-@pytest.mark.parametrize("option", ["depth", "breadth", "total"])
-def test_settings_out_of_range_are_refused(option: str) -> None:
-    with pytest.raises(BadConfig, match=f"clover:{option}=0"):
-        Clover(**{option: 0})
-
-
-def test_a_share_is_below_one() -> None:
-    with pytest.raises(BadConfig, match=r"clover:share=1\.0"):
-        Clover(share=1.0)
 
 
 def test_a_model_without_states_is_refused_by_name() -> None:

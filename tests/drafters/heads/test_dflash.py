@@ -24,7 +24,7 @@ from foretell.drafters.heads.networks.caches import UnknownStates
 from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.drafters.heads.networks.model import HeadModel
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.speculation.strategy import Speculative
 from foretell.strategies.plain import Plain
@@ -154,12 +154,6 @@ def test_stale_rows_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(UnknownStates, "finish", trusting)
     with pytest.raises(AssertionError, match="stale rows"):
         laws.check_close(strategy, 0.0, tokens=4)
-
-
-@pytest.mark.parametrize("length", [0, 65])
-def test_a_bad_length_is_refused(length: int) -> None:
-    with pytest.raises(BadConfig, match=f"dflash:length={length}"):
-        Dflash(length=length)
 
 
 def test_a_model_without_states_is_refused_by_name() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from foretell.drafters.heads.eagle3 import Eagle3
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests.drafters.heads.networks.driving import trees
 
@@ -36,14 +36,6 @@ def test_it_drafts_the_same_at_any_temperature() -> None:
     (cold, *_), _ = trees(Eagle3(depth=2, breadth=2, total=4), TOY)
     (warm, *_), _ = trees(Eagle3(depth=2, breadth=2, total=4), TOY, temperature=1.0, seed=3)
     assert repr(cold) == repr(warm) and not any(warm.laws)
-
-
-@pytest.mark.parametrize(
-    ("option", "value"), [("depth", 0), ("breadth", 0), ("total", 0), ("reads", -1)]
-)
-def test_settings_out_of_range_are_refused(option: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=f"eagle3:{option}={value}"):
-        Eagle3(**{option: value})
 
 
 def test_a_model_without_states_is_refused_by_name() -> None:

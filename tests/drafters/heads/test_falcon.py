@@ -10,7 +10,7 @@ import pytest
 
 from foretell.drafters.heads.falcon import Falcon
 from foretell.drafters.heads.head_tree import Levels
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests.drafters.heads.networks.driving import trees
 from tests.drafters.heads.networks.serving import drafted
@@ -76,12 +76,6 @@ def test_nodes_of_a_block_are_given_what_its_parent_left(monkeypatch: pytest.Mon
         assert levels.features[node - 1] is levels.left[above]
         kept[levels.tree.depths[node]] += 1
     assert kept[2] == kept[4] == 2 and max(kept) == 4
-
-
-@pytest.mark.parametrize("option", ["passes", "breadth", "total"])
-def test_settings_out_of_range_are_refused(option: str) -> None:
-    with pytest.raises(BadConfig, match=f"falcon:{option}=0"):
-        Falcon(**{option: 0})
 
 
 def test_a_model_without_states_is_refused_by_name() -> None:

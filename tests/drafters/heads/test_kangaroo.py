@@ -183,11 +183,3 @@ def test_an_exit_that_the_model_lacks_is_refused() -> None:
         build_head("kangaroo", shape)
     with pytest.raises(Unsupported, match="layers"):
         run({"target": Toy(8)}, Request([1], Speculative(Kangaroo()), Sampling()))
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [("eta", -0.1), ("eta", 3.0), ("length", 0), ("length", 65)]
-)
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float) -> None:
-    with pytest.raises(BadConfig, match=f"kangaroo:{field}={value}"):
-        Kangaroo(**{field: value})  # type: ignore[arg-type]

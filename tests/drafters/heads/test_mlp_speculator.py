@@ -53,11 +53,6 @@ def test_children_out_of_range_are_refused(children: tuple[int, ...]) -> None:
         MlpSpeculator(children=children)
 
 
-def test_suffixes_out_of_range_are_refused() -> None:
-    with pytest.raises(BadConfig, match="mlp-speculator:suffixes=0"):
-        MlpSpeculator(suffixes=0)
-
-
 def test_a_model_without_states_is_refused_by_name() -> None:
     with pytest.raises(Unsupported, match="mlp-speculator cannot run on recurrent"):
         MlpSpeculator().bring({"target": ToyRecurrent()})

@@ -22,7 +22,6 @@ from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.lookup.adaptix import Adaptix, explore_map
 from foretell.drafters.lookup.trigrams import DOUBT, GAIN, MOST, Trigrams
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from tests import laws
@@ -256,20 +255,3 @@ def test_it_speeds_up_a_text_that_repeats(search: bool) -> None:
     models = {"target": Toy(VOCAB, copy=4.0)}
     live = laws.generate(strategy, [1, 2, 3], laws.Setting(Sampling(max_new_tokens=60)), models)
     assert live.ctx.stats.mat > 1.5
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "allowed"),
-    [
-        ("depth", 0, "between 1 and 64"),
-        ("depth", 65, "between 1 and 64"),
-        ("rounds", 0, "between 1 and 100000"),
-        ("paths", 0, "between 1 and 1024"),
-        ("megabytes", 0, "between 1 and 1048576"),
-    ],
-)
-def test_a_bad_value_is_told_with_field_value_and_range(
-    field: str, value: int, allowed: str
-) -> None:
-    with pytest.raises(BadConfig, match=f"adaptix:{field}={value}: must be {allowed}"):
-        Adaptix(**{field: value})

@@ -20,7 +20,6 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.lookup.approx import TOP, Approx, State
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from tests import laws
@@ -380,13 +379,3 @@ def test_a_text_that_repeats_is_copied() -> None:
 
 
 RANGES = {"k": 31, "votes": 1024, "floor": 1}
-
-
-@pytest.mark.parametrize(
-    ("field", "value"), [(name, value) for name, top in RANGES.items() for value in (-1, top + 1)]
-)
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(
-        BadConfig, match=f"approx:{field}={value}: must be between 0 and {RANGES[field]}"
-    ):
-        Approx(**{field: value})  # type: ignore[arg-type]

@@ -294,13 +294,6 @@ def test_a_source_that_is_given_goes_before_the_requests() -> None:
     assert live.ctx.output == [5, 6, 7, END] and not live.ctx.stats.accepted
 
 
-@pytest.mark.parametrize(("field", "value"), [("n", 0), ("n", 65), ("k", -1), ("k", 1025)])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    allowed = "1 and 64" if field == "n" else "0 and 1024"
-    with pytest.raises(BadConfig, match=f"input-guided:{field}={value}: must be between {allowed}"):
-        InputGuided(**{field: value})  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("token", [-1, 8])
 def test_a_source_with_tokens_the_model_lacks_is_refused(token: int) -> None:
     with pytest.raises(

@@ -20,7 +20,6 @@ from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.lookup.jacobi import Jacobi, State
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from tests import laws
@@ -260,11 +259,3 @@ def test_budget_and_depth_bound_the_chain() -> None:
         drafter = Jacobi()
         ctx = context(drafter, [1, 2, 3], Sampling(max_new_tokens=left, temperature=1.0))
         assert len(drafter.propose(ctx, drafter.start(ctx), budget)) == 1 + want
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "high"), [("window", 0, 512), ("window", 513, 512), ("back", 0, 65536)]
-)
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int, high: int) -> None:
-    with pytest.raises(BadConfig, match=f"jacobi:{field}={value}: must be between 1 and {high}"):
-        Jacobi(**{field: value})

@@ -15,7 +15,6 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.lookup.lookahead import Lookahead, Pool, State
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
@@ -273,16 +272,3 @@ def test_whole_n_grams_are_accepted_where_the_windows_guesses_are_right(temperat
     assert live.ctx.stats.steps <= 3 + 6 + 80 / 5, (
         "three steps fill the window, then 5 tokens come at once"
     )
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "low", "high"),
-    [("window", 0, 1, 128), ("n", 1, 2, 32), ("guesses", 129, 1, 128), ("pool", 0, 1, 1 << 24)],
-)
-def test_a_bad_value_is_told_with_field_value_and_range(
-    field: str, value: int, low: int, high: int
-) -> None:
-    with pytest.raises(
-        BadConfig, match=f"lookahead:{field}={value}: must be between {low} and {high}"
-    ):
-        Lookahead(**{field: value})

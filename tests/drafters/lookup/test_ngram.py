@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +10,6 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.drafters.lookup.ngram import Ngram
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from tests import laws
@@ -94,9 +92,3 @@ def test_a_text_that_repeats_is_copied() -> None:
         {"target": Toy(8, copy=4.0)},
     )
     assert live.ctx.stats.mat > 2
-
-
-@pytest.mark.parametrize(("field", "value"), [("n", 0), ("n", 65), ("k", 0), ("k", 1025)])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=f"ngram:{field}={value}: must be between 1 and"):
-        Ngram(**{field: value})

@@ -21,7 +21,6 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Outcome, Reply, Sampling
 from foretell.drafters.lookup.stand import CHANCE, Stand, State, plan_tree
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.outcomes import Enumerator
 from foretell.testing.toy import Toy
@@ -336,21 +335,3 @@ def test_the_shape_has_every_node_after_its_parent_and_elder_siblings() -> None:
     assert (large.parents[:17], large.tokens[:17]) == (small.parents, small.tokens)
     for tries in large.tries:
         assert [large.tokens[t] for t in tries] == list(range(len(tries)))
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "allowed"),
-    [
-        ("n", 1, "between 2 and 16"),
-        ("n", 17, "between 2 and 16"),
-        ("k", 0, "between 1 and 1024"),
-        ("size", 0, "between 1 and 1024"),
-        ("size", 1025, "between 1 and 1024"),
-        ("megabytes", 0, "between 1 and 1048576"),
-    ],
-)
-def test_a_bad_value_is_told_with_field_value_and_range(
-    field: str, value: int, allowed: str
-) -> None:
-    with pytest.raises(BadConfig, match=f"stand:{field}={value}: must be {allowed}"):
-        Stand(**{field: value})

@@ -19,7 +19,6 @@ from foretell.core.types import Sampling
 from foretell.drafters.lookup.suffix import LEAD, Suffix
 from foretell.drafters.lookup.suffix_tree import LEAF, Suffixes
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
 from tests import laws
@@ -273,24 +272,3 @@ def test_a_draft_from_the_past_counts_with_its_own_match() -> None:
     assert tree.tokens[1:] == [4, 5] and tree.matches[1:] == [2, 2]
     alone = context(replace(drafter, shared=False), [7, 2, 3], engine)
     assert len(drafter.propose(alone, replace(drafter, shared=False).start(alone), 9)) == 1
-
-
-@pytest.mark.parametrize(
-    ("field", "value", "low", "high"),
-    [
-        ("depth", 1, 2, 256),
-        ("depth", 257, 2, 256),
-        ("factor", -0.1, 0, 64),
-        ("factor", math.nan, 0, 64),
-        ("offset", 65, -64, 64),
-        ("min_prob", 1.5, 0, 1),
-        ("megabytes", 0, 1, 65536),
-    ],
-)
-def test_a_bad_value_is_told_with_field_value_and_range(
-    field: str, value: float, low: int, high: int
-) -> None:
-    with pytest.raises(
-        BadConfig, match=f"suffix:{field}={value}: must be between {low} and {high}"
-    ):
-        Suffix(**{field: value})

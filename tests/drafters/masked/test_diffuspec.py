@@ -185,14 +185,7 @@ def test_a_text_beyond_the_denoisers_vocabulary_or_context_goes_on_without_draft
 
 @pytest.mark.parametrize(
     ("spec", "said"),
-    [
-        ("k_min=0", "k_min=0: must be between 1 and 256"),
-        ("k_min=31", r"k_min=31: must be at most k_max \(30\)"),
-        ("mass=1.5", "mass=1.5: must be between 0 and 1"),
-        ("beam=0", "beam=0"),
-        ("weight=-1", "weight=-1"),
-        ("decay=2", "decay=2"),
-    ],
+    [("k_min=31", r"k_min=31: must be at most k_max \(30\)")],
 )
 def test_bad_settings_are_told(spec: str, said: str) -> None:
     with pytest.raises(BadConfig, match=f"diffuspec:{said}"):

@@ -12,7 +12,6 @@ from foretell.core.tokenizer_bytes import Words
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Sampling
 from foretell.drafters.model import cross_text
-from foretell.errors import BadConfig
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import laws, vocabularies
@@ -108,9 +107,3 @@ def test_it_stays_within_the_draft_models_context() -> None:
         laws.build("cross-text"), PROMPT, laws.Setting(Sampling(max_new_tokens=30)), models
     )
     assert live.ctx.output == want and live.ctx.stats.drafted
-
-
-@pytest.mark.parametrize(("field", "value"), [("length", 0), ("length", 257), ("window", 0)])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=rf"cross-text:{field}={value}.*between"):
-        cross_text.CrossText(**{field: value})

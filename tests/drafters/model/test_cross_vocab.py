@@ -14,7 +14,7 @@ from foretell.core.tree import Law
 from foretell.core.types import Sampling
 from foretell.drafters.model import cross_vocab
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.strategies.plain import Plain
 from foretell.testing.outcomes import Enumerator
 from tests import laws, vocabularies
@@ -137,9 +137,3 @@ def test_vocabularies_that_share_nothing_are_refused() -> None:
     models["draft"].tokenizer = None
     with pytest.raises(Unsupported, match=r"a tokenizer whose tokens are pieces"):
         laws.generate(laws.build("cross-vocab"), [0], laws.Setting(Sampling()), models)
-
-
-@pytest.mark.parametrize("value", [0, 257])
-def test_a_bad_value_is_told_with_field_value_and_range(value: int) -> None:
-    with pytest.raises(BadConfig, match=rf"cross-vocab:length={value}.*between"):
-        cross_vocab.CrossVocab(length=value)

@@ -100,16 +100,6 @@ def test_it_stays_within_the_draft_models_context() -> None:
     assert live.ctx.output == plain.ctx.output and live.ctx.stats.drafted
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("length", 0), ("length", 257), ("drafts", 0), ("confidence", 1.0)]
-)
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: float) -> None:
-    with pytest.raises(
-        BadConfig, match=f"draft:{field}={value}.*between|draft:{field}={value}.*at least"
-    ):
-        Draft(**{field: value})
-
-
 def test_there_is_one_best_chain() -> None:
     with pytest.raises(BadConfig, match="one best chain"):
         Draft(drafts=2, best=True)

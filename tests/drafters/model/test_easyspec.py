@@ -15,11 +15,10 @@ from foretell.core.model import Model
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
-from foretell.drafters.model.easyspec import Easyspec
 from foretell.drafters.model.trimming import NEVER, Trimmed, trim_head
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.models.decoder import parallel
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
@@ -292,12 +291,6 @@ def test_rough_and_ordinary_jobs_share_a_forward() -> None:
             live.ctx.output
             == laws.generate(laws.build("plain"), TEXT[length:], setting, made).ctx.output
         )
-
-
-@pytest.mark.parametrize("field", ["length", "drafts", "group"])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str) -> None:
-    with pytest.raises(BadConfig, match=f"easyspec:{field}=0: must be between 1 and"):
-        Easyspec(**{field: 0})
 
 
 def test_models_whose_layers_cannot_be_taken_apart_are_refused_by_name() -> None:

@@ -15,7 +15,6 @@ from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.drafters.model import omni
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import laws, vocabularies
@@ -77,9 +76,3 @@ def test_the_longest_known_sequence_is_merged() -> None:
     state.observe([1, 3])
     assert word(state, (0, 1, 1)) == (3, 3) and word(state, (0, 1, 0)) == (2, 1)
     assert word(state, (0, 0, 1)) == (1, 0) and word(state, (1, 0)) == (1, 2)
-
-
-@pytest.mark.parametrize(("field", "value"), [("length", 0), ("length", 257), ("capacity", 0)])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=rf"omni:{field}={value}.*between"):
-        omni.Omni(**{field: value})

@@ -16,7 +16,6 @@ from foretell.core.types import Sampling
 from foretell.drafters.model import cross_vocab, omnidraft
 from foretell.drafters.model.ngram_pairs import Reading
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig
 from foretell.strategies.plain import Plain
 from tests import laws, vocabularies
 
@@ -136,12 +135,3 @@ def test_the_draft_models_cache_is_right_after_any_part_of_a_sequence_was_accept
         merged += sum(token in (1, 3, 4) for token in live.ctx.output)
         assert live.error is None and stats.accepted
     assert merged
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [("mode", "omni"), ("length", 0), ("forwards", 0), ("width", -1), ("capacity", 0)],
-)
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: Any) -> None:
-    with pytest.raises(BadConfig, match=rf"omnidraft:{field}={value!r}.*(between|one of)"):
-        omnidraft.Omnidraft(**{field: value})

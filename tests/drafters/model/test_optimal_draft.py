@@ -263,7 +263,11 @@ def test_a_best_token_that_is_drawn_again_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("length", 0), ("length", 65), ("branches", ()), ("branches", (2, 0))]
+    ("field", "value"),
+    [
+        ("branches", ()),
+        ("branches", (2, 0)),
+    ],
 )
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: Any) -> None:
     with pytest.raises(BadConfig, match=f"optimal-draft:{field}=.*between 1 and 64"):

@@ -19,7 +19,6 @@ from foretell.core.random import Door
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.model.rsd_s import Race, RsdS
-from foretell.errors import BadConfig
 from foretell.speculation.strategy import Speculative
 from foretell.testing.outcomes import Enumerator
 from foretell.testing.toy import Toy
@@ -274,9 +273,3 @@ def test_beginnings_that_wait_too_long_are_noticed(monkeypatch: pytest.MonkeyPat
     right = enumerated(RsdS(2, 2), Sampling(temperature=1.0), toy)
     monkeypatch.setattr(Race, "_next_turn", turn)
     assert enumerated(RsdS(2, 2), Sampling(temperature=1.0), toy).keys() != right.keys()
-
-
-@pytest.mark.parametrize(("field", "value"), [("length", 0), ("length", 65), ("width", 0)])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=f"rsd-s:{field}={value}.*between 1 and 64"):
-        RsdS(**{field: value})

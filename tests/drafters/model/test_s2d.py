@@ -317,11 +317,6 @@ def test_models_whose_layers_cannot_be_run_one_by_one_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"length": 0}, "s2d:length=0: must be between 1 and 256"),
-        ({"exits": (0, 2)}, "s2d:exits='0 2': must be numbers of layers"),
-        ({"thresholds": (-0.1,)}, "s2d:thresholds='-0.1': must be at least 0"),
-        ({"thresholds": (float("nan"),)}, "s2d:thresholds='nan'"),
-        ({"confidence": 1.0}, "s2d:confidence=1.0"),
         ({"exits": (2, 5)}, "s2d:exits='2 5': must be numbers of layers from 1 to 4"),
         ({"thresholds": (0.1, 0.2, 0.3)}, "one for each of the 2 exits before the last"),
     ],

@@ -18,7 +18,7 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.drafters.model.draft import Draft
 from foretell.drafters.model.spectr import Spectr
-from foretell.errors import BadConfig, UnknownMethod
+from foretell.errors import UnknownMethod
 from foretell.spec import resolve_method
 from foretell.speculation.strategy import Speculative
 from foretell.testing.toy import Toy
@@ -189,9 +189,3 @@ def test_a_threshold_that_is_too_low_is_caught(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(kseq, "find_threshold", lambda p, q, k: 1.0)
     with pytest.raises(AssertionError, match="the law of the first 2 tokens is off"):
         laws.check_law(Speculative(Spectr(1, 2), Kseq(), nodes=2), "plain", 2)
-
-
-@pytest.mark.parametrize(("field", "value"), [("length", 0), ("length", 65), ("drafts", 0)])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=f"spectr:{field}={value}: must be between 1 and 64"):
-        Spectr(**{field: value})

@@ -215,14 +215,6 @@ def test_a_transformers_tokens_are_those_of_plain_decoding() -> None:
         assert live.ctx.output == plain and live.ctx.stats.drafted
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("longest", 0), ("prompt", -1), ("stride", 0), ("decay", 0.0)]
-)
-def test_a_bad_value_is_told_with_field_value_and_range(name: str, value: float) -> None:
-    with pytest.raises(BadConfig, match=f"del-exit:{name}={value}"):
-        DelExit(**{name: value})
-
-
 def test_exits_that_the_model_lacks_are_refused() -> None:
     request = Request(PROMPT, laws.build("del-exit:stride=4"), GREEDY)
     with pytest.raises(BadConfig, match=r"stride=4.*below 4 for this model"):

@@ -171,12 +171,6 @@ def test_an_exit_that_the_model_lacks_is_refused() -> None:
         run({"target": Toy(8)}, Request([1], Speculative(Layerskip()), Sampling()))
 
 
-@pytest.mark.parametrize(("field", "value"), [("exit_layer", -1), ("length", 0), ("length", 257)])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: int) -> None:
-    with pytest.raises(BadConfig, match=f"layerskip:{field}={value}"):
-        Layerskip(**{field: value})
-
-
 def test_best_tokens_draw_nothing_and_leave_a_seed_its_tokens() -> None:
     strategy = laws.build("layerskip:exit_layer=2,length=2,best=yes")
     assert isinstance(strategy, Speculative) and not strategy.drafter.draws

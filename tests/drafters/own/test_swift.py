@@ -260,14 +260,6 @@ def test_models_with_nothing_to_leave_out_are_refused() -> None:
             run({"target": model}, request)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("skip", 1.5), ("sure", -0.1), ("enough", 2), ("length", 0), ("tries", 0)]
-)
-def test_a_bad_value_is_told_with_field_value_and_range(name: str, value: float) -> None:
-    with pytest.raises(BadConfig, match=f"swift:{name}={value}"):
-        Swift(**{name: value})
-
-
 def test_best_tokens_draw_nothing_and_leave_a_seed_its_tokens() -> None:
     strategy = laws.build("swift:window=2,context=3,length=2,skip=0.5,best=yes")
     assert isinstance(strategy, Speculative) and not strategy.drafter.draws

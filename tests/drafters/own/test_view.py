@@ -51,11 +51,7 @@ def test_draws_over_all_rows_are_all_accepted() -> None:
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [
-        ({}, r"view:kv=None: must be a cache policy, as in view:kv=quest"),
-        ({"kv": Quest(), "length": 0}, r"view:length=0: must be between 1 and 256"),
-        ({"kv": Quest(), "confidence": 1.0}, r"view:confidence=1.0: must be at least 0"),
-    ],
+    [({}, r"view:kv=None: must be a cache policy, as in view:kv=quest")],
 )
 def test_fields_have_ranges(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):

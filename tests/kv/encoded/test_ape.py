@@ -246,15 +246,6 @@ def test_capped_scores_are_sharpened_behind_the_cap() -> None:
         assert torch.allclose(got[head], weights @ values[group] / weights.sum())
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("temperature", 0.0), ("scale", -1.0), ("prefix", -1), ("sizes", (3, 0))],
-)
-def test_bad_settings_are_refused(name: str, value: object) -> None:
-    with pytest.raises(BadConfig, match=f"ape:{name}"):
-        Ape(**{name: value})  # type: ignore[arg-type]
-
-
 def test_it_needs_contexts_a_prefix_and_rotary_positions() -> None:
     with pytest.raises(BadConfig, match="kv=ape: it reads contexts"):
         Ape().build_policy(target())

@@ -244,12 +244,7 @@ def test_the_prompt_stays_on_an_executor_that_runs_parts_of_the_layers() -> None
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("tsp", 0),
-        ("retain", 1.5),
         ("retain", 0.3),
-        ("window", 0),
-        ("kernel", 4),
-        ("layers", -1),
         ("budget", 8),
         ("length", 8),
     ],

@@ -81,8 +81,3 @@ def test_a_node_gives_one_to_every_head() -> None:
 def test_a_budget_without_room_for_others_is_refused(budget: int, recent: int) -> None:
     with pytest.raises(BadConfig, match="h2o:budget"):
         H2O(budget, recent)
-
-
-def test_no_tokens_between_evictions_are_refused() -> None:
-    with pytest.raises(BadConfig, match="h2o:every"):
-        H2O(every=0)

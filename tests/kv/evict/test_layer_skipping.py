@@ -10,7 +10,7 @@ import torch
 from foretell.core.model import Computed
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.kv.evict import layer_skipping as skipping
 from foretell.kv.evict.layer_skipping import (
     LastRow,
@@ -108,7 +108,3 @@ def test_what_is_refused() -> None:
     assert skipping.check_layers("fastkv", target()) == 3
     with pytest.raises(Unsupported, match="that can be run one by one"):
         skipping.check_layers("fastkv", Toy(9))
-    for share in (0, 1.01):
-        with pytest.raises(BadConfig, match="fastkv:tsp"):
-            skipping.check_share("fastkv", "tsp", share)
-    skipping.check_share("fastkv", "tsp", 1)

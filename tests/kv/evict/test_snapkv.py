@@ -78,9 +78,7 @@ def test_a_prompt_not_longer_than_the_budget_is_untouched(length: int) -> None:
             assert all(map(torch.equal, ours, full))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("budget", 32), ("window", 0), ("kernel", 4), ("pool", "sum")]
-)
+@pytest.mark.parametrize(("name", "value"), [("budget", 32)])
 def test_bad_settings_are_refused(name: str, value: object) -> None:
     with pytest.raises(BadConfig, match=f"snapkv:{name}"):
         Snapkv(**{name: value})  # type: ignore[arg-type]

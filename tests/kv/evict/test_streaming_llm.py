@@ -11,7 +11,7 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.engine.engine import Engine
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.kv.evict.streaming_llm import Streaming, StreamingLlm
 from foretell.kv.slots import Slots
 from foretell.spec import build_cache_policy
@@ -149,11 +149,3 @@ def test_copies_of_a_cache_evict_by_themselves() -> None:
 def test_a_model_without_rotations_is_refused() -> None:
     with pytest.raises(Unsupported, match=r"kv=streaming-llm.*rotations"):
         made("window=8").build_policy(target("gpt2"))
-
-
-@pytest.mark.parametrize(
-    ("spec", "said"), [("sinks=-1", "sinks"), ("window=0", "window"), ("every=0", "every")]
-)
-def test_bad_settings_are_refused(spec: str, said: str) -> None:
-    with pytest.raises(BadConfig, match=said):
-        made(spec)

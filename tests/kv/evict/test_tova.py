@@ -59,7 +59,7 @@ def test_the_loop_catches_slips(monkeypatch: pytest.MonkeyPatch, name: str, slip
         twin(Tova(8, every=4))
 
 
-@pytest.mark.parametrize(("spec", "said"), [("budget=0", "a row"), ("every=0", "every")])
+@pytest.mark.parametrize(("spec", "said"), [("budget=0", "a row")])
 def test_bad_settings_are_refused(spec: str, said: str) -> None:
     with pytest.raises(BadConfig, match=said):
         build_cache_policy(f"tova:{spec}")

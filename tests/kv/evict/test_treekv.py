@@ -195,11 +195,6 @@ def test_what_a_model_without_rotations_can_do() -> None:
     [
         ("budget=5", "budget"),
         ("budget=20,recent=16", "budget"),
-        ("sinks=-1", "sinks"),
-        ("recent=-1", "recent"),
-        ("every=0", "every"),
-        ("block=0", "block"),
-        ("positions=none", "slots or text"),
     ],
 )
 def test_bad_settings_are_refused(spec: str, said: str) -> None:

@@ -272,9 +272,6 @@ def test_a_full_folder_ends_its_request_alone(
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("local=0", "infllm:local=0: must be at least 1"),
-        ("initial=-1", "infllm:initial=-1: must be at least 0"),
-        ("blocks=0", "infllm:blocks=0"),
         ("block=2", "infllm:representatives=4: must be at most block=2"),
         ("dir=/nowhere/at/all", "infllm:dir='/nowhere/at/all': must be a folder that exists"),
     ],

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.kv.store.base import bytes_of
 from foretell.kv.store.block_quantization import (
     BlockQuantization,
@@ -17,7 +17,6 @@ from foretell.kv.store.block_quantization import (
     encode_blocks,
     order_by_size,
 )
-from foretell.spec import build_cache_policy
 from tests.kv.policies import Decoder, target
 from tests.models.decoder.families import tiny
 
@@ -130,12 +129,6 @@ def test_bytes_are_those_of_the_card(sort: bool) -> None:
     of_keys = bytes_of(codes) - keys.numel() * 2
     assert of_keys == keys.numel() * 4 // 8 + keys.numel() // 32 + (heads * width if sort else 0)
     assert of_keys <= 0.3 * keys.numel() * 2
-
-
-def test_bad_settings() -> None:
-    for spec in ("block-quantization:bits=5", "block-quantization:block=0"):
-        with pytest.raises(BadConfig, match="block-quantization:b"):
-            build_cache_policy(spec)
 
 
 def test_a_family_without_rotation_cannot_be_sorted() -> None:

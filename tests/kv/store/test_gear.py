@@ -7,7 +7,6 @@ import dataclasses
 import pytest
 import torch
 
-from foretell.errors import BadConfig
 from foretell.kv.store.base import bytes_of
 from foretell.kv.store.gear import (
     Gear,
@@ -17,7 +16,6 @@ from foretell.kv.store.gear import (
     in_segments,
     thin_matrices,
 )
-from foretell.spec import build_cache_policy
 from tests.kv.policies import PROMPT, run, target
 from tests.kv.store.test_packing import on_grid
 
@@ -159,17 +157,3 @@ def test_without_loss_the_text_is_the_full_caches() -> None:
     (want,) = run(target(), [PROMPT], None)
     (live,) = run(target(), [PROMPT], Gear(outliers=1, buffer=4))
     assert live.ctx.output == want.ctx.output
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("gear:bits=3", "gear:bits=3: must be 1, 2, 4 or 8"),
-        ("gear:outliers=2", "a share from 0 to 1"),
-        ("gear:rank=-1", "at least 0"),
-        ("gear:buffer=0", "at least 1"),
-    ],
-)
-def test_bad_settings(spec: str, message: str) -> None:
-    with pytest.raises(BadConfig, match=message):
-        build_cache_policy(spec)

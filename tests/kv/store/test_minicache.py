@@ -153,11 +153,6 @@ def test_with_every_token_kept_the_text_is_the_full_caches() -> None:
 @pytest.mark.parametrize(
     ("spec", "words"),
     [
-        ("minicache:t=2", "t=2"),
-        ("minicache:gamma=-1", "gamma=-1"),
-        ("minicache:bits=3", "2, 4, 8 or 16"),
-        ("minicache:rule=near", "distant, similar"),
-        ("minicache:buffer=0", "at least 1"),
         ("snapkv+minicache", "leaves each layer tokens of its own"),
         ("minicache+gear", "two encoders"),
     ],

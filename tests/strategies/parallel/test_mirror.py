@@ -213,14 +213,6 @@ def test_a_request_may_have_to_make_room_between_any_two_forwards() -> None:
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("field", "value"), [("gamma", 0), ("kappa", -1), ("exit", -1), ("lane", "beside")]
-)
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: Any) -> None:
-    with pytest.raises(BadConfig, match=f"mirror:{field}={value!r}: must be"):
-        Mirror(**{field: value})
-
-
 def test_what_it_cannot_do_is_told_by_name() -> None:
     with pytest.raises(BadConfig, match="mirror:exit=4: must be between 1 and 3 here"):
         run(Mirror(exit=4), 5)

@@ -17,7 +17,7 @@ from foretell.drafters.model import chains
 from foretell.drafters.model import reader as reading
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
-from foretell.errors import BadConfig, Unsupported
+from foretell.errors import Unsupported
 from foretell.strategies.parallel import pearl
 from foretell.strategies.parallel.pearl import Pearl
 from foretell.strategies.plain import Plain
@@ -208,12 +208,6 @@ def plainly(tree: Any) -> Any:
 def test_other_rows_of_the_draft_model_change_no_law(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading.DraftReader, "resized_rows", unwarped)
     laws.check_law(Pearl(2), "plain", tokens=3, drafts=False, **TWO)
-
-
-@pytest.mark.parametrize(("field", "value"), [("gamma", 0), ("gamma", 257), ("lane", "beside")])
-def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: Any) -> None:
-    with pytest.raises(BadConfig, match=f"pearl:{field}={value!r}: must be"):
-        Pearl(**{field: value})
 
 
 def test_a_stream_needs_a_gpu() -> None:

@@ -11,7 +11,6 @@ from foretell.core.types import Sampling
 from foretell.drafters.lookup.ngram import Ngram
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
-from foretell.errors import BadConfig
 from foretell.strategies.plain import Plain
 from foretell.strategies.samples.first_finish import FirstFinish
 from foretell.testing.toy import Toy
@@ -85,8 +84,3 @@ def test_other_requests_change_nothing() -> None:
         among = search(FirstFinish(3, Ngram()), sampled(seed, max_new_tokens=12), beside=3)
         outputs = [live.ctx.branches[live.result].output for live in (alone, among)]
         assert outputs[0] == outputs[1]
-
-
-def test_fields_have_bounds() -> None:
-    with pytest.raises(BadConfig, match="first-finish:n=0"):
-        FirstFinish(0)

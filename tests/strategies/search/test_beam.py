@@ -143,12 +143,6 @@ def test_what_it_cannot_honour_is_refused_by_name(options: dict[str, Any], word:
         engine.add(Request([0, 1], Beam(), Sampling(), source=Guidance()))
 
 
-def test_fields_have_bounds() -> None:
-    for fields in ({"width": 0}, {"width": 257}, {"penalty": 11.0}):
-        with pytest.raises(BadConfig, match=next(iter(fields))):
-            Beam(**fields)
-
-
 def test_an_ended_text_among_the_best_is_kept_and_no_other() -> None:
     """Slip: an end that ranks behind the first `width` continuations counts."""
     group = Group(2, penalty=0.0)
