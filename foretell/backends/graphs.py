@@ -30,7 +30,7 @@ from foretell.core.model import STEP, Computed
 from foretell.core.types import Ask
 from foretell.models.decoder.loop import Loop, use_attention
 from foretell.models.executor import Executor
-from foretell.ops.attention import Bias, attend
+from foretell.ops.attention import LayerQuery
 from foretell.ops.threads import torch_threads
 
 DEVICE = "cuda"
@@ -208,26 +208,15 @@ class TracedJob(Job):
         assert cached_mask is not None
         return cached_mask
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
-    ) -> torch.Tensor:
+    def attend(self, query: LayerQuery) -> torch.Tensor:
         """Attends over the whole memory, as Job.attend does over a cache's rows."""
-        if bias is not None:
+        if query.bias is not None:
             raise LookupError("its attention has a bias")
-        repeats = len(q) // len(k) if softcap is None and sinks is None else 1
-        keys, values = self.memory.k[layer], self.memory.v[layer]
-        keys.index_copy_(1, self.places, k.to(keys.dtype))
-        values.index_copy_(1, self.places, v.to(values.dtype))
-        return attend(q, keys, values, self.mask(window, q.dtype, repeats), scale, softcap, sinks)
+        keys, values = self.memory.k[query.layer], self.memory.v[query.layer]
+        keys.index_copy_(1, self.places, query.k.to(keys.dtype))
+        values.index_copy_(1, self.places, query.v.to(values.dtype))
+        mask = self.mask(query.window, query.q.dtype, query.mask_repeats)
+        return query.attend(keys, values, mask)
 
 
 class FixedStep:

@@ -25,7 +25,7 @@ from foretell.core.model import STEP
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import recorded_layer
 from foretell.native.packing import GROUP, group_values, unpack_matrix, unpack_numbers
-from foretell.ops.attention import Bias
+from foretell.ops.attention import LayerQuery
 
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}  # what it can compute in
 NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16}  # numpy knows no bfloat16
@@ -213,21 +213,12 @@ class TracedJob(Job):
         self.cached_rows = cached_rows
         self.tables = tables
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
-    ) -> torch.Tensor:
+    def attend(self, query: LayerQuery) -> torch.Tensor:
         """q (H, n, D), k (KV, n, D), v (KV, n, E) -> (n, H, E)."""
-        if softcap is not None or sinks is not None or bias is not None:
+        if (query.softcap, query.sinks, query.bias) != (None, None, None):
             raise LookupError("its attention has a softcap, sinks or a bias")
+        q, k, v = query.q, query.k, query.v
+        rows = self.cached_rows[2 * query.layer : 2 * query.layer + 2]
         key_heads = len(k)  # a number, where `shape` has tensors in a recording
         key_width, value_width = q.shape[-1], v.shape[-1]
         gather, scatter, *tables = self.tables[key_heads]
@@ -241,10 +232,10 @@ class TracedJob(Job):
             sequences(q),
             sequences(k),
             sequences(v),
-            *self.cached_rows[2 * layer : 2 * layer + 2],
+            *rows,
             *tables,
-            float(scale),
-            window or 0,
+            float(query.scale),
+            query.window or 0,
             key_width,
             value_width,
         )

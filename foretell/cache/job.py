@@ -15,9 +15,8 @@ import torch
 from foretell.ops.attention import (
     Attention,
     Bias,
-    attend,
+    LayerQuery,
     merge_parts,
-    partial_attention,
     self_part,
 )
 
@@ -128,39 +127,18 @@ class Job:
         values[:, self.start : end] = v
         return keys[:, :end], values[:, :end]
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
-    ) -> torch.Tensor:
-        """Attention of the new nodes q (H, n, D), k, v (KV, n, D): stores k and v, attends -> (n,
-        H, D).
-        """
-        keys, values = self.write(layer, k, v)
+    def attend(self, query: LayerQuery) -> torch.Tensor:
+        """Attention of the new nodes -> (n, H, D), whose keys and values it stores before."""
+        keys, values = self.write(query.layer, query.k, query.v)
         if self.watched:
-            node_mask = self.biased_mask(window, q.dtype, bias)
-            attention = Attention(layer, q, keys, values, node_mask, scale, softcap, sinks)
-            return self.by_policy(attention)
+            return self.by_policy(query.over(keys, values, self.biased_mask(query)))
         if self.cache.segments:
-            row_parts = self._attend_parts(
-                layer, q, keys, values, scale, window, softcap, sinks, bias
-            )
-            return merge_parts(row_parts).to(q.dtype)
-        if bias is not None:
-            node_mask = self.biased_mask(window, q.dtype, bias)
-            return attend(q, keys, values, node_mask, scale, softcap, sinks, grouped=False)
-        shares_keys = softcap is None and sinks is None
-        heads_per_key = len(q) // len(k) if shares_keys else 1
-        return attend(
-            q, keys, values, self.mask(window, q.dtype, heads_per_key), scale, softcap, sinks
-        )
+            row_parts = self._attend_parts(query, keys, values)
+            return merge_parts(row_parts).to(query.q.dtype)
+        if query.bias is not None:
+            return query.attend(keys, values, self.biased_mask(query), grouped=False)
+        mask = self.mask(query.window, query.q.dtype, query.mask_repeats)
+        return query.attend(keys, values, mask)
 
     def by_policy(self, attention: Attention) -> torch.Tensor:
         """Attention of a layer as the policy computes it -> (n, H, D)."""
@@ -168,41 +146,29 @@ class Job:
         return node_outputs
 
     def attend_with(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        own_row: tuple[torch.Tensor, torch.Tensor],
-        scale: float,
+        self, query: LayerQuery, own_row: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         """`attend` of nodes that see one more key and value each (KV, n, D), which they alone see
         and which are not stored.
         """
         assert self.cache.policy is None or self.cache.policy.plain
-        keys, values = self.write(layer, k, v)
-        row_parts = self._attend_parts(layer, q, keys, values, scale)
-        return merge_parts([*row_parts, self_part(q, *own_row, scale)]).to(q.dtype)
+        keys, values = self.write(query.layer, query.k, query.v)
+        row_parts = self._attend_parts(query, keys, values)
+        own_part = self_part(query.q, *own_row, query.scale)
+        return merge_parts([*row_parts, own_part]).to(query.q.dtype)
 
     def _attend_parts(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        keys: torch.Tensor,
-        values: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
+        self, query: LayerQuery, keys: torch.Tensor, values: torch.Tensor
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Attention over the cache's own rows and over each segment, see `partial_attention`."""
-        own_mask = self.biased_mask(window, q.dtype, bias)
-        row_parts = [partial_attention(q, keys, values, own_mask, scale, softcap, sinks)]
+        attention = query.over(keys, values, self.biased_mask(query))
+        row_parts = [attention.part()]
         for segment in self.cache.segments:
-            segment_mask = self.prefix_mask(segment.start, segment.end, window, q.dtype, bias)
-            segment_rows = segment.k[layer], segment.v[layer]
-            row_parts.append(partial_attention(q, *segment_rows, segment_mask, scale, softcap))
+            positions = range(segment.start, segment.end)
+            segment_mask = self.prefix_mask(segment.start, segment.end, query.window, query.q.dtype)
+            segment_mask = self._add_bias(segment_mask, query, positions)
+            segment_rows = segment.k[query.layer], segment.v[query.layer]
+            row_parts.append(attention.over(*segment_rows, segment_mask))
         return row_parts
 
     # --- who sees whom
@@ -244,31 +210,26 @@ class Job:
         mask = torch.where(visible_mask, 0.0, -torch.inf).to(self.cache.device, dtype)
         return mask if times == 1 else mask.repeat(times, 1)
 
-    def biased_mask(
-        self, window: int | None, dtype: torch.dtype, bias: Bias | None
-    ) -> torch.Tensor | None:
-        """The mask over the cache's own rows with `bias` added: (n, rows) or (heads, n, rows)."""
-        mask = self.mask(window, dtype)
-        if bias is None:
-            return mask
+    def biased_mask(self, query: LayerQuery) -> torch.Tensor | None:
+        """The mask over the cache's own rows with the bias added: (n, rows) or (heads, n, rows)."""
         row_positions = [*self.cache.row_positions(), *self.scratch_positions]
-        bias_mask = self._bias_mask(bias, row_positions, dtype)
-        return bias_mask if mask is None else bias_mask + mask
+        return self._add_bias(self.mask(query.window, query.q.dtype), query, row_positions)
 
     def prefix_mask(
-        self, start: int, end: int, window: int | None, dtype: torch.dtype, bias: Bias | None
+        self, start: int, end: int, window: int | None, dtype: torch.dtype
     ) -> torch.Tensor | None:
-        """The biased mask over rows of the shared positions `start` to `end`, which every node
-        follows.
-        """
-        mask = None
-        if window is not None:
-            node_positions = torch.tensor(self.positions)
-            visible_mask = node_positions[:, None] - torch.arange(start, end)[None, :] < window
-            mask = self._additive_mask(visible_mask, dtype, 1)
-        if bias is None:
+        """The mask over rows of the shared positions `start` to `end`, which every node follows."""
+        if window is None:
+            return None
+        distances = torch.tensor(self.positions)[:, None] - torch.arange(start, end)[None, :]
+        return self._additive_mask(distances < window, dtype, 1)
+
+    def _add_bias(
+        self, mask: torch.Tensor | None, query: LayerQuery, columns: Sequence[int]
+    ) -> torch.Tensor | None:
+        if query.bias is None:
             return mask
-        bias_mask = self._bias_mask(bias, list(range(start, end)), dtype)
+        bias_mask = self._bias_mask(query.bias, list(columns), query.q.dtype)
         return bias_mask if mask is None else bias_mask + mask
 
     def _bias_mask(self, bias: Bias, columns: list[int], dtype: torch.dtype) -> torch.Tensor:

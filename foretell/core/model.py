@@ -26,6 +26,7 @@ from foretell.cache.buffers import Shape, row_bytes
 from foretell.cache.cache import Cache
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Reply
+from foretell.ops.attention import LayerQuery
 from foretell.ops.threads import one_at_a_time
 
 if TYPE_CHECKING:
@@ -53,15 +54,15 @@ def forest_attention(
     rows), for families that tell positions apart in attention (ALiBi).
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
+    query = LayerQuery(layer, q, k, v, scale, window, softcap, sinks, bias)
     jobs = STEP.get()
     if len(jobs) == 1:
-        return jobs[0].attend(layer, q, k, v, scale, window, softcap, sinks, bias)
+        return jobs[0].attend(query)
     outs = []
     start = 0
     for job in jobs:
         end = start + len(job.tokens)
-        parts = (q[:, start:end], k[:, start:end], v[:, start:end])
-        outs.append(job.attend(layer, *parts, scale, window, softcap, sinks, bias))
+        outs.append(job.attend(query.part(start, end)))
         start = end
     return torch.cat(outs)
 

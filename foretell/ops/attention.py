@@ -16,7 +16,54 @@ FEW = 8  # nodes for which converting rows takes longer than reading them
 Bias = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-@dataclass(slots=True, frozen=True)
+@dataclass(slots=True)
+class LayerQuery:
+    """What a layer asks for of a job's n new nodes: their attention to all rows that they see.
+
+    `q` (H, n, D), `k` and `v` (KV, n, D) are the nodes' own. `window`: positions that a node sees
+    back, itself included; None: all.
+    """
+
+    layer: int
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: torch.Tensor | None = None
+    bias: Bias | None = None
+
+    def part(self, first: int, end: int) -> LayerQuery:
+        """The query of the nodes `first` to `end` - 1."""
+        q, k, v = (rows[:, first:end] for rows in (self.q, self.k, self.v))
+        return replace(self, q=q, k=k, v=v)
+
+    def over(
+        self, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
+    ) -> Attention:
+        """Its attention to these rows, keys and values (KV, rows, D)."""
+        return Attention(
+            self.layer, self.q, keys, values, mask, self.scale, self.softcap, self.sinks
+        )
+
+    def attend(
+        self,
+        keys: torch.Tensor,
+        values: torch.Tensor,
+        mask: torch.Tensor | None,
+        grouped: bool = True,
+    ) -> torch.Tensor:
+        """Computes that attention -> (n, H, D), see `attend`."""
+        return attend(self.q, keys, values, mask, self.scale, self.softcap, self.sinks, grouped)
+
+    @property
+    def mask_repeats(self) -> int:
+        """How many times `attend` reads a mask (n, rows): of each head that shares keys."""
+        return len(self.q) // len(self.k) if self.softcap is None and self.sinks is None else 1
+
+
+@dataclass(frozen=True)
 class Attention:
     """The attention of new nodes in one layer: q (H, n, D) over rows `keys` and `values` (KV, rows,
     D).

@@ -200,9 +200,7 @@ class Toy(Model):
         if mask is None:
             mask = torch.zeros(len(job.tokens), keys.shape[1], dtype=torch.float64)
         for segment in reversed(job.cache.segments):
-            prefix_mask = job.prefix_mask(
-                segment.start, segment.end, self.window, torch.float64, None
-            )
+            prefix_mask = job.prefix_mask(segment.start, segment.end, self.window, torch.float64)
             if prefix_mask is None:
                 prefix_mask = mask.new_zeros(len(mask), len(segment.tokens))
             keys = torch.cat([segment.k[layer], keys], 1)

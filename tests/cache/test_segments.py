@@ -24,6 +24,7 @@ from foretell.core.types import Ask, Fork, Sampling, Steps, Together
 from foretell.engine.engine import Engine
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
+from foretell.ops.attention import LayerQuery
 from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy, ToyRecurrent
@@ -170,7 +171,7 @@ def test_a_text_in_two_segments_and_own_rows_is_one_text(
         held.finish(job)
         job, _ = held.prepare(Ask(tree), text, 99)
         assert len(job.tokens) == 7 and job.seen is not None
-        outs.append(job.attend(0, q, new_k, new_v, 0.4, window, softcap, sinks, bias))
+        outs.append(job.attend(LayerQuery(0, q, new_k, new_v, 0.4, window, softcap, sinks, bias)))
     assert parted.base == 7 and len(parted.segments) == 2
     assert float((outs[0] - outs[1]).abs().max()) <= 1e-12
 

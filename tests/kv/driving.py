@@ -17,6 +17,7 @@ from foretell.cache.cache import Cache
 from foretell.cache.policy import NEVER, CachePolicy
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
+from foretell.ops.attention import LayerQuery
 
 HEADS, GROUPS, WIDTH, LAYERS = 4, 2, 8, 2
 TIMES = HEADS // GROUPS
@@ -99,7 +100,7 @@ def drive(
             for layer in range(LAYERS):
                 parts = zip(*(rows_of(text, layer) for text in new), strict=True)
                 q, k, v = (torch.stack(part, 1) for part in parts)
-                out = job.attend(layer, q, k, v, SCALE)
+                out = job.attend(LayerQuery(layer, q, k, v, SCALE))
                 yield from ((text, layer, out[i]) for i, text in enumerate(new))
             cache.finish()
         node, begun = 0, True

@@ -43,7 +43,7 @@ from foretell.models.decoder.fused import Fused, fused_blocks
 from foretell.models.decoder.head_merging import FIELD
 from foretell.models.decoder.loop import Block, Loop
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear
-from foretell.ops.attention import Bias
+from foretell.ops.attention import LayerQuery
 
 PIECE = 16_384  # elements that torch leaves to one thread
 SCORES = 131_072  # numbers of attention that are worked on at a time
@@ -105,38 +105,27 @@ class Scope:
 class ExactJob(Job):
     """A job whose nodes' results depend on their own paths alone. Rows are those of ExactCache."""
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
-        node: int | None = None,
-    ) -> torch.Tensor:
-        """q (H, n, D), k, v (KV, n, D) -> (n, H, D). `node`: of this new node only, n is 1."""
-        if bias is not None or not self.cache.plain:
+    def attend(self, query: LayerQuery, node: int | None = None) -> torch.Tensor:
+        """As `Job.attend`. `node`: of this new node only, n is 1."""
+        if query.bias is not None or not self.cache.plain:
             raise Unsupported.missing_capability(
                 "a bias, a cache policy or a shared prefix",
                 "a model with exact_bits=True",
                 "attention that is not exact",
                 "leave exact_bits out",
             )
+        layer, q, k, v, softcap = query.layer, query.q, query.k, query.v, query.softcap
         node_count = q.shape[1]
         value_width = v.shape[-1]
         self._store_rows(layer, k, v, self.start + (node or 0))
         # Queries become numbers of 22 bits beside their row's largest, as keys do: products have 44
         # bits, and sums 53.
-        rounded_queries = q.double().mul_(scale if softcap is not None else scale * LOG2E)
+        rounded_queries = q.double().mul_(query.scale * (1.0 if softcap is not None else LOG2E))
         rounded_queries = round_by(
             rounded_queries, rounded_queries.abs().amax(-1, keepdim=True) * 2.0**32
         )
         rounded_queries = rounded_queries.view(len(k), -1, node_count, q.shape[-1])
-        scope = self._node_scope(window, node)
+        scope = self._node_scope(query.window, node)
         padded_end = scope.end + -scope.end % VECTOR  # rows from the end on only make vectors whole
         keys = self.cache.k[layer][:, :padded_end]
         values = self.cache.v[layer][:, :padded_end]
@@ -149,7 +138,7 @@ class ExactJob(Job):
             queries = rounded_queries[:, :, first_node : first_node + nodes_at_once]
             outputs.append(
                 self._attend_exactly(
-                    queries, keys, values, value_scales, part_scope, softcap, sinks
+                    queries, keys, values, value_scales, part_scope, softcap, query.sinks
                 )
             )
         output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, 2)
@@ -243,19 +232,8 @@ class SingleNode:
         self.node = node
         self.tokens = [job.tokens[node]]
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None,
-        softcap: float | None,
-        sinks: torch.Tensor | None,
-        bias: Bias | None = None,
-    ) -> torch.Tensor:
-        return self.job.attend(layer, q, k, v, scale, window, softcap, sinks, bias, self.node)
+    def attend(self, query: LayerQuery) -> torch.Tensor:
+        return self.job.attend(query, self.node)
 
 
 class ExactCache(Cache):

@@ -20,7 +20,7 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.cache.states import NO_STATES
 from foretell.core.types import Ask
-from foretell.ops.attention import Bias, attend
+from foretell.ops.attention import LayerQuery
 
 SHARE = 4  # at most one of so many rows is kept, the last few aside
 PARTS = 8  # chunks at least that a short text is cut into
@@ -87,23 +87,12 @@ class Selecting(Job):
         """Takes note of what a layer's heads want to read, by scores (KV, chunks)."""
         self.cache.selected_rows[layer] = self.cache.chunks.best_rows(scores)
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
-    ) -> torch.Tensor:
-        assert window is None and bias is None, "rows of several positions are read as one"
-        keys, values = self.cache.rows_beside(layer)
-        self.select(layer, score_chunks(q, self.cache.chunks.mean_keys(keys)))
-        keys, values = torch.cat([keys, k], 1), torch.cat([values, v], 1)
-        return attend(q, keys, values, None, scale, softcap, sinks)
+    def attend(self, query: LayerQuery) -> torch.Tensor:
+        assert query.window is None and query.bias is None, "rows of several positions are one"
+        keys, values = self.cache.rows_beside(query.layer)
+        self.select(query.layer, score_chunks(query.q, self.cache.chunks.mean_keys(keys)))
+        keys, values = torch.cat([keys, query.k], 1), torch.cat([values, query.v], 1)
+        return query.attend(keys, values, None)
 
 
 class RetrievedCache(Cache):

@@ -25,7 +25,7 @@ from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
 from foretell.models.diffusion.diffusion_gemma import KIND
 from foretell.models.diffusion.masked import OURS
-from foretell.ops.attention import Bias, attend
+from foretell.ops.attention import LayerQuery
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,22 +102,10 @@ class CanvasJob(Job):
             return keys[:, : self.length], values[:, : self.length]
         return keys[:, self.attended], values[:, self.attended]
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
-    ) -> torch.Tensor:
-        keys, values = self.write(layer, k, v)
-        is_grouped = softcap is None and sinks is None
-        mask = self._block_mask(q.dtype, len(q) // len(k) if is_grouped else 1)
-        return attend(q, keys, values, mask, scale, softcap, sinks)
+    def attend(self, query: LayerQuery) -> torch.Tensor:
+        keys, values = self.write(query.layer, query.k, query.v)
+        mask = self._block_mask(query.q.dtype, query.mask_repeats)
+        return query.attend(keys, values, mask)
 
     def _block_mask(self, dtype: torch.dtype, repeats: int) -> torch.Tensor | None:
         """Additive (times * n, rows): later blocks are hidden."""

@@ -18,7 +18,7 @@ from foretell.cache.states import NO_STATES
 from foretell.core.masked_text import MASKED, Look
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
-from foretell.ops.attention import Bias, attend
+from foretell.ops.attention import LayerQuery
 
 
 @dataclass(slots=True, eq=False)
@@ -39,21 +39,11 @@ class BehindText(Job):
         keys, values = self.cache.k[layer], self.cache.v[layer]
         return keys[:, first_row : self.start], values[:, first_row : self.start]
 
-    def attend(
-        self,
-        layer: int,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks: torch.Tensor | None = None,
-        bias: Bias | None = None,
-    ) -> torch.Tensor:
-        keys, values = self.text_rows(layer, window)
-        joined_rows = torch.cat([keys.to(k), k], 1), torch.cat([values.to(v), v], 1)
-        return attend(q, *joined_rows, None, scale, softcap, sinks)
+    def attend(self, query: LayerQuery) -> torch.Tensor:
+        keys, values = self.text_rows(query.layer, query.window)
+        all_keys = torch.cat([keys.to(query.k), query.k], 1)
+        all_values = torch.cat([values.to(query.v), query.v], 1)
+        return query.attend(all_keys, all_values, None)
 
 
 class TextCache(Cache):

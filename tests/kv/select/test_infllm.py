@@ -21,6 +21,7 @@ from foretell.errors import BadConfig, BadFile, RequestFailed, Unsupported
 from foretell.kv.select import blocks as remembering
 from foretell.kv.select.infllm import Infllm, InfllmPolicy
 from foretell.kv.store.spilling import DiskBlocks
+from foretell.ops.attention import LayerQuery
 from foretell.spec import build_cache_policy
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
@@ -86,7 +87,7 @@ def spread(kv: Infllm, length: int, prompt: int) -> tuple[list[float], Any]:
         job, _ = cache.prepare(Ask(TokenTree(1)), [1] * (place + 1), 1)
         for layer in range(driving.LAYERS):
             q, k = (torch.zeros(n, 1, 8, dtype=torch.float64) for n in (4, 2))
-            out = job.attend(layer, q, k, torch.full_like(k, 2.0**place), SCALE)
+            out = job.attend(LayerQuery(layer, q, k, torch.full_like(k, 2.0**place), SCALE))
         sums.append(float(out[0, 0, 0]))
         cache.finish()
     cache.commit([1] * (length + 1))
@@ -134,7 +135,7 @@ def test_the_order_of_blocks_is_irrelevant() -> None:
         if shuffled:
             policy.block_keys = {0: policy.block_keys[0][order]}
         job, _ = cache.prepare(Ask(TokenTree(1)), [1] * 41, 1)
-        outputs.append(job.attend(0, q, k, v, SCALE))
+        outputs.append(job.attend(LayerQuery(0, q, k, v, SCALE)))
     assert torch.allclose(*outputs, atol=1e-12)
 
 

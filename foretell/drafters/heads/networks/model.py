@@ -33,6 +33,7 @@ from foretell.models.decoder.packed import (
 )
 from foretell.native import library, steps
 from foretell.native.packing import FORMATS
+from foretell.ops.attention import LayerQuery
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -220,14 +221,13 @@ def attend_with_own(
     row_pairs: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
     """`forest_attention` of nodes that see a key and a value of their own beside the rows."""
+    query = LayerQuery(layer, q, k, v, q.shape[-1] ** -0.5)
     outputs = []
     start = 0
     for job in STEP.get():
         end = start + len(job.tokens)
-        job_rows = slice(start, end)
-        job_pair = (row_pairs[0][:, job_rows].to(q.dtype), row_pairs[1][:, job_rows].to(q.dtype))
-        rows = (q[:, job_rows], k[:, job_rows], v[:, job_rows])
-        outputs.append(job.attend_with(layer, *rows, job_pair, q.shape[-1] ** -0.5))
+        own_key, own_value = (rows[:, start:end].to(q.dtype) for rows in row_pairs)
+        outputs.append(job.attend_with(query.part(start, end), (own_key, own_value)))
         start = end
     return torch.cat(outputs)
 
