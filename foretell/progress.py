@@ -20,12 +20,7 @@ from rich.progress import (
 )
 
 EVERY = 10.0  # seconds between two lines
-COLUMNS = (
-    TextColumn("{task.description}"),
-    BarColumn(),
-    MofNCompleteColumn(),
-    TimeElapsedColumn(),
-)
+COLUMNS = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 
 
 def format_duration(seconds: float) -> str:

@@ -28,8 +28,8 @@ FOLDERS = {
     "diffusion": ("diffusion",),
     "kv": ("kv", "diffusion/cache"),
     "rule": ("verification",),
-    "rows": ("guidance",),
-    "warp": ("processors",),
+    "guidance": ("guidance",),
+    "processor": ("processors",),
     "reward": ("rewards",),
     "constraint": ("constraints",),
 }
@@ -39,23 +39,17 @@ TITLES = {  # of each kind, where methods are listed
     "diffusion": "Diffusion",
     "kv": "Cache policies",
     "rule": "Verification rules",
-    "rows": "Guidance",
-    "warp": "Logits processors",
+    "guidance": "Guidance",
+    "processor": "Logits processors",
     "reward": "Rewards",
     "constraint": "Constraints",
 }
-BESIDE = (
-    "kv",
-    "rule",
-    "rows",
-    "warp",
-    "reward",
-    "constraint",
-)  # kinds that go with a method, and have arguments of their own
+# Kinds that go with a method, and have arguments of their own.
+BESIDE = ("kv", "rule", "guidance", "processor", "reward", "constraint")
 WORDS = {
     "kv": "cache policy",
-    "rows": "source of rows",
-    "warp": "warper",
+    "guidance": "kind of guidance",
+    "processor": "logits processor",
 }  # not as kinds are called
 
 

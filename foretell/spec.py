@@ -29,7 +29,7 @@ from foretell.registry import kind_of, load_method, method_names
 if TYPE_CHECKING:
     from foretell.core.constraint import TextConstraint
     from foretell.core.drafter import Drafter
-    from foretell.core.processor import Warper
+    from foretell.core.processor import Processor
     from foretell.core.source import Source
     from foretell.kv.base import KV
     from foretell.rewards.base import Reward
@@ -314,7 +314,7 @@ def with_reward(
     return name, build_method(name, "strategy", {**options, "reward": chosen_reward}, encode)
 
 
-def rows_source(spec: str | Source, encode: Encode | None = None) -> Source:
+def build_guidance(spec: str | Source, encode: Encode | None = None) -> Source:
     """The source of rows that a spec string or a config object means. Raises UnknownMethod or
     BadConfig.
     """
@@ -323,9 +323,9 @@ def rows_source(spec: str | Source, encode: Encode | None = None) -> Source:
     if isinstance(spec, Source):
         return spec
     if not isinstance(spec, str) or not spec:
-        raise BadConfig.field("rows", spec, "a spec like 'cfg:g=1.5', or a config object")
+        raise BadConfig.field("guidance", spec, "a spec like 'cfg:g=1.5', or a config object")
     name, _, field_specs = spec.partition(":")
-    source: Source = build_method(name, "rows", _parse_options(spec, field_specs), encode)
+    source: Source = build_method(name, "guidance", _parse_options(spec, field_specs), encode)
     return source
 
 
@@ -347,26 +347,30 @@ def build_cache_policy(spec: str | KV) -> KV:
     return policy_parts[0] if len(policy_parts) == 1 else Composition(tuple(policy_parts))
 
 
-def build_warpers(
-    spec: str | Warper | Sequence[Warper], encode: Encode | None = None
-) -> tuple[Warper, ...]:
-    """The warpers that a spec string or config objects mean, several joined by `+`. Raises
+def build_processors(
+    spec: str | Processor | Sequence[Processor], encode: Encode | None = None
+) -> tuple[Processor, ...]:
+    """The processors that a spec string or config objects mean, several joined by `+`. Raises
     UnknownMethod or BadConfig.
     """
-    from foretell.core.processor import Warper
+    from foretell.core.processor import Processor
 
-    if isinstance(spec, Warper):
+    if isinstance(spec, Processor):
         return (spec,)
-    if isinstance(spec, list | tuple) and all(isinstance(warper, Warper) for warper in spec):
+    if isinstance(spec, list | tuple) and all(
+        isinstance(processor, Processor) for processor in spec
+    ):
         return tuple(spec)
     if not isinstance(spec, str) or not spec:
         expected = "a spec like 'momentum' or 'momentum+rpg', or config objects"
-        raise BadConfig.field("warp", spec, expected)
-    built_warpers = []
+        raise BadConfig.field("processor", spec, expected)
+    built_processors = []
     for warper_spec in split_outside(spec, "+"):
         name, _, field_specs = warper_spec.partition(":")
-        built_warpers.append(build_method(name, "warp", _parse_options(spec, field_specs), encode))
-    return tuple(built_warpers)
+        built_processors.append(
+            build_method(name, "processor", _parse_options(spec, field_specs), encode)
+        )
+    return tuple(built_processors)
 
 
 def build_constraint(spec: str, encode: Encode | None = None) -> TextConstraint:

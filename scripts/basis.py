@@ -1,4 +1,4 @@
-"""What figures rest on: what `auto` stands for, the heads that ship, the executors, the server.
+"""What figures rest on: what `auto` stands for, the heads that ship, the backends, the server.
 
 A figure was true of these when it was taken. `scripts/figures.py` writes them down beside each in
 dev/measured/taken.toml, and `scripts/docs.py --check` fails where one has changed since. Nothing
@@ -49,7 +49,7 @@ def basis() -> dict[str, str]:
         "auto": auto(),
         "policy": policy(),
         "heads": heads(),
-        "executors": executors(),
+        "executors": backends(),
         "server": server(),
     }
 
@@ -80,7 +80,7 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
 
 
-def executors() -> str:
+def backends() -> str:
     """Those that may compute a model on a CPU, the one that is asked first first."""
     found = []
     for path in (PACKAGE / "backends").glob("*.py"):

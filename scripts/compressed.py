@@ -28,7 +28,7 @@ def main() -> None:
     parser.add_argument("--following", type=int, default=128, help="tokens behind it")
     parser.add_argument("--texts", type=int, default=64)
     given = parser.parse_args()
-    lm = foretell.load(given.model, dtype="float32", executor="torch")
+    lm = foretell.load(given.model, dtype="float32", backend="torch")
     texts = [text for _, text in islice(read_documents(given.text), 10 * given.texts)]
     sizes = given.length, given.following, given.texts
     told = measure_compressor(lm, given.kind, given.folder, texts, *sizes)

@@ -150,7 +150,7 @@ def target() -> Any:
     """A small llama whose weights are packed, computed by the C library where it is there."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from foretell.backends.native import NativeExecutor
+    from foretell.backends.native import NativeBackend
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.fused import fused_blocks
     from foretell.models.decoder.packed import pack_layers
@@ -164,7 +164,7 @@ def target() -> Any:
     pack_layers(hf, "int8")
     decoder = Decoder(hf, "small", fused_blocks)
     if library.is_available():
-        decoder.use(NativeExecutor)
+        decoder.use(NativeBackend)
     return decoder
 
 
@@ -254,7 +254,7 @@ class Gguf(Kind):
         tiny.gguf(tiny.llama(**sizes, **heads), folder / "model.gguf", kind="Q8_0")
 
     def use(self, folder: Path) -> None:
-        from foretell.backends.native import NativeExecutor
+        from foretell.backends.native import NativeBackend
         from foretell.errors import BadModel
         from foretell.models.decoder.decoder import Decoder
         from foretell.models.decoder.fused import fused_blocks
@@ -262,7 +262,7 @@ class Gguf(Kind):
 
         try:
             decoder = Decoder(gguf.read_packed(folder / "model.gguf"), "damaged", fused_blocks)
-            decoder.use(NativeExecutor)
+            decoder.use(NativeBackend)
         except LookupError as error:  # why another runtime reads it
             raise BadModel(str(error)) from error
         decoder.score([1, 2, 3])

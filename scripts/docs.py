@@ -8,7 +8,7 @@ navigation (scripts/method_pages.py). From the command line: its options
 dev/measured: the tables of figures in the README, on docs/index.md and in docs/choose.md, and what
 experiments found about each method. From the headings of dev/LOG.md: its index. `--check` writes
 nothing and fails where a file differs, or where figures rest on a default, a shipped head or an
-executor that has changed since (scripts/basis.py). Nothing here imports torch, so it is quick.
+backend that has changed since (scripts/basis.py). Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations

@@ -152,13 +152,13 @@ PAGES = {
     "guidance": MethodPage(
         "guidance",
         "Guidance",
-        "Logits that are made of several prompts, models or layers (`rows=`).",
+        "Logits that are made of several prompts, models or layers (`guidance=`).",
         "Logits, rewards, constraints",
     ),
     "processors": MethodPage(
         "logits-processors",
         "Logits processors",
-        "Logits are changed by the text before them (`warp=`).",
+        "Logits are changed by the text before them (`processor=`).",
         "Logits, rewards, constraints",
     ),
     "rewards": MethodPage(
@@ -272,7 +272,7 @@ LISTS = (
     "$'Write the list from its end to its beginning.\\n\\n"
     'List: ["Ida", "Otto", "Flora"]\\nAnswer:\''
 )
-FLAGS = {kind: kind for kind in ("kv", "rows", "warp", "constraint")}  # of others: method
+FLAGS = {kind: kind for kind in ("kv", "guidance", "processor", "constraint")}  # of others: method
 
 
 def command(card: Card) -> str:
@@ -487,11 +487,7 @@ entries in `dev/LOG.md`."""
 
 def index_page(every: Sequence[Card]) -> str:
     """One line a method."""
-    parts = [
-        MADE.format("the methods' cards"),
-        "# Methods",
-        READING,
-    ]
+    parts = [MADE.format("the methods' cards"), "# Methods", READING]
     for folder, chosen in by_folder(every).items():
         page = page_of(folder)
         rows = [[method_link(c), c.summary, c.guarantee.split(":")[0]] for c in chosen]

@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    lm = foretell.load(options.model, draft=options.draft, executor="torch")
+    lm = foretell.load(options.model, draft=options.draft, backend="torch")
     found = compare(lm, options.gamma, options.lane, options)
     print(f"{'times plain':<12}{'predicted':>10}{'measured':>10}")
     for row in found["rows"]:

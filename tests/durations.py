@@ -13,7 +13,7 @@ KINDS = (
     "strategies",
     "rules",
     "rows",
-    "warp",
+    "processor",
     "rewards",
     "constraints",
     "diffusion",

@@ -1,4 +1,4 @@
-"""What every source of rows and every warper that the registry finds is held to; none is named."""
+"""What is held of every guidance and every logits processor that there is; none is named."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from foretell.core.processor import About
 from foretell.core.types import Sampling
 from tests import tiny
 
-ROWS, WARPERS = registry.method_names("rows"), registry.method_names("warp")
-KINDS = [("rows", name) for name in ROWS] + [("warp", name) for name in WARPERS]
+ROWS, PROCESSORS = registry.method_names("guidance"), registry.method_names("processor")
+KINDS = [("guidance", name) for name in ROWS] + [("processor", name) for name in PROCESSORS]
 PROMPTS = [tiny.TEXTS[0], tiny.TEXTS[1] * 2, "def def def"]
 
 
 def test_there_is_something_to_hold() -> None:
-    assert ROWS and WARPERS
+    assert ROWS and PROCESSORS
 
 
 @cache
 def lm() -> LM:
     """With a model for every name that a source asks with its defaults."""
-    asked = {model for name in ROWS for model in registry.load_method(name, "rows")().models}
+    asked = {model for name in ROWS for model in registry.load_method(name, "guidance")().models}
     model = tiny.llama(max_position_embeddings=256)
     others = {name: tiny.relative(model, 0.2) for name in sorted(asked)}
     return wrap(model, tiny.tokenizer(), tiny.relative(model), "tiny", models=others)
@@ -56,11 +56,11 @@ def test_a_form_is_honoured(kind: str, name: str) -> None:
         assert lm().decode(answer)[:2] in ("ab", "cd")
 
 
-@pytest.mark.parametrize("name", WARPERS)
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_a_warper_is_a_function_of_the_path(name: str) -> None:
     """Whatever it was asked before, and for the row it was given."""
     draw = np.random.default_rng(1)
-    config = registry.load_method(name, "warp")()
+    config = registry.load_method(name, "processor")()
     pieces = ("\n", "else:", "#", " ", "1", "=", "(")
     about = About(2, (0,), lambda ids: "".join(pieces[token] for token in ids))
     track = config.start_track(about)
@@ -79,8 +79,8 @@ def test_a_warper_is_a_function_of_the_path(name: str) -> None:
     assert changed
 
 
-@pytest.mark.parametrize("name", WARPERS)
+@pytest.mark.parametrize("name", PROCESSORS)
 def test_warpers_join_in_their_order(name: str) -> None:
-    made = registry.load_method(name, "warp")()
-    sampling = Sampling(warp=(made, made))
+    made = registry.load_method(name, "processor")()
+    sampling = Sampling(processor=(made, made))
     assert len(sampling.path_processors([1], (), lm().decode)) == 2

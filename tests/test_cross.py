@@ -98,7 +98,7 @@ def test_a_draft_model_with_another_tokenizer_loads(tmp_path: Path) -> None:
     document["model"]["vocab"] = {"<|end|>": 0, **turned}
     tiny.save(tiny.llama(), draft)
     (draft / "tokenizer.json").write_text(json.dumps(document), "utf-8")
-    lm = foretell.load(target, draft=draft, executor="torch")
+    lm = foretell.load(target, draft=draft, backend="torch")
     plain = lm.generate("def add", "plain", max_new_tokens=16)
     for method in ("cross-text:nodes=6", "cross-vocab:nodes=4"):
         out = lm.generate("def add", method, max_new_tokens=16)

@@ -18,12 +18,12 @@ from typing import Any
 import house
 import pytest
 
-from foretell.backends.graphs import GraphsExecutor
+from foretell.backends.graphs import GraphsBackend
 from foretell.core import types
 from foretell.core.request import Request
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
-from foretell.models import executors as registry
+from foretell.models import backends as registry
 from foretell.models.decoder.decoder import Decoder
 from foretell.spec import resolve_method
 from foretell.testing.toy import Toy
@@ -161,7 +161,7 @@ def test_a_long_prompt_makes_these_calls() -> None:
 
 def test_a_step_with_drafts_makes_these_calls() -> None:
     model = Decoder(tiny("llama"), "llama")
-    model.use(partial(GraphsExecutor, record=None))
+    model.use(partial(GraphsBackend, record=None))
     engine = Engine({"target": model})
     after_the_prompt(engine, "ngram:nodes=4", [5, 6, 7, 8, 9, 5, 6, 7])
     live = engine.live[0]
@@ -169,11 +169,11 @@ def test_a_step_with_drafts_makes_these_calls() -> None:
         while engine.live:
             engine.step()
     assert live.ctx.stats.drafted
-    wanted = calls("A step with drafts, on an executor")
+    wanted = calls("A step with drafts, on a backend")
     assert len(wanted) == 10 and in_order(wanted, called) == ""
-    executor = "backends.graphs.GraphsExecutor.__call__"
+    backend = "backends.graphs.GraphsBackend.__call__"
     compute = "models.decoder.decoder.Decoder.compute"
-    assert in_order([compute, executor, "speculation.strategy.verify_and_commit"], called) == ""
+    assert in_order([compute, backend, "speculation.strategy.verify_and_commit"], called) == ""
 
 
 def test_another_order_is_noticed() -> None:
@@ -197,7 +197,7 @@ def test_the_line_that_accepts_a_drafted_token_is_where_the_page_says() -> None:
 # --- docs/glossary.md
 
 TERMS = """branch tree node try row rule walk outcome source drafter law p q segment tap feature ask
-commit executor runtime family view tenant store MAT scratch job card head trace profile""".split()
+commit backend runtime family view tenant store MAT scratch job card head trace profile""".split()
 
 
 def terms() -> list[str]:
@@ -380,7 +380,7 @@ def test_the_example_of_a_runtime_is_found_and_computes(written: Path) -> None:
     declared = registry.DECLARATION.search(source)
     assert declared and (declared[1], int(declared[2])) == (runtime.DEVICE, runtime.PRIORITY)
     model = Decoder(tiny("llama"), "llama")
-    model.use(runtime.make_executor)
+    model.use(runtime.make_backend)
     texts = []
     for spec in ("plain", "token-recycling:nodes=6"):
         engine = Engine({"target": model})

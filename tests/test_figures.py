@@ -42,10 +42,10 @@ def test_a_figure_expires_with_what_it_rests_on(
     assert basis.expired(records, now) == [] or what == "executors", "it does not rest on that"
 
 
-def test_a_changed_default_a_head_and_an_executor_are_noticed(
+def test_a_changed_default_a_head_and_an_backend_are_noticed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    before = basis.auto(), basis.heads(), basis.executors(), basis.server()
+    before = basis.auto(), basis.heads(), basis.backends(), basis.server()
     monkeypatch.setattr(spec, "HEAD_STEP", 1e-3)
     assert basis.auto() != before[0]
     (tmp_path / "smollm2-eagle3").mkdir(parents=True)
@@ -64,7 +64,7 @@ def test_a_changed_default_a_head_and_an_executor_are_noticed(
         weights.write_bytes(content)
         told.append(basis.heads())
     assert told[0] != told[1]
-    assert basis.executors() == "quick, slow" and basis.server() != before[3]
+    assert basis.backends() == "quick, slow" and basis.server() != before[3]
 
 
 def test_the_numbers_of_the_policy_are_noticed(

@@ -27,9 +27,9 @@ from foretell.core.types import Sampling
 from foretell.spec import (
     build_cache_policy,
     build_constraint,
-    build_warpers,
+    build_guidance,
+    build_processors,
     resolve_method,
-    rows_source,
     with_reward,
 )
 from tests import laws
@@ -42,8 +42,8 @@ METHODS = sorted(
 SAMPLING = {f.name for f in dataclasses.fields(Sampling)}
 SPECS = {
     "kv": build_cache_policy,
-    "rows": rows_source,
-    "warp": build_warpers,
+    "guidance": build_guidance,
+    "processor": build_processors,
     "constraint": build_constraint,
 }
 README_LIMIT = 8192  # bytes

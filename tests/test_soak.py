@@ -56,9 +56,7 @@ def test_clients_find_nothing_wrong_and_notice_what_is(soak: ModuleType) -> None
     assert len(soak.compare(lm, tally.greedy, NAME)["different"]) == 1
 
 
-def test_every_kind_of_request_is_drawn_and_the_same_seed_draws_the_same(
-    soak: ModuleType,
-) -> None:
+def test_every_kind_of_request_is_drawn_and_the_same_seed_draws_the_same(soak: ModuleType) -> None:
     from soak_clients import Dice
 
     asks = [[dice.ask() for _ in range(400)] for dice in (Dice(1, 128), Dice(1, 128))]

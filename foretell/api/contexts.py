@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from foretell.errors import BadConfig
+from foretell.spec import build_cache_policy
 
 if TYPE_CHECKING:
     from foretell.api.prompts import Text
-    from foretell.kv.base import KV
 
 Given = str | Sequence[int]  # a text, or token ids
 KIND = "ape"  # the policy that reads them, where none is named
@@ -85,25 +85,19 @@ def _part_ids(text: Text, prompt_part: Any, name: str) -> list[int]:
     return token_ids
 
 
-def read_by(
-    prompt: Any, options: Mapping[str, Any], text: Text
-) -> tuple[list[int], Mapping[str, Any]]:
-    """Token ids of a prompt as `LM.generate` takes it, and its arguments, with the policy that
-    reads its contexts, if it has some. Raises BadConfig or BadModel.
+class ReadPrompt(NamedTuple):
+    """Token ids of a prompt, and the cache policy that reads its contexts; None: it has none."""
+
+    ids: list[int]
+    kv: Any
+
+
+def read_prompt(prompt: Any, kv: Any, text: Text, most: int | None = None) -> ReadPrompt:
+    """Reads a prompt as `LM.generate` takes it; `kv`: the policy that contexts come under. Raises
+    BadConfig or BadModel, and for more than `most` tokens, where it has no contexts, PromptTooLong.
     """
-    text.warn_of(prompt.question if isinstance(prompt, Contexts) else prompt)
     if not isinstance(prompt, Contexts):
-        return text.prompt_ids(prompt), options
-    token_ids, kv = tokenize_contexts(prompt, options.get("kv"), text)
-    return token_ids, {**options, "kv": kv}
-
-
-def tokenize_contexts(prompt: Contexts, kv: str | KV | None, text: Text) -> tuple[list[int], KV]:
-    """The tokens of `Contexts`, and the policy that reads them. Raises BadConfig or BadModel."""
-    from foretell.spec import (
-        build_cache_policy,  # here, since checking a name must not import torch
-    )
-
+        return ReadPrompt(text.prompt_ids(prompt, most), None)
     config = build_cache_policy(KIND if kv is None else kv)
     reading = getattr(config, "with_contexts", None)
     if reading is None:
@@ -113,4 +107,4 @@ def tokenize_contexts(prompt: Contexts, kv: str | KV | None, text: Text) -> tupl
         )
     prefix, contexts, question = prompt.laid_out(text)
     token_ids = [*prefix, *(token for context in contexts for token in context), *question]
-    return token_ids, reading(len(prefix), tuple(map(len, contexts)))
+    return ReadPrompt(token_ids, reading(len(prefix), tuple(map(len, contexts))))

@@ -1,6 +1,6 @@
 """Reports who computes a model and why: in full for `foretell doctor`, in one line when it loads.
 
-`auto` prefers the quickest executor of the device, and torch with fused layers. Where they refuse a
+`auto` prefers the quickest backend of the device, and torch with fused layers. Where they refuse a
 model the results are the same and steps are slower, so nobody should find out by accident.
 """
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foretell.engine.cost_profile import number_format
-from foretell.models import executors as registry
+from foretell.models import backends as registry
 from foretell.ops.assets import INSTALL, shipped_folder
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ class ModelReport:
     model: str  # what it was loaded from
     family: str  # its architecture: "llama", "gpt2"
     dtype: str  # number format of its matrices: "bfloat16", "int8"
-    executor: str  # what computes ordinary steps: "torch", "openvino", "llama.cpp"
-    refusals: tuple[tuple[str, str], ...]  # (executor or "fused blocks", why it was refused)
+    backend: str  # what computes ordinary steps: "torch", "openvino", "llama.cpp"
+    refusals: tuple[tuple[str, str], ...]  # (backend or "fused blocks", why it was refused)
     loop: bool  # whether foretell runs the layers one by one (hidden states, subsets of layers)
     fused: bool  # whether torch computes a layer in a few joined operations
     layers: int
@@ -59,7 +59,7 @@ def in_brief(lm: Loaded) -> str:
     for report in diagnose(lm):
         name = "" if report.name == "target" else f"{report.name} "
         descriptions.append(
-            f"{name}{report.model}: {report.family} in {report.dtype} by {report.executor}, "
+            f"{name}{report.model}: {report.family} in {report.dtype} by {report.backend}, "
             f"{report.context:,} tokens of context"
         )
     return f"<foretell.LM {'; '.join(descriptions)}>"
@@ -77,12 +77,12 @@ def notice_refusals(lm: Loaded, source: str) -> None:
     for report in diagnose(lm):
         if report.refusals:
             reasons = [
-                f"{executor} does not take it ({reason})" for executor, reason in report.refusals
+                f"{backend} does not take it ({reason})" for backend, reason in report.refusals
             ]
             print_notice(
-                f"{report.model} is computed by {report.executor}: {_join_reasons(reasons)}. "
+                f"{report.model} is computed by {report.backend}: {_join_reasons(reasons)}. "
                 "Its results are right, its steps slower; "
-                f"`foretell doctor {source}` says more, executor={report.executor!r} says nothing"
+                f"`foretell doctor {source}` says more, backend={report.backend!r} says nothing"
             )
 
 
@@ -121,14 +121,14 @@ def _report_model(name: str, model: Model, refusals: tuple[tuple[str, str], ...]
     # Imported here: a .gguf file needs none of transformers' models, which fill 100 MB.
     from foretell.backends.llama_cpp import GGUF
 
-    executor = "torch"
+    backend = "torch"
     loop = False
     fused = False
     layers = len(model.layout)
     inner: Any = model
     if isinstance(model, GGUF):
         family = model.family
-        executor = "llama.cpp"
+        backend = "llama.cpp"
         layers = int(inner.lib.llama_model_n_layer(inner.model_handle))
     else:
         from foretell.drafters.model.trimming import Trimmed
@@ -144,14 +144,14 @@ def _report_model(name: str, model: Model, refusals: tuple[tuple[str, str], ...]
             family = inner.config.model_type
             loop = inner.loop is not None
             fused = inner.fused
-            if inner.executor is not None:
-                executor = inner.executor.name
+            if inner.backend is not None:
+                backend = inner.backend.name
     return ModelReport(
         name,
         model.name,
         family,
         number_format(model),
-        executor,
+        backend,
         refusals,
         loop,
         fused,

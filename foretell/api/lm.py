@@ -16,19 +16,13 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from foretell.api import profiles
-from foretell.api.contexts import Contexts, read_by, tokenize_contexts
+from foretell.api.arguments import known_arguments, per_prompt, split_terms
+from foretell.api.contexts import Contexts, ReadPrompt, read_prompt
 from foretell.api.defaults import default_method, simplest_method
 from foretell.api.diagnosis import in_brief
 from foretell.api.editor import Editor
 from foretell.api.outputs import Output, Piece, Stream, list_outputs, raise_failed, refused_pieces
-from foretell.api.prompts import (
-    Text,
-    check_names,
-    per_prompt,
-    place_prompt,
-    split_prompts,
-    split_terms,
-)
+from foretell.api.prompts import Text, place_prompt, split_prompts
 from foretell.cache.prefix_tree import PrefixTree
 from foretell.constraints.asking import ask_ahead, inner_method
 from foretell.core.context import Context
@@ -97,7 +91,7 @@ class LM:
         self.tokenizers["target"] = tokenizer
         for name, model in self.models.items():
             model.tokenizer = self.tokenizers[name]
-        # Of each model the executors that `load` would have chosen, and why they refused it.
+        # Of each model the backends that `load` would have chosen, and why they refused it.
         self.refusals: dict[str, tuple[tuple[str, str], ...]] = {}
         self.engine = Engine(self.models, eos)
         self.driver = Driver(self.engine)
@@ -123,8 +117,8 @@ class LM:
 
         Every sampling argument of types.Sampling may be given, as one value or as a list with one
         value a prompt, and beside them `tenant` (a name; what drafters learn and known prefixes are
-        shared within one), `priority` (higher ones first), `timeout` (seconds), `rows` (a source:
-        "cfg:g=2"), `kv` (a cache policy: "snapkv:budget=1024"), `reward` ("keywords:words=dog"),
+        shared within one), `priority` (higher ones first), `timeout` (seconds), `guidance`
+        ("cfg:g=2"), `kv` (a cache policy: "snapkv:budget=1024"), `reward` ("keywords:words=dog"),
         `budget` ("forwards=2000,seconds=30"), `pictures` (what a model's processor gives) and
         `prefix` (rows of the prompt's first tokens, as an Editor makes them).
         A failed one of a list has its `error` set; a single one raises it.
@@ -275,7 +269,7 @@ class LM:
         cannot be used, or that its method refuses, becomes its error, unless none can be used.
         """
         threads_here()
-        check_names(sampling)
+        sampling = known_arguments(sampling)
         prompts, is_list = split_prompts(prompt)
         count = len(prompts)
         methods = per_prompt("method", method, count, is_list)
@@ -302,9 +296,12 @@ class LM:
     ) -> list[Request] | ForetellError:
         """The n requests of one prompt, or why it cannot be used. Raises for its arguments."""
         try:
-            token_ids, options = read_by(prompt, options, self._text)
+            self._text.warn_of(prompt.question if isinstance(prompt, Contexts) else prompt)
+            token_ids, kv = read_prompt(prompt, options.get("kv"), self._text)
         except ForetellError as error:
             return error
+        if kv is not None:
+            options = {**options, "kv": kv}
         terms, options = split_terms(options, self._text.encode_text, self.models["target"])
         traced, canvas, reward = map(terms.pop, ("trace", "canvas", "reward"))
         if not isinstance(method, str | Drafter | Strategy):
@@ -493,6 +490,6 @@ class LM:
         """Compiles a form (json_schema, regex or grammar) for requests to come."""
         self._text.grammars.compile_form(form, tenant, until)
 
-    def read_apart(self, prompt: Contexts, kv: Any = None) -> tuple[list[int], Any]:
-        """Token ids of Contexts, and the cache policy that reads them: see `tokenize_contexts`."""
-        return tokenize_contexts(prompt, kv, self._text)
+    def read_apart(self, prompt: Any, kv: Any = None, most: int | None = None) -> ReadPrompt:
+        """Token ids of a prompt, and the policy that reads its contexts: see `read_prompt`."""
+        return read_prompt(prompt, kv, self._text, most)

@@ -9,64 +9,32 @@ import dataclasses
 import json
 import math
 import threading
-import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
-from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
-from foretell.api.defaults import answer_tokens
+from foretell.api.arguments import NESTED, as_python, as_tuple, read_bias, token_id
 from foretell.api.token_bounds import Fewest
 from foretell.api.unsaid import LONGEST, Unsaid
-from foretell.cache.policy import Segment
 from foretell.constraints.grammars import Grammars
 from foretell.core.constraint import Prompted, TextConstraint, form_of
-from foretell.core.masked_text import MASKED, canvas_of
-from foretell.core.spending import spending_of
+from foretell.core.masked_text import MASKED
 from foretell.core.text import whole_text
 from foretell.core.tokenizer_bytes import words_of
 from foretell.core.types import Sampling
-from foretell.errors import (
-    BadConfig,
-    BadModel,
-    BareText,
-    PromptTooLong,
-    UnknownMethod,
-    Unsupported,
-    first_message_line,
-)
+from foretell.errors import BadConfig, BadModel, BareText, PromptTooLong, first_message_line
 from foretell.ops.memory import trim_memory
-from foretell.spec import Encode, build_cache_policy, build_constraint, build_warpers, rows_source
+from foretell.spec import build_constraint, build_processors
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from foretell.core.model import Model
 
-FIELDS = {field.name for field in dataclasses.fields(Sampling)}
-# Sampling arguments whose own value is a sequence or mapping. For the others a list is one value a
-# prompt.
-NESTED = {"logit_bias", "bad_words", "stop", "stop_token_ids", "logits_processors"}
-# Of a request beside its sampling.
-TERMS = {
-    *("tenant", "priority", "timeout", "trace", "pictures", "rows", "reward", "budget", "kv"),
-    *("prefix", "canvas"),
-}
 LONG = 100_000  # characters of a text whose tokens take much memory while they are made
 PROMPT = "a prompt is a text, a list of token ids, a list of chat messages or Contexts"
-
-
-def token_id(value: Any) -> int | None:
-    """A whole number, also one of numpy's or torch's, as an int; None: it is something else."""
-    if type(value) is int:
-        return value
-    if hasattr(value, "item") and getattr(value, "ndim", 0) == 0:
-        value = value.item()
-    if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    return None
 
 
 def split_prompts(prompt: Any) -> tuple[list[Any], bool]:
@@ -97,82 +65,6 @@ def place_prompt(
         return ids, inputs
     reader: Any = target
     return list(reader.start), {**inputs, "source": tuple(ids)}
-
-
-def per_prompt(name: str, value: Any, count: int, is_list: bool) -> list[Any]:
-    """Values of an argument, one for each prompt. Raises BadConfig where their numbers differ."""
-    splits = is_list and isinstance(value, list)
-    if splits and name in NESTED:
-        splits = _has_one_entry_a_prompt(name, value)
-    if not splits:
-        return [value] * count
-    if len(value) != count:
-        raise BadConfig(
-            f"{name}: {len(value)} values for {count} prompts; give one, or one a prompt"
-        )
-    return list(value)
-
-
-def _has_one_entry_a_prompt(name: str, value: list[Any]) -> bool:
-    """Whether a list given for a nested argument holds a value for each prompt, or is one value."""
-    for entry in value:
-        if entry is None:
-            return True
-        if name != "bad_words":
-            if isinstance(entry, list | tuple | Mapping):
-                return True
-        elif isinstance(entry, list | tuple) and (not entry or token_id(entry[0]) is None):
-            return True  # a list of lists; one of texts and ids is meant for one prompt
-    return False
-
-
-def check_names(arguments: Iterable[str]) -> None:
-    """Raises UnknownMethod for a name that is no argument of `generate`."""
-    for name in arguments:
-        if name not in FIELDS | TERMS:
-            raise UnknownMethod.suggest_names("argument", name, FIELDS | TERMS | {"method"})
-
-
-def split_terms(
-    options: Mapping[str, Any], encode: Encode, target: Model
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits off a request's terms, as fields of Request; returns them and the other arguments."""
-    tenant = options.get("tenant", "")
-    priority = options.get("priority", 0)
-    timeout = options.get("timeout")
-    if not isinstance(tenant, str):
-        raise BadConfig.field("tenant", tenant, "a name, as text")
-    if type(priority) is not int:
-        raise BadConfig.field("priority", priority, "a whole number")
-    trace = options.get("trace", False)
-    if not isinstance(trace, bool):
-        raise BadConfig.field("trace", trace, "True or False")
-    deadline = math.inf
-    if timeout is not None:
-        is_number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
-        if not is_number or not timeout > 0:
-            raise BadConfig.field("timeout", timeout, "seconds above 0, or None")
-        deadline = time.perf_counter() + timeout
-    terms = {"tenant": tenant, "priority": priority, "deadline": deadline, "trace": trace}
-    terms["pictures"] = options.get("pictures")
-    terms["reward"] = options.get("reward")
-    terms["budget"] = spending_of(options.get("budget"))
-    rows = options.get("rows")
-    terms["source"] = None if rows is None else rows_source(rows, encode)
-    kv = options.get("kv")
-    terms["policy"] = None if kv is None else build_cache_policy(kv).build_named(target)
-    terms["prefix"] = options.get("prefix")
-    terms["canvas"] = options.get("canvas")
-    if terms["canvas"] is not None and "canvas" not in target.caps:
-        need = "a model that fills canvases"
-        raise Unsupported.missing_capability("fill", target.name, need, "use generate")
-    if terms["canvas"] is not None:
-        mask_id = getattr(target, "mask_id", None)
-        terms["canvas"] = canvas_of(terms["canvas"], target.vocab, mask_id)
-    if not isinstance(terms["prefix"], Segment | None):
-        raise BadConfig.field("prefix", terms["prefix"], "rows that an editor has made, or None")
-    sampling_options = {name: value for name, value in options.items() if name not in TERMS}
-    return terms, {"max_new_tokens": answer_tokens(target), **sampling_options}
 
 
 class Text:
@@ -207,7 +99,7 @@ class Text:
             'an answer give [{"role": "user", "content": text}]; to continue it without this '
             "warning give lm.encode(text)",
             BareText,
-            stacklevel=6,  # who called generate, stream or trace
+            stacklevel=5,  # who called generate, stream or trace
         )
 
     def encode(self, text: str, special: bool = True) -> list[int]:
@@ -403,22 +295,22 @@ class Text:
         options: dict[str, Any] = {}
         for name, value in arguments.items():
             if name == "logit_bias":
-                options[name] = _read_bias({} if value is None else value)
-            elif name == "warp":
-                options[name] = () if value is None else build_warpers(value, self.encode_text)
+                options[name] = read_bias({} if value is None else value)
+            elif name == "processor":
+                options[name] = () if value is None else build_processors(value, self.encode_text)
             elif name == "constraint" and isinstance(value, str):
                 options[name] = build_constraint(value, self.encode_text)
             elif name in NESTED:
-                options[name] = _as_tuple(name, value)
+                options[name] = as_tuple(name, value)
             else:
-                options[name] = _as_python(value)
+                options[name] = as_python(value)
         if not all(callable(p) for p in options.get("logits_processors", ())):
             raise BadConfig.field(
                 "logits_processors", options["logits_processors"], "a list of callables"
             )
         if "stop_token_ids" in options:
             stop_ids = options["stop_token_ids"]
-            options["stop_token_ids"] = tuple(_as_python(token) for token in stop_ids)
+            options["stop_token_ids"] = tuple(as_python(token) for token in stop_ids)
         if "bad_words" in options:
             options["bad_words"] = self._bad_words(options["bad_words"])
         sampling = Sampling(**options)
@@ -459,36 +351,7 @@ class Text:
                     raise BadConfig(f"bad_words: {entry[:20]!r}... has more than {LONGEST} bytes")
                 made_words.append(Unsaid(text, words_of(self, "bad_words")))
             elif isinstance(entry, list | tuple) or entry == "":
-                made_words.append([_as_python(token) for token in entry])
+                made_words.append([as_python(token) for token in entry])
             else:
                 raise BadConfig.field("bad_words", entry, "a text or a list of token ids")
         return tuple(made_words)
-
-
-def _as_python(value: Any) -> Any:
-    """A number of numpy's or torch's as Python's; anything else as it is."""
-    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:
-        return value.item()
-    return value
-
-
-def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    if isinstance(value, str) or callable(value) or token_id(value) is not None:
-        return (value,)
-    if not isinstance(value, Iterable) or isinstance(value, Mapping):
-        raise BadConfig.field(name, value, "a list")
-    return tuple(value)
-
-
-def _read_bias(value: Any) -> dict[int, float]:
-    try:
-        bias = {int(token): float(number) for token, number in value.items()}
-    except (AttributeError, TypeError, ValueError):
-        bias = {0: math.nan}
-    if not all(number < math.inf for number in bias.values()):
-        raise BadConfig.field(
-            "logit_bias", value, "a mapping of token ids to numbers below infinity"
-        )
-    return bias

@@ -97,7 +97,7 @@ def audit(
         dtype_name(target.dtype),
         number_format(target),
         str(target.device),
-        {dtype_name(copy.dtype): copy.executor for copy in audited_copies},
+        {dtype_name(copy.dtype): copy.backend for copy in audited_copies},
         f"{prompt_summary}, {max_new_tokens} tokens each",
         reports,
     )

@@ -56,7 +56,7 @@ class Report:
     dtype: str  # of activations, as torch names it
     matrices: str  # the number format of the weights of linear layers: int8, or the same as dtype
     device: str
-    executors: dict[str, str]  # by number format audited: what computed its steps
+    backends: dict[str, str]  # by number format audited: what computed its steps
     prompts: str  # which, and how many tokens each greedy comparison has
     methods: list[MethodReport]
 
@@ -74,7 +74,7 @@ class Report:
             "dtype": self.matrices,
             "device": self.device,
             "torch": torch.__version__,
-            "executors": self.executors,
+            "executors": self.backends,
             "prompts": self.prompts,
             "held": self.all_held,
             "methods": [{**asdict(method), "held": method.all_held} for method in self.methods],
@@ -85,8 +85,8 @@ class Report:
         method to paste.
         """
         report_lines = [f"{self.model}, {self.matrices} on {self.device}; {self.prompts}"]
-        for dtype, executor in self.executors.items():
-            report_lines.append(f"steps in {dtype} are computed by {executor}")
+        for dtype, backend in self.backends.items():
+            report_lines.append(f"steps in {dtype} are computed by {backend}")
         report_lines.append("")
         for method in self.methods:
             report_lines.append(f"{method.method} ({method.guarantee})")
@@ -106,7 +106,7 @@ def summary_line(report: Report, method: MethodReport) -> str:
     summary_parts = [f"greedy {greedy['identical']}/{greedy['of']} identical"]
     if greedy["ties"]:
         summary_parts[0] += f" and {greedy['ties']} at a tie"
-    summary_parts[0] += f" ({report.prompts}, {report.dtype}, {report.executors[report.dtype]})"
+    summary_parts[0] += f" ({report.prompts}, {report.dtype}, {report.backends[report.dtype]})"
     if "exact bits" in checks:
         summary_parts.append(
             "exact bits {identical}/{of} random steps".format(**checks["exact bits"].numbers)

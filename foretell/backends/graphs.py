@@ -28,8 +28,8 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import STEP, Computed
 from foretell.core.types import Ask
+from foretell.models.backend import Backend
 from foretell.models.decoder.loop import Loop, use_attention
-from foretell.models.executor import Executor
 from foretell.ops.attention import LayerQuery
 from foretell.ops.threads import torch_threads
 
@@ -52,15 +52,11 @@ def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     return True
 
 
-def make_executor(
-    loop: Loop,
-    layout: Layout,
-    dtype: torch.dtype,
-    vocab_size: int,
-    fallback: Executor | None = None,
-) -> Executor:
-    """Makes the executor of a model. What it leaves is torch's, whatever the fallback."""
-    return GraphsExecutor(loop, layout, dtype, vocab_size)
+def make_backend(
+    loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int, fallback: Backend | None = None
+) -> Backend:
+    """Makes the backend of a model. What it leaves is torch's, whatever the fallback."""
+    return GraphsBackend(loop, layout, dtype, vocab_size)
 
 
 class Recorder(Protocol):
@@ -142,12 +138,12 @@ class Lease:
 
 
 class FixedCache(Cache):
-    """A cache whose rows lie in a memory of its executor's."""
+    """A cache whose rows lie in a memory of its backend's."""
 
     any_length = False
     own_memory = False  # engine/lanes.py reads it
 
-    def __init__(self, owner: GraphsExecutor, capacity: int):
+    def __init__(self, owner: GraphsBackend, capacity: int):
         self.owner = owner
         super().__init__(owner.layout, owner.dtype, owner.device, capacity)
 
@@ -230,7 +226,7 @@ class FixedStep:
     """
 
     def __init__(
-        self, owner: GraphsExecutor, memory: FixedMemory, size: int, taps: Iterable[int] = ()
+        self, owner: GraphsBackend, memory: FixedMemory, size: int, taps: Iterable[int] = ()
     ):
         self.owner = owner
         self.memory = memory
@@ -313,7 +309,7 @@ class FixedStep:
         self.table.copy_(table_values, non_blocking=True)
 
 
-class GraphsExecutor(Executor):
+class GraphsBackend(Backend):
     """Computes one plain job of up to 64 nodes in a fixed step.
 
     `record`: what makes a step quicker; None runs it as it is. Raises LookupError with the reason
@@ -322,7 +318,7 @@ class GraphsExecutor(Executor):
 
     name = "graphs"
     sizes: tuple[int, ...] = SIZES
-    fallback: Executor | None = None
+    fallback: Backend | None = None
     most_jobs = 1  # a step has the addresses of one cache
     start = 256  # rows of a new cache
 

@@ -63,7 +63,7 @@ class GGUF(Model):
 
     device = torch.device("cpu")
     layout = ()
-    usual_executor = computed_by = "llama.cpp"
+    usual_backend = computed_by = "llama.cpp"
     context_handle: Any = None
     model_handle: Any = None
 

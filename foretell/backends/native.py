@@ -21,6 +21,7 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job, RowMemory, join_entry_states
 from foretell.cache.policy import Segment
 from foretell.core.model import Computed
+from foretell.models.backend import Backend, interleave_results
 from foretell.models.decoder.fields import unread_field
 from foretell.models.decoder.fused import Fused, fits_layer
 from foretell.models.decoder.loop import Loop
@@ -30,7 +31,6 @@ from foretell.models.decoder.packed import (
     pack_layers,
     settle_weights,
 )
-from foretell.models.executor import Executor, interleave_results
 from foretell.native import library, steps
 from foretell.native.packing import FORMATS, GROUP
 from foretell.ops.attention import Attention
@@ -48,7 +48,7 @@ MUCH = 1 << 18  # scores of a head from which on torch is asked for with all thr
 def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     """Whether a model is of a build and of number formats that the library computes.
 
-    So it is where the library is not built, too: then `make_executor` says so, as nobody should
+    So it is where the library is not built, too: then `make_backend` says so, as nobody should
     have the slower steps without a word. Who has switched it off knows.
     """
     layers = getattr(hf_model.get_decoder(), "layers", ())
@@ -69,18 +69,14 @@ def prepare_model(hf_model: Any) -> None:
         pack_layers(hf_model, "bfloat16")
 
 
-def make_executor(
-    loop: Loop,
-    layout: Layout,
-    dtype: torch.dtype,
-    vocab_size: int,
-    fallback: Executor | None = None,
-) -> Executor:
-    """Makes the executor of a model. It leaves nothing to a fallback."""
-    return NativeExecutor(loop, layout, dtype, vocab_size)
+def make_backend(
+    loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int, fallback: Backend | None = None
+) -> Backend:
+    """Makes the backend of a model. It leaves nothing to a fallback."""
+    return NativeBackend(loop, layout, dtype, vocab_size)
 
 
-class NativeExecutor(Executor):
+class NativeBackend(Backend):
     """Computes plain jobs of any number of requests, and of parts of the layers, in one call; what
     lies between the attention of two layers where a cache policy computes that.
 
@@ -94,7 +90,7 @@ class NativeExecutor(Executor):
     takes_watched = True
     takes_canvases = True
     sizes: tuple[int, ...] = ()
-    fallback: Executor | None = None
+    fallback: Backend | None = None
 
     def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int):
         self.library = steps.open_library()
@@ -477,10 +473,7 @@ class NativeExecutor(Executor):
 def _rows_at(layers: Sequence[torch.Tensor]) -> torch.Tensor:
     """Joins rows (KV, n, D) of every layer into one tensor; a copy where they do not lie evenly."""
     first_layer = layers[0]
-    start, storage = (
-        first_layer.data_ptr(),
-        first_layer.untyped_storage().data_ptr(),
-    )
+    start, storage = (first_layer.data_ptr(), first_layer.untyped_storage().data_ptr())
     distance = layers[1].data_ptr() - start if len(layers) > 1 else 0  # in bytes
     strides = (first_layer.stride(0), first_layer.shape[2], 1)
     for layer, rows in enumerate(layers):

@@ -34,10 +34,10 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import Computed
 from foretell.errors import ForetellWarning, first_message_line
+from foretell.models.backend import Backend, join_results
 from foretell.models.decoder.fused import Fused, fits_layer
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear, weight_bytes
-from foretell.models.executor import Executor, join_results
 from foretell.native.library import is_available
 
 DEVICE = "cpu"
@@ -50,7 +50,7 @@ HEAD_MULTIPLE = 16  # of which the width of a head must be a multiple
 
 def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     """Whether a model has weights of 8 or 4 bits and, unless it is `by_name`, is of a build and a
-    size that this executor takes, with the packages installed and the C library missing.
+    size that this backend takes, with the packages installed and the C library missing.
     """
     packed_layers = [module for module in hf_model.modules() if isinstance(module, PackedLinear)]
     has_whole_numbers = any(layer.packed.format in WHOLE_NUMBERS for layer in packed_layers)
@@ -60,22 +60,18 @@ def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     is_installed = all(
         importlib.util.find_spec(package_name) for package_name in ("onnx", "onnxruntime")
     )
-    fits_executor = weight_bytes(hf_model) <= LARGEST and all(map(fits_layer, layers))
-    return is_installed and fits_executor and not is_available()
+    fits_backend = weight_bytes(hf_model) <= LARGEST and all(map(fits_layer, layers))
+    return is_installed and fits_backend and not is_available()
 
 
-def make_executor(
-    loop: Loop,
-    layout: Layout,
-    dtype: torch.dtype,
-    vocab_size: int,
-    fallback: Executor | None = None,
-) -> Executor:
-    """Makes the executor of a model. Raises LookupError, with the reason, if it cannot be had."""
-    return OnnxRuntimeExecutor(loop, layout, dtype, vocab_size, fallback)
+def make_backend(
+    loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int, fallback: Backend | None = None
+) -> Backend:
+    """Makes the backend of a model. Raises LookupError, with the reason, if it cannot be had."""
+    return OnnxRuntimeBackend(loop, layout, dtype, vocab_size, fallback)
 
 
-class OnnxRuntimeExecutor(Executor):
+class OnnxRuntimeBackend(Backend):
     """Computes one plain job in a forward, in the caches of its fallback.
 
     It leaves to the fallback: several jobs at once, texts of more than TEXT_NODES nodes, and where
@@ -92,7 +88,7 @@ class OnnxRuntimeExecutor(Executor):
         layout: Layout,
         dtype: torch.dtype,
         vocab_size: int,
-        fallback: Executor | None = None,
+        fallback: Backend | None = None,
     ):
         try:
             self.package = load_package()
@@ -215,7 +211,7 @@ class OnnxRuntimeExecutor(Executor):
             except Exception as error:  # exporting and sessions raise nearly anything
                 self.refused_taps = True
                 warnings.warn(
-                    "executor 'onnxruntime' cannot give hidden states "
+                    "backend 'onnxruntime' cannot give hidden states "
                     f"({first_message_line(error)}); "
                     "others compute the steps of methods that read them",
                     ForetellWarning,

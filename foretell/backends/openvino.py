@@ -22,9 +22,9 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import Computed
 from foretell.errors import ForetellWarning
+from foretell.models.backend import Backend, join_results
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import weight_bytes
-from foretell.models.executor import Executor, join_results
 
 DEVICE = "cpu"
 PRIORITY = 1
@@ -41,18 +41,14 @@ def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     return True
 
 
-def make_executor(
-    loop: Loop,
-    layout: Layout,
-    dtype: torch.dtype,
-    vocab_size: int,
-    fallback: Executor | None = None,
-) -> Executor:
-    """Makes the executor of a model. What it leaves is torch's, whatever the fallback."""
-    return OpenVinoExecutor(loop, layout, dtype, vocab_size)
+def make_backend(
+    loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int, fallback: Backend | None = None
+) -> Backend:
+    """Makes the backend of a model. What it leaves is torch's, whatever the fallback."""
+    return OpenVinoBackend(loop, layout, dtype, vocab_size)
 
 
-class OpenVinoExecutor(Executor):
+class OpenVinoBackend(Backend):
     """Computes plain jobs of any number of requests in one forward.
 
     It leaves to torch: jobs whose caches are not its own, and where a layer has a sliding window,
@@ -61,7 +57,7 @@ class OpenVinoExecutor(Executor):
     """
 
     name = "openvino"
-    fallback: Executor | None = None
+    fallback: Backend | None = None
 
     def __init__(self, loop: Loop, layout: Layout, dtype: torch.dtype, vocab_size: int):
         self.recording = Recording(loop, layout, dtype, vocab_size)
@@ -126,7 +122,7 @@ class OpenVinoExecutor(Executor):
         except LookupError as error:
             self.refused_taps = True
             warnings.warn(
-                f"executor 'openvino' cannot give hidden states ({error}); torch computes the "
+                f"backend 'openvino' cannot give hidden states ({error}); torch computes the "
                 "steps of methods that read them",
                 ForetellWarning,
                 stacklevel=2,

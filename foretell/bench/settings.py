@@ -17,7 +17,7 @@ class Settings:
     them; `warm_up`: prompts of the round that does not count, 0: all; `contexts`: lengths in tokens
     of the prompts that are made besides, of all sets together; `device`: the one asked for, kept so
     that a run is not continued on another one; `tasks`: sorts of a suite's tasks, `budget`: what
-    each answer of a suite may take, as core.spending reads it; `warps` and `rewards`: specs,
+    each answer of a suite may take, as core.spending reads it; `processors` and `rewards`: specs,
     which some suites take.
     """
 
@@ -36,7 +36,7 @@ class Settings:
     device: str | None = None
     tasks: tuple[str, ...] = ()
     budget: str = ""
-    warps: tuple[str, ...] = ()
+    processors: tuple[str, ...] = ()
     rewards: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

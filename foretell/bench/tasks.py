@@ -22,7 +22,7 @@ SAVED = 10  # seconds between two savings at least
 OPTIONS = {
     "draft": "--draft",
     "methods": "--methods",
-    "warps": "--warp",
+    "processors": "--processor",
     "rewards": "--reward",
     "peers": "--peers",
     "rounds": "--rounds",

@@ -34,7 +34,7 @@ def roomy_length(rows: int) -> int:
 class Rows:
     """Keys and values (KV, capacity, D) of every layer; layers of one shape lie in one tensor.
 
-    Executors with memory of their own override `_allocate`, which sets `keys` and `values`.
+    Backends with memory of their own override `_allocate`, which sets `keys` and `values`.
     """
 
     any_length = True  # whether buffers are of the length they are asked for
@@ -99,7 +99,7 @@ class Rows:
             new_rows[:, :, :used_rows] = old_rows[:, :, :used_rows]
 
     def next_length(self, rows: int) -> int:
-        """The next length of buffers that have to hold so many rows. Executors whose memory comes
+        """The next length of buffers that have to hold so many rows. Backends whose memory comes
         in sizes of their own override it.
         """
         return roomy_length(rows)

@@ -1,7 +1,7 @@
 """The part of one forward that belongs to one cache.
 
 A job knows the new nodes, where their cache rows go, and who sees whom. Models call `write` and
-`attend` (or read the same facts, as executors do); they never look into a cache.
+`attend` (or read the same facts, as backends do); they never look into a cache.
 """
 
 from __future__ import annotations
@@ -12,18 +12,12 @@ from typing import Any
 
 import torch
 
-from foretell.ops.attention import (
-    Attention,
-    Bias,
-    LayerQuery,
-    merge_parts,
-    self_part,
-)
+from foretell.ops.attention import Attention, Bias, LayerQuery, merge_parts, self_part
 
 
 @dataclass(slots=True, frozen=True)
 class RowMemory:
-    """The memory in which an executor stores new rows, behind `start` others: keys and values
+    """The memory in which a backend stores new rows, behind `start` others: keys and values
     (layers, KV, rows, D). Every new node sees the first `common` rows, new ones too.
     """
 
@@ -84,7 +78,7 @@ class Job:
     def plain(self) -> bool:
         """Whether this is an ordinary forward over ordinary cache rows.
 
-        Most executors compute nothing else: what a policy, a prefix or a given state asks for
+        Most backends compute nothing else: what a policy, a prefix or a given state asks for
         would be lost without a word.
         """
         return self.suits(layers=False, segments=False)
@@ -98,7 +92,7 @@ class Job:
     def suits(
         self, layers: bool, segments: bool, watched: bool = False, canvases: bool = False
     ) -> bool:
-        """Whether an executor can run this job that can (or cannot) run a part of the layers or
+        """Whether a backend can run this job that can (or cannot) run a part of the layers or
         enter with states, read segments, leave attention to policies, compute positions of a
         canvas.
         """
@@ -111,7 +105,7 @@ class Job:
         return is_ordinary and (all_layers or layers) and (segments or not cache.segments)
 
     def lay_out(self) -> RowMemory:
-        """For executors, of a cache whose layers have one shape: its own memory, or a copy."""
+        """For backends, of a cache whose layers have one shape: its own memory, or a copy."""
         return RowMemory(self.start, self.cache.base, self.cache.keys[0], self.cache.values[0])
 
     def take_back(self, rows: RowMemory) -> None:

@@ -1,6 +1,6 @@
 """Rows that several caches read: how a cache gives its own away, and begins with those of others.
 
-A cache either reads the segments where they are or, for an executor that cannot, copies them.
+A cache either reads the segments where they are or, for a backend that cannot, copies them.
 """
 
 from __future__ import annotations

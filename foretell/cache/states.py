@@ -23,7 +23,7 @@ def join_states(
 ) -> Mapping[int, torch.Tensor]:
     """States of all nodes by tap: `earlier_states`, and `hidden` of those from `first_node` on.
 
-    `goes_on`: these are the same nodes, further up. Copies, since an executor may write over what
+    `goes_on`: these are the same nodes, further up. Copies, since a backend may write over what
     it returned.
     """
     if first_node:

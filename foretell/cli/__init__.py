@@ -29,6 +29,7 @@ from foretell.cli._commands import command_group
 from foretell.cli._input import check_arguments
 from foretell.cli._options import split_specs
 from foretell.cli._output import CURE, abandon, emit, message, refusals, warned_in_lines
+from foretell.core.renamed_options import rename_arguments
 from foretell.errors import ForetellError
 
 __all__ = ["app", "main", "run", "split_specs"]
@@ -50,10 +51,7 @@ def _top(
     version: Annotated[
         bool,
         typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version and exit.",
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
@@ -114,8 +112,10 @@ def _invoke(arguments: list[str]) -> int:
     check_arguments(arguments)
     command = _build_command()
     try:
-        with warned_in_lines(), command.make_context("foretell", arguments) as context:
-            return int(command.invoke(context) or 0)
+        with warned_in_lines():
+            arguments = rename_arguments(arguments)
+            with command.make_context("foretell", arguments) as context:
+                return int(command.invoke(context) or 0)
     except typer.Exit as request:  # after --help and --version
         return request.exit_code
 

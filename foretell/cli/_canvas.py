@@ -56,10 +56,7 @@ class Canvas:
 
 
 def show_canvas(
-    prompt: Text,
-    pieces: Iterator[Piece],
-    decode: Callable[[Sequence[int]], str],
-    console: Console,
+    prompt: Text, pieces: Iterator[Piece], decode: Callable[[Sequence[int]], str], console: Console
 ) -> Piece | None:
     """Shows an answer behind its prompt while its canvas fills, and then as any other. Returns its
     last piece.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from foretell.cli._loading import load_model
-from foretell.cli._options import ExecutorOptions, ModelOptions
+from foretell.cli._options import BackendOptions, ModelOptions
 from foretell.cli._output import message, messages
 from foretell.errors import BadConfig
 from foretell.loading.fetch import resolve
@@ -32,8 +32,7 @@ class ClusterOptions:
     """Whether the model runs in processes of a Ray cluster, and in how many."""
 
     ray: Annotated[
-        bool,
-        typer.Option("--ray", help="Run the model in several processes, on a Ray cluster."),
+        bool, typer.Option("--ray", help="Run the model in several processes, on a Ray cluster.")
     ] = False
     ray_address: Annotated[
         str | None,
@@ -95,7 +94,7 @@ def portable_options(models: ModelOptions) -> ModelOptions:
 @contextmanager
 def batch_workers(
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     options: ClusterOptions,
     method: str,
     limits: Limits,
@@ -107,7 +106,7 @@ def batch_workers(
     from foretell.cluster.cluster import check_installed, ray_cluster
 
     check_installed()
-    make_worker = partial(batch_worker, portable_options(models), executors, models.model, limits)
+    make_worker = partial(batch_worker, portable_options(models), backends, models.model, limits)
     with ray_cluster(options.ray_address):
         from foretell.batch.progress import Meter, show_meter
         from foretell.cluster.batching import Crew, answer_on_cluster, worker_starter
@@ -128,12 +127,12 @@ def batch_workers(
 
 
 def batch_worker(
-    models: ModelOptions, executors: ExecutorOptions, name: str, limits: Limits
+    models: ModelOptions, backends: BackendOptions, name: str, limits: Limits
 ) -> tuple[Served, Limits]:
     """Loads the model of a worker, in its own process."""
     from foretell.serve.served import Served
 
-    return Served(load_model(models, executors), name), limits
+    return Served(load_model(models, backends), name), limits
 
 
 # --- servers
@@ -141,7 +140,7 @@ def batch_worker(
 
 def serve_on_cluster(
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     options: ClusterOptions,
     settings: Settings,
     name: str,
@@ -155,7 +154,7 @@ def serve_on_cluster(
 
     check_installed()
     min_workers, max_workers = options.counts()
-    make_replica = partial(build_replica, portable_options(models), executors, settings, name)
+    make_replica = partial(build_replica, portable_options(models), backends, settings, name)
     with ray_cluster(options.ray_address):
         from foretell.cluster.serving import Scale, deploy_server, end_server
 
@@ -182,7 +181,7 @@ def serve_on_cluster(
 
 
 def build_replica(
-    models: ModelOptions, executors: ExecutorOptions, settings: Settings, name: str
+    models: ModelOptions, backends: BackendOptions, settings: Settings, name: str
 ) -> Any:
     """The application of one replica, in its own process."""
     from foretell.serve.app import build_app
@@ -190,7 +189,7 @@ def build_replica(
 
     if settings.hosts:  # the replica asks itself for its health by this name
         settings = dataclasses.replace(settings, hosts=(*settings.hosts, "localhost"))
-    return build_app(Served(load_model(models, executors), name), settings)
+    return build_app(Served(load_model(models, backends), name), settings)
 
 
 def _wait_for_signal() -> None:

@@ -29,10 +29,7 @@ def command_group(package: str, folder: Path, summary: str | None) -> typer.Type
     `summary`: the group's help text.
     """
     group = typer.Typer(
-        no_args_is_help=True,
-        add_completion=False,
-        pretty_exceptions_enable=False,
-        help=summary,
+        no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, help=summary
     )
     functions: dict[str, Callable[..., int]] = {}
     for path in sorted(folder.glob("[!_]*")):

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import foretell
-from foretell.cli._options import ExecutorOptions, ModelOptions
+from foretell.cli._options import BackendOptions, ModelOptions
 from foretell.cli._output import message, messages
 from foretell.errors import BareText, Unsupported
 from foretell.loading.fetch import resolve
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from foretell.api.lm import LM
 
-AUTO = ExecutorOptions()
+AUTO = BackendOptions()
 
 
 @contextlib.contextmanager
@@ -36,9 +36,7 @@ def quiet_libraries() -> Iterator[None]:
         message(f"warning: {text}")
 
 
-def load_model(
-    options: ModelOptions, executors: ExecutorOptions = AUTO, profile: bool = True
-) -> LM:
+def load_model(options: ModelOptions, backends: BackendOptions = AUTO, profile: bool = True) -> LM:
     """Loads the model. `profile`: also reads what `foretell tune` kept of it, and says in one line
     if that cannot be used; without one, what `auto` stands for is measured.
     """
@@ -54,8 +52,8 @@ def load_model(
             draft_vocab=options.draft_vocab,
             device=options.device,
             dtype=options.dtype,
-            exact_bits=executors.exact_bits,
-            executor=executors.executor,
+            exact_bits=backends.exact_bits,
+            backend=backends.backend,
             revision=options.revision,
             trust_remote_code=options.trust_remote_code,
         )

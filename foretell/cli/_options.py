@@ -62,16 +62,14 @@ Dtype = Annotated[
 ]
 Revision = Annotated[str | None, typer.Option(help="Branch, tag or commit of a hub id.")]
 TrustRemoteCode = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Run Python files that come with the model."),
+    bool, typer.Option("--trust-remote-code", help="Run Python files that come with the model.")
 ]
 Json = Annotated[
     bool,
     typer.Option("--json", help="Print one JSON document on standard output and nothing else."),
 ]
 Prompt = Annotated[
-    str,
-    typer.Argument(metavar="PROMPT|-", help="The question or text; - reads standard input."),
+    str, typer.Argument(metavar="PROMPT|-", help="The question or text; - reads standard input.")
 ]
 Turn = Annotated[
     bool | None,
@@ -82,10 +80,9 @@ Turn = Annotated[
     ),
 ]
 Method = Annotated[
-    str,
-    typer.Option(help="A method that `foretell methods` lists, with fields: ngram:n=3,k=10."),
+    str, typer.Option(help="A method that `foretell methods` lists, with fields: ngram:n=3,k=10.")
 ]
-Rows = Annotated[
+Guidance = Annotated[
     str | None,
     typer.Option(
         help="Where the model's rows come from: cfg:g=2, dola, lol; with fields, as of a method."
@@ -110,8 +107,7 @@ Budget = Annotated[
     typer.Option(help="Ends after so much: forwards=2000, seconds=30, or both with a comma."),
 ]
 Threads = Annotated[
-    int | None,
-    typer.Option(min=1, help="Threads to compute with. Without it, torch's own choice."),
+    int | None, typer.Option(min=1, help="Threads to compute with. Without it, torch's own choice.")
 ]
 
 
@@ -150,10 +146,10 @@ class ChatModelOptions(ModelOptions):
 
 
 @dataclass(frozen=True)
-class ExecutorOptions:
+class BackendOptions:
     """Options that say what computes the model's forwards."""
 
-    executor: Annotated[
+    backend: Annotated[
         str,
         typer.Option(
             help="Who computes steps: torch, native, openvino, onnxruntime, graphs, auto."
@@ -201,8 +197,7 @@ class SamplingOptions:
         float, typer.Option(help="Leave out tokens below this share of the best one's probability.")
     ] = DEFAULT.min_p
     typical_p: Annotated[
-        float,
-        typer.Option(help="Draw among the most typical tokens of this probability together."),
+        float, typer.Option(help="Draw among the most typical tokens of this probability together.")
     ] = DEFAULT.typical_p
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1: tokens of prompt and answer become less likely.")
@@ -242,7 +237,7 @@ class SamplingOptions:
         int | None,
         typer.Option(help="With --json: log-probabilities of each token and of so many best ones."),
     ] = None
-    warp: Annotated[
+    processor: Annotated[
         str | None,
         typer.Option(help="What changes rows by the text: momentum, rpg:decay=0.8, or a+b."),
     ] = None
@@ -279,11 +274,11 @@ class SamplingOptions:
             options["json_schema"] = read_schema(self.json_schema)
         if self.grammar is not None:
             options["grammar"] = read_content("--grammar", self.grammar)
-        options["warp"] = options["warp"] or ()
-        check_named("warp", self.warp)
+        options["processor"] = options["processor"] or ()
+        check_named("processor", self.processor)
         check_named("constraint", self.constraint)
         # The model's tokenizer is needed to check these.
-        unencoded = ("bad_words", "logit_bias", "warp", "constraint")
+        unencoded = ("bad_words", "logit_bias", "processor", "constraint")
         Sampling(**{name: value for name, value in options.items() if name not in unencoded})
         return options
 

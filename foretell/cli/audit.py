@@ -8,16 +8,15 @@ from typing import Annotated
 import typer
 
 from foretell.cli._loading import check_writes, load_model
-from foretell.cli._options import ExecutorOptions, Json, ModelOptions, check_method, split_specs
+from foretell.cli._options import BackendOptions, Json, ModelOptions, check_method, split_specs
 from foretell.cli._output import emit, emit_json, progress_bar
 
 
 def audit(
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     method: Annotated[
-        str,
-        typer.Option(help="One method or several with commas: ngram:n=2,k=4,draft is two."),
+        str, typer.Option(help="One method or several with commas: ngram:n=2,k=4,draft is two.")
     ],
     prompts: Annotated[
         Path | None,
@@ -35,7 +34,7 @@ def audit(
     for spec in specs:
         check_method(spec)
     texts = read_prompts(prompts) if prompts else None
-    lm = load_model(models, executors)
+    lm = load_model(models, backends)
     check_writes(lm, "audit")
     from foretell import audit as auditor
 
@@ -46,12 +45,7 @@ def audit(
             progress.update(bar, description=activity, completed=completed, total=total)
 
         report = auditor.audit(
-            lm,
-            specs,
-            texts,
-            model=models.model,
-            max_new_tokens=max_new_tokens,
-            tell=tell,
+            lm, specs, texts, model=models.model, max_new_tokens=max_new_tokens, tell=tell
         )
     if as_json:
         emit_json(report.to_dict())

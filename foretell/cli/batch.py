@@ -13,8 +13,8 @@ import typer
 from foretell.cli._cluster import ClusterOptions, batch_workers
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
+    BackendOptions,
     ChatModelOptions,
-    ExecutorOptions,
     Method,
     ModelOptions,
     check_method,
@@ -39,8 +39,7 @@ GIGABYTE = 10**9
 
 def batch(
     requests: Annotated[
-        Path,
-        typer.Option("--in", metavar="IN.jsonl", help="Requests in OpenAI's batch format."),
+        Path, typer.Option("--in", metavar="IN.jsonl", help="Requests in OpenAI's batch format.")
     ],
     results: Annotated[
         Path,
@@ -51,7 +50,7 @@ def batch(
         ),
     ],
     models: ChatModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     cluster: ClusterOptions,
     method: Method = "auto",
     memory: Annotated[float, typer.Option(help="Gigabytes that the texts in work may take.")] = 2.0,
@@ -86,7 +85,7 @@ def batch(
             message(f"more such lines follow: {results} has all of them")
 
     limits = Limits(int(memory * GIGABYTE), max_requests)
-    with _work(models, executors, cluster, method, limits) as (digest, work):
+    with _work(models, backends, cluster, method, limits) as (digest, work):
         result_file = Results(results, Run(request_file.digest, digest))
         with result_file.opened():
             _say_what_is_there(result_file, len(request_file))
@@ -110,7 +109,7 @@ def batch(
 @contextmanager
 def _work(
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     cluster: ClusterOptions,
     method: str,
     limits: Limits,
@@ -121,10 +120,10 @@ def _work(
     from foretell.serve.served import Served
 
     if cluster.ray:
-        with batch_workers(models, executors, cluster, method, limits) as workers:
+        with batch_workers(models, backends, cluster, method, limits) as workers:
             yield workers
         return
-    lm = load_model(models, executors)
+    lm = load_model(models, backends)
     lm.bring(method)
 
     def work(asked: Requests, file: Results, tell: Tell) -> tuple[Meter, Shared]:

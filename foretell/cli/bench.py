@@ -44,15 +44,14 @@ FILES = ("prompts", "data", "schemas")
 OF_SUITES = {
     ("schemas", "limit"): "jsonschema",
     ("tasks", "budget"): "search",
-    ("warp", "reward"): "repetition",
+    ("processor", "reward"): "repetition",
     ("data",): "search or parallel",
 }
 
 
 def bench(
     model: Annotated[
-        str,
-        typer.Option(help="One model or several with commas: `demo`, folders or hub ids."),
+        str, typer.Option(help="One model or several with commas: `demo`, folders or hub ids.")
     ] = "demo",
     draft: Draft = None,
     dtype: Annotated[
@@ -94,8 +93,7 @@ def bench(
         str, typer.Option(help="One or several: how many prompts run in one batch.")
     ] = "1",
     contexts: Annotated[
-        str,
-        typer.Option(help="One or several: also with prompts of so many tokens."),
+        str, typer.Option(help="One or several: also with prompts of so many tokens.")
     ] = "",
     suite: Annotated[
         str | None,
@@ -131,16 +129,15 @@ def bench(
             "ParallelBench's files, a folder, for --suite parallel. Without it items are made.",
         ),
     ] = None,
-    warp: Annotated[
+    processor: Annotated[
         str,
         typer.Option(
-            help="Warpers that --suite repetition compares, several with commas: momentum, "
+            help="Processors that --suite repetition compares, several with commas: momentum, "
             "rpg:decay=0.8, a+b; or options of sampling, as in repetition_penalty=1.2."
         ),
     ] = "",
     reward: Annotated[
-        str,
-        typer.Option(help="Rewards that --suite rewards asks about pairs of answers."),
+        str, typer.Option(help="Rewards that --suite rewards asks about pairs of answers.")
     ] = "",
     limit: Annotated[
         int,
@@ -176,7 +173,13 @@ def bench(
         if spec.partition(":")[0] not in suite_ways:
             check_method(spec)
     options: dict[str, Any] = {"prompts": prompts, "schemas": schemas, "limit": limit}
-    options |= {"warp": warp, "reward": reward, "tasks": tasks, "budget": budget, "data": data}
+    options |= {
+        "processor": processor,
+        "reward": reward,
+        "tasks": tasks,
+        "budget": budget,
+        "data": data,
+    }
     suite_files = _suite_files(suite, options | {"html": html_out is not None})
     import torch
 
@@ -199,7 +202,7 @@ def bench(
         device=device,
         tasks=split_parts(tasks),
         budget=budget or "",
-        warps=tuple(split_specs(warp, "--warp")) if warp else (),
+        processors=tuple(split_specs(processor, "--processor")) if processor else (),
         rewards=tuple(split_specs(reward, "--reward")) if reward else (),
     )
     if threads:

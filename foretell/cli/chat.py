@@ -20,8 +20,8 @@ from foretell.cli._conversation import Chat, read_conversation
 from foretell.cli._input import standard_input
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
+    BackendOptions,
     ChatModelOptions,
-    ExecutorOptions,
     Method,
     SamplingOptions,
     check_method,
@@ -50,7 +50,7 @@ PREFIXES = 2**30  # bytes of cache rows at most that are kept for the next quest
 
 def chat(
     models: ChatModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     sampling: SamplingOptions,
     method: Method = "auto",
     system: Annotated[
@@ -68,7 +68,7 @@ def chat(
         raise BadConfig("a chat shows no log-probabilities: leave --logprobs out")
     check_method(method)
     standard_input("pipe questions in, one a line")
-    lm = load_model(models, executors)
+    lm = load_model(models, backends)
     if lm.tokenizer is None or not lm.tokenizer.chat_template:
         raise BadConfig(
             f"{models.model}: its tokenizer has no chat template; "

@@ -1,4 +1,4 @@
-"""`foretell doctor`: says what computes a model here, and why other executors refused it."""
+"""`foretell doctor`: says what computes a model here, and why other backends refused it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ import typer
 import foretell
 from foretell.cli._loading import load_model
 from foretell.cli._options import (
+    BackendOptions,
     Device,
     Draft,
     Dtype,
-    ExecutorOptions,
     Json,
     ModelOptions,
     Revision,
@@ -58,27 +58,28 @@ def doctor(
     revision: Revision = None,
     trust_remote_code: TrustRemoteCode = False,
     *,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     as_json: Json = False,
 ) -> int:
-    """Say what computes a model on this machine, and why other executors refused it."""
+    """Say what computes a model on this machine, and why other backends refused it."""
     machine = machine_facts()
     packages = optional_packages()
     reports: list[ModelReport] = []
     if model is not None:
         options = ModelOptions(model, draft, device, dtype, revision, trust_remote_code)
-        lm = load_model(options, executors, profile=False)
+        lm = load_model(options, backends, profile=False)
         from foretell.api.diagnosis import diagnose
 
         reports = diagnose(lm)
     if as_json:
+        models = _documents(reports) or []  # `executor`: as `backend` was called, for one release
         emit_json(
             {
                 "schema": "foretell.doctor/1",
                 "version": foretell.__version__,
                 "machine": machine,
                 "packages": _documents(packages),
-                "models": _documents(reports),
+                "models": [report | {"executor": report["backend"]} for report in models],
             }
         )
         return 0
@@ -153,7 +154,7 @@ def optional_packages() -> list[Package] | None:
 def model_text(report: ModelReport) -> str:
     """Text that says what computes one model."""
     facts = {
-        "computed by": report.executor,
+        "computed by": report.backend,
         "number format": report.dtype,
         "family": report.family,
         "layers": f"{report.layers:,}",

@@ -58,7 +58,7 @@ def export_head(
     if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
         raise BadConfig(f"--out {out}: is there already; name a new folder")
     with quiet_libraries():
-        lm = foretell.load(model, executor="torch")  # not every executor shows hidden states
+        lm = foretell.load(model, backend="torch")  # not every backend shows hidden states
     target = lm.models["target"]
     head, draft_tokens = reading.load_any_head(folder, target, taps=taps)
     if check:

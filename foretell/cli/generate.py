@@ -18,15 +18,15 @@ from foretell.cli._canvas import show_canvas
 from foretell.cli._input import prompt_text
 from foretell.cli._loading import load_model, prompt_of
 from foretell.cli._options import (
+    BackendOptions,
     Budget,
-    ExecutorOptions,
+    Guidance,
     Json,
     Kv,
     Method,
     ModelOptions,
     Prompt,
     Reward,
-    Rows,
     SamplingOptions,
     Turn,
     check_method,
@@ -62,10 +62,10 @@ ECHOED = 400  # characters of a prompt at most that stand before the answer, on 
 def generate(
     prompt: Prompt,
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     sampling: SamplingOptions,
     method: Method = "auto",
-    rows: Rows = None,
+    guidance: Guidance = None,
     kv: Kv = None,
     context: Annotated[
         list[str] | None,
@@ -96,11 +96,11 @@ def generate(
     """Answer a question, or continue a text. On a terminal, drafted tokens are coloured by who
     proposed them.
     """
-    check_named("rows", rows)
+    check_named("guidance", guidance)
     check_named("kv", kv)
     check_named("reward", reward)
     spending_of(budget)
-    options = {**sampling.arguments(), "rows": rows, "reward": reward, "budget": budget}
+    options = {**sampling.arguments(), "guidance": guidance, "reward": reward, "budget": budget}
     options["kv"] = kv
     check_method(method)
     options = with_temperature(method, options)
@@ -114,7 +114,7 @@ def generate(
         raise BadConfig("--expand: it names contexts, and there are none; add --context")
     texts = [read_content("--context", name) for name in context or ()]
     text = prompt_text(prompt)
-    lm = load_model(models, executors)
+    lm = load_model(models, backends)
     question = prompt_of(lm, text, turn)
     prompted: Asked = Contexts(texts, question, prefix, expand or ()) if context else question
     from foretell.engine.cost_profile import number_format

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from foretell.cli._loading import check_writes, load_model
 from foretell.cli._options import (
-    ExecutorOptions,
+    BackendOptions,
     ModelOptions,
     Threads,
     check_named,
@@ -31,7 +31,7 @@ from foretell.cli._output import (
 
 def longbench(
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     kv: Annotated[
         list[str] | None,
         typer.Option(
@@ -103,7 +103,7 @@ def longbench(
         model=models.model,
         dtype=models.dtype,
         device=models.device,
-        executor=executors.executor,
+        backend=backends.backend,
         kv=tuple(kv or ()),
         budgets=split_parts(budgets),
         tasks=split_parts(tasks),
@@ -116,7 +116,7 @@ def longbench(
     if threads:
         torch.set_num_threads(threads)
     document = bench.begin_document(settings, file)
-    lm = load_model(models, executors, profile=False)
+    lm = load_model(models, backends, profile=False)
     check_writes(lm, "longbench")
 
     def save(measured: dict[str, Any]) -> None:

@@ -11,7 +11,7 @@ import typer
 from rich.table import Column
 
 from foretell.cli._loading import load_model
-from foretell.cli._options import ExecutorOptions, Json, ModelOptions, split_numbers
+from foretell.cli._options import BackendOptions, Json, ModelOptions, split_numbers
 from foretell.cli._output import emit_json, message, show, table
 from foretell.errors import BadConfig
 
@@ -31,7 +31,7 @@ def plan(
         ),
     ],
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     profile: Annotated[
         bool,
         typer.Option(
@@ -67,9 +67,9 @@ def plan(
 
     measured = read_points(points)
     if profile:
-        measured["verify"] = _verify_here(models, executors)
+        measured["verify"] = _verify_here(models, backends)
     if drafts:
-        measured["draft"] = _drafts_here(drafts, models, executors)
+        measured["draft"] = _drafts_here(drafts, models, backends)
     for name, option in (("verify", "--profile"), ("draft", "--drafts MODEL three times or more")):
         if name not in measured:
             raise BadConfig(f"{points}: has no list {name!r}; add it, or give {option}")
@@ -121,17 +121,17 @@ def _distinct_values(values: Iterable[Any]) -> tuple[Any, ...]:
 # --- what is measured here
 
 
-def _verify_here(models: ModelOptions, executors: ExecutorOptions) -> Any:
+def _verify_here(models: ModelOptions, backends: BackendOptions) -> Any:
     from foretell.bench.planning import verify_points
     from foretell.engine.cost_profile import profile_model
     from foretell.speculation.costs import SIZES
 
-    lm = load_model(models, executors, profile=False)
+    lm = load_model(models, backends, profile=False)
     costs, _ = profile_model(lm.models["target"])
     return verify_points(costs, SIZES[-1])
 
 
-def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOptions) -> Any:
+def _drafts_here(names: list[str], models: ModelOptions, backends: BackendOptions) -> Any:
     from foretell.bench.planning import draft_points
     from foretell.engine.cost_profile import profile_model
     from foretell.speculation.costs import SIZES
@@ -139,7 +139,7 @@ def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOpti
     points = []
     for name in names:
         draft_options = dataclasses.replace(models, model=name, draft=None, named=None)
-        model = load_model(draft_options, executors, profile=False).models["target"]
+        model = load_model(draft_options, backends, profile=False).models["target"]
         hf = getattr(model, "hf", None)
         if hf is None:
             raise BadConfig(
@@ -155,16 +155,8 @@ def _drafts_here(names: list[str], models: ModelOptions, executors: ExecutorOpti
 
 def _plan_document(planner: Planner, best_choices: list[Choice]) -> dict[str, Any]:
     fits = {}
-    for name, fit in (
-        ("mat", planner.mat),
-        ("verify", planner.verify),
-        ("draft", planner.draft),
-    ):
-        fits[name] = {
-            "coefficients": fit.coefficients.tolist(),
-            "r2": fit.r2,
-            "spread": fit.spread,
-        }
+    for name, fit in (("mat", planner.mat), ("verify", planner.verify), ("draft", planner.draft)):
+        fits[name] = {"coefficients": fit.coefficients.tolist(), "r2": fit.r2, "spread": fit.spread}
     return {
         "fits": fits,
         "reference_length": planner.reference,

@@ -11,22 +11,14 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColu
 
 from foretell.cli._loading import load_tokenizer
 from foretell.cli._options import Revision, split_specs
-from foretell.cli._output import (
-    check_writable,
-    emit,
-    json_text,
-    message,
-    progress_bar,
-    write_file,
-)
+from foretell.cli._output import check_writable, emit, json_text, message, progress_bar, write_file
 from foretell.errors import BadConfig
 from foretell.progress import Bar
 
 
 def replay(
     methods: Annotated[
-        str,
-        typer.Option(help="One method or several with commas; a+b drafts with both together."),
+        str, typer.Option(help="One method or several with commas; a+b drafts with both together.")
     ],
     text: Annotated[
         Path,
@@ -38,8 +30,7 @@ def replay(
     questions: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.jsonl",
-            help="The questions, if --text holds answers in FastChat's shape.",
+            metavar="FILE.jsonl", help="The questions, if --text holds answers in FastChat's shape."
         ),
     ] = None,
     nodes: Annotated[

@@ -14,7 +14,7 @@ import typer
 
 from foretell.cli._cluster import ClusterOptions, serve_on_cluster
 from foretell.cli._loading import load_model
-from foretell.cli._options import ChatModelOptions, ExecutorOptions, Method, check_method
+from foretell.cli._options import BackendOptions, ChatModelOptions, Method, check_method
 from foretell.cli._output import message
 from foretell.errors import BadConfig
 
@@ -126,7 +126,7 @@ class LoadOptions:
 
 def serve(
     models: ChatModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     door: DoorOptions,
     load: LoadOptions,
     cluster: ClusterOptions,
@@ -147,9 +147,9 @@ def serve(
         host, port = listening.getsockname()[:2]
         listening.close()  # the port is free; Ray's own proxy listens there
         title = name or models.model
-        return serve_on_cluster(models, executors, cluster, settings, title, host, port)
+        return serve_on_cluster(models, backends, cluster, settings, title, host, port)
     try:
-        lm = load_model(models, executors)
+        lm = load_model(models, backends)
         _check_kind(lm, method)
         lm.bring(method)
         from foretell.serve.served import Served

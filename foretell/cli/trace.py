@@ -8,7 +8,7 @@ import foretell
 from foretell.cli._input import prompt_text
 from foretell.cli._loading import check_writes, load_model, prompt_of
 from foretell.cli._options import (
-    ExecutorOptions,
+    BackendOptions,
     Json,
     Method,
     ModelOptions,
@@ -26,7 +26,7 @@ from foretell.progress import show_working
 def trace(
     prompt: Prompt,
     models: ModelOptions,
-    executors: ExecutorOptions,
+    backends: BackendOptions,
     sampling: SamplingOptions,
     method: Method = "auto",
     turn: Turn = None,
@@ -38,7 +38,7 @@ def trace(
     if sampling.n > 1:
         raise BadConfig("trace shows one sample: leave --n out")
     text = prompt_text(prompt)
-    lm = load_model(models, executors)
+    lm = load_model(models, backends)
     check_writes(lm, "trace", "watch its canvas with generate or serve")
     from foretell.core import tracing
 

@@ -29,8 +29,7 @@ def trim(
     answers: Annotated[
         int,
         typer.Option(
-            min=0,
-            help="Let the model continue each text by so many tokens, and count those alone.",
+            min=0, help="Let the model continue each text by so many tokens, and count those alone."
         ),
     ] = 0,
     prompt: Annotated[

@@ -45,8 +45,7 @@ def tune(
     ] = False,
     as_json: Json = False,
     html_out: Annotated[
-        Path | None,
-        typer.Option("--html", metavar="OUT.html", help="Write the same as a page."),
+        Path | None, typer.Option("--html", metavar="OUT.html", help="Write the same as a page.")
     ] = None,
 ) -> int:
     """Measure a model on this machine and keep what is found; the method `auto` goes by it."""

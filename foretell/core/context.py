@@ -145,7 +145,7 @@ class Context:
 
     def shares(self, tokens: int) -> np.ndarray:
         """Shares (tokens,) of a forward's seconds for this request, where all running ones have 1,
-        2, ... tokens each, by the executor that computes so many together.
+        2, ... tokens each, by the backend that computes so many together.
         """
         engine = self.engine
         costs = engine.costs_of(self.priced, jobs=engine.running)

@@ -1,7 +1,7 @@
 """How many bytes a request takes, before it takes them: what `LM.limit(budget=...)` decides by.
 
 Counted is what a model keeps and what a forward is asked for: weights, cache rows, the laws that
-drafts are drawn from, rows of logits and masks. What layers compute in between is not: executors
+drafts are drawn from, rows of logits and masks. What layers compute in between is not: backends
 differ in that, and it does not grow with the text.
 
     weights   of all models                    once

@@ -96,7 +96,7 @@ class Model:
     learns = False  # whether it makes further copies of its weights while it serves
     reads = 0  # so many of a prompt's tokens at most, the last ones; 0: all of them
     tokenizer: Any = None  # what its texts are made with, where that is known
-    usual_executor = "torch"  # who computes its plain jobs
+    usual_backend = "torch"  # who computes its plain jobs
     most_jobs = 0  # how many of them in one forward, 0: any number; more are torch's
     reads_segments = True  # whether these may begin with rows that others share
     weight_bytes = 0
@@ -116,9 +116,9 @@ class Model:
         """Whether its caches need the target's cache of the same branch beside them."""
         return bool(self.feeds) or self.copies_rows
 
-    def executor_of(self, jobs: int) -> str:
-        """Name of the executor that computes a forward of so many plain jobs."""
-        return "torch" if 0 < self.most_jobs < jobs else self.usual_executor
+    def backend_of(self, jobs: int) -> str:
+        """Name of the backend that computes a forward of so many plain jobs."""
+        return "torch" if 0 < self.most_jobs < jobs else self.usual_backend
 
     @property
     def row_bytes(self) -> int:

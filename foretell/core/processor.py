@@ -1,7 +1,7 @@
-"""Warpers: what changes a row of logits by the text before it.
+"""Logits processors: what changes a row of logits by the text before it.
 
-A warper is a function of the path, like every option of sampling, so it holds inside drafts as it
-does in plain decoding. What it has found out about a text grows with the text: a `Track` stands
+A processor is a function of the path, like every option of sampling, so it holds inside drafts as
+it does in plain decoding. What it has found out about a text grows with the text: a `Track` stands
 behind the one it was asked about last, and goes to the next by going back to where they part.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a text, besides its tokens, that a warper may use.
+    """Facts about a text, besides its tokens, that a processor may use.
 
     `prompt`: how many of these are the prompt's; `ends`: tokens that end it; `text` decodes some,
     None: there is no tokenizer.
@@ -32,10 +32,10 @@ class About:
     text: Callable[[Sequence[int]], str] | None = None
 
 
-class Warper(Settings):
+class Processor(Settings):
     """The base: a frozen dataclass of hyper-parameters."""
 
-    kind = "warp"
+    kind = "processor"
 
     @property
     def off(self) -> bool:
@@ -48,7 +48,7 @@ class Warper(Settings):
 
 
 class Track:
-    """A warper's place in the text of one branch; a logits processor.
+    """A processor's place in the text of one branch; transformers call it as one of theirs.
 
     What a class overrides are `take_token`, `forget_behind` and `warp_scores`. Threads may share
     it: a lane drafts while the target verifies.

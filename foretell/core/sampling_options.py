@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from foretell.core.constraint import Constraint, TextConstraint, check_form, form_of
 from foretell.core.penalties import Biased, Copying, Counted, Held
-from foretell.core.processor import About, Warper
+from foretell.core.processor import About, Processor
 from foretell.core.text import whole_text
 from foretell.errors import BadConfig
 
@@ -54,7 +54,7 @@ class Sampling:
     logprobs: int | None = None
     # transformers' (input_ids (1, L), scores (1, V)) -> scores
     logits_processors: Sequence[Any] = ()
-    warp: Sequence[Warper] = ()  # after the processors
+    processor: Sequence[Processor] = ()  # after the user's own
     json_schema: Mapping[str, Any] | str | bool | None = None  # True: any JSON value
     regex: str | None = None  # of the whole text
     grammar: str | None = None  # in llguidance's form of Lark
@@ -83,8 +83,10 @@ class Sampling:
                 raise BadConfig.field(name, items, "a list without empty items")
         for stop in self.stop:
             whole_text("stop", stop)
-        if not isinstance(self.warp, tuple) or not all(isinstance(w, Warper) for w in self.warp):
-            raise BadConfig.field("warp", self.warp, "a tuple of warpers")
+        if not isinstance(self.processor, tuple) or not all(
+            isinstance(w, Processor) for w in self.processor
+        ):
+            raise BadConfig.field("processor", self.processor, "a tuple of processors")
         check_form(form_of(self), self.constraint, self.ignore_eos)
 
     def path_processors(
@@ -93,14 +95,16 @@ class Sampling:
         ends: Collection[int],
         text: Callable[[Sequence[int]], str] | None,
     ) -> list[Any]:
-        """The user's processors, what warps the rows, and what the output's tokens lose and gain,
-        for one branch, in their order. Raises BadConfig.
+        """The user's processors, ours, and what the output's tokens lose and gain, for one branch,
+        in their order. Raises BadConfig.
         """
         metadata = About(len(prompt), ends, text)
         texts = [word for word in self.bad_words if isinstance(word, Text)]
         processors: list[Any] = [text.make_processor(len(prompt)) for text in texts]
         processors += [Copying(processor) for processor in self.logits_processors]
-        processors += [warper.start_track(metadata) for warper in self.warp if not warper.off]
+        processors += [
+            processor.start_track(metadata) for processor in self.processor if not processor.off
+        ]
         if self.presence_penalty or self.frequency_penalty:
             processors.append(Counted(len(prompt), self.presence_penalty, self.frequency_penalty))
         if self.logit_bias:

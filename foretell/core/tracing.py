@@ -26,7 +26,7 @@ class TraceStep:
     the last of them, `tested` the nodes that verification looked at, each with whether it was
     accepted, `path` the accepted nodes from the root's child down. `tokens` became final; beside
     each stand its source (a drafter, or "target") and its margin, the difference between the two
-    best logits there. `executor` computed the forward; `seconds` is the step's wall-clock time.
+    best logits there. `backend` computed the forward; `seconds` is the step's wall-clock time.
     """
 
     position: int
@@ -36,7 +36,7 @@ class TraceStep:
     tokens: list[int]
     sources: list[str]
     margins: list[float]
-    executor: str
+    backend: str
     seconds: float
 
 
@@ -66,7 +66,7 @@ def trace_step(
         tokens=tokens,
         sources=list(sources[: len(tokens)]),
         margins=margins,
-        executor=reply.computed_by,
+        backend=reply.computed_by,
         seconds=reply.seconds,
     )
 
@@ -82,7 +82,7 @@ def to_dict(step: TraceStep) -> dict[str, Any]:
         "tokens": step.tokens,
         "sources": step.sources,
         "margins": step.margins,
-        "executor": step.executor,
+        "executor": step.backend,
         "seconds": step.seconds,
     }
 
@@ -176,7 +176,7 @@ def _step_lines(number: int, step: TraceStep, decode: Decode) -> Iterator[str]:
     drafted = len(step.tree) - 1
     yield (
         f"step {number} at position {step.position}: {drafted} drafted, {len(step.tested)} tested, "
-        f"{len(step.path)} accepted; {step.executor}, {1000 * step.seconds:.1f} ms"
+        f"{len(step.path)} accepted; {step.backend}, {1000 * step.seconds:.1f} ms"
     )
     accepted = set(step.path)
     tested = {node for node, _ in step.tested}

@@ -36,7 +36,7 @@ REFUSED = dict.fromkeys(
         "no_repeat_ngram_size",
         "bad_words",
         "logits_processors",
-        "warp",
+        "processor",
         "json_schema",
         "regex",
         "grammar",
@@ -360,10 +360,7 @@ def canvas_of(target: Model, ctx: Context, max_tokens: int) -> int:
 
 
 def look_at_sheets(
-    ctx: Context,
-    sheets: Sequence[Sheet],
-    views: Sequence[View],
-    home_branch: int,
+    ctx: Context, sheets: Sequence[Sheet], views: Sequence[View], home_branch: int
 ) -> Generator[Message, Any, tuple[list[int], list[Proposals]]]:
     """Looks at several canvases in one forward, each on a branch of its own: the first on
     `home_branch`, whose rows they all begin with. Returns the branches and what each proposes.

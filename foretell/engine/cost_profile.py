@@ -117,7 +117,7 @@ def _measure_lengths(
         if time.perf_counter() - start_time > limit:
             if turn:
                 break
-            # What took so long may have been an executor compiling its graphs: then it is quick
+            # What took so long may have been a backend compiling its graphs: then it is quick
             # from now on.
             repeated_time = _time_forward(model, caches[first_pair[1]], *first_pair)
             if repeated_time > seconds[first_pair][0] / 2:
@@ -186,9 +186,9 @@ def model_traits(model: Model) -> dict[str, str]:
     from foretell import __version__
 
     hf = getattr(model, "hf", None)
-    executor = getattr(getattr(model, "executor", None), "name", "torch")
+    backend = getattr(getattr(model, "backend", None), "name", "torch")
     if getattr(model, "exact_bits", False):
-        executor += ", exact bits"
+        backend += ", exact bits"
     size = 0
     if isinstance(hf, torch.nn.Module):
         from foretell.models.decoder.packed import weight_count
@@ -201,7 +201,7 @@ def model_traits(model: Model) -> dict[str, str]:
     narrow = f"{matrices} and " if matrices else ""
     return {
         "kind": type(hf or model).__name__,
-        "executor": executor,
+        "executor": backend,
         "size": str(size),
         "vocabulary": str(model.vocab),
         "layers": str(len(model.layout)),
@@ -256,7 +256,7 @@ def profile_model(
         with contextlib.suppress(BadFile):  # costs the next start a measurement, nothing else
             write_text(path, json.dumps(document, indent=1))
     costs = Costs(model)
-    costs.sizes = getattr(getattr(model, "executor", None), "sizes", ())
+    costs.sizes = getattr(getattr(model, "backend", None), "sizes", ())
     for size, (near_seconds, far_seconds) in seconds.items():
         slope = max(0.0, (far_seconds - near_seconds) / max(1, lengths[1] - lengths[0]))
         costs.slope[size] = slope

@@ -249,22 +249,20 @@ class Engine:
 
     # --- forwards
 
-    def costs_of(
-        self, model: Model, executor: str = "", layers: Any = None, jobs: int = 1
-    ) -> Costs:
-        """Costs of a model's forwards, by the executor that computes so many jobs or by another.
+    def costs_of(self, model: Model, backend: str = "", layers: Any = None, jobs: int = 1) -> Costs:
+        """Costs of a model's forwards, by the backend that computes so many jobs or by another.
 
         `layers`: where only a part of them runs.
         """
-        key = (model, executor or model.executor_of(jobs), layers)
+        key = (model, backend or model.backend_of(jobs), layers)
         if key not in self.costs:
             self.costs[key] = Costs(model)
         return self.costs[key]
 
     def take_costs(self, model: Model, costs: Costs) -> None:
-        """Costs that were measured beforehand, of the model's usual executor."""
+        """Costs that were measured beforehand, of the model's usual backend."""
         costs.freeze_curve()
-        self.costs[model, model.usual_executor, None] = costs
+        self.costs[model, model.usual_backend, None] = costs
 
     def cache_of(self, live_request: Live, name: str, branch: int) -> Cache:
         """The model's cache of this branch, made on first use."""

@@ -183,7 +183,7 @@ def open_lane(lane: str, ctx: Context, name: str) -> Lane:
     seat = OwnRows(model, ctx)
     if model.reads_target or not getattr(seat.cache, "own_memory", True):
         need = "cache rows in a memory of their own"
-        cure = "load it with executor='torch', or use lane=inline or process"
+        cure = "load it with backend='torch', or use lane=inline or process"
         raise Unsupported.missing_capability(f"lane={lane}", model.name, need, cure)
     if lane == "thread":
         return Beside(ctx, name, seat)

@@ -68,7 +68,7 @@ def drafting_models(
             cache.drop()
         if not is_known:
             requirement = "caches of any length that stand alone, and weights that stay as they are"
-            cure = "load it with executor='torch', use another method, or leave the budget out"
+            cure = "load it with backend='torch', use another method, or leave the budget out"
             raise Unsupported.missing_capability("a budget", models[name].name, requirement, cure)
     direct = request.source is None or isinstance(request.source, Direct)
     if not (strategy.one_text and direct and request.policy is None):

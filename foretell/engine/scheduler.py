@@ -23,7 +23,7 @@ ROWS = 4096  # tokens of steps that share a forward; a single step may have more
 STRETCH = 2.0  # times as long as without texts a step may take, unless seconds are given
 PATIENCE = 32  # forwards of draft models that an ask of the target lets pass
 
-# (open asks, costs by model, executor and layers) -> pairs of an ask that takes part in the next
+# (open asks, costs by model, backend and layers) -> pairs of an ask that takes part in the next
 # forward and how many tokens of its text it may compute
 Waiting = Sequence["OpenAsk"]
 Planned = list[tuple["OpenAsk", int]]
@@ -77,9 +77,9 @@ class FairPlan:
             return CHUNK
         waiting_texts = self.in_turn([open_ask for open_ask in group if open_ask.pending > STEP])
         first_step = steps[0]
-        # With a piece of a text there is one job more, which another executor may compute.
-        executor = first_step.model.executor_of(len(steps) + 1)
-        model_costs = costs.get((first_step.model, executor, first_step.ask.layers))
+        # With a piece of a text there is one job more, which another backend may compute.
+        backend = first_step.model.backend_of(len(steps) + 1)
+        model_costs = costs.get((first_step.model, backend, first_step.ask.layers))
         if not waiting_texts or model_costs is None or not model_costs.seconds:
             return LEAST
         step_size = sum(open_ask.size for open_ask in steps)

@@ -15,7 +15,7 @@ Cost: target 1, amateur 1
 Needs: an amateur with the target's tokenizer; for w, layers that are run one by one here; for g, a
 tokenizer or the instruction's ids
 Trains: an amateur (`foretell train amateur`, or any trainer of LoRA)
-Try: --model MODEL --rows lol:amateur=./FOLDER
+Try: --model MODEL --guidance lol:amateur=./FOLDER
 Differs:
 - the paper was read in its abstract only: the sum, and b, w and g, are what it outlines, with the
 lower layer at half depth; the contrast is the one of its predecessor (Zhang et al.,

@@ -3,7 +3,7 @@ attention that they got.
 
 A policy that evicts decides which rows of a cache stay. Rows change at lengths that committed
 tokens alone decide, and drafts end there; so a text is the same with drafts and without. Between
-two changes the rows are ordinary ones: any executor reads them.
+two changes the rows are ordinary ones: any backend reads them.
 """
 
 from __future__ import annotations

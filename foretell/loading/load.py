@@ -18,13 +18,14 @@ import torch
 from foretell.api.diagnosis import notice_of_missing_head, notice_refusals
 from foretell.api.lm import LM
 from foretell.core.model import Model
+from foretell.core.renamed_options import takes_old_names
 from foretell.engine.remote import model_recipe
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_message_line
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
 from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names
 from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
-from foretell.models import executors as registry
+from foretell.models import backends as registry
 from foretell.models.decoder.packed import WHOLE_NUMBERS
 from foretell.models.weights import check_files, check_tokenizer, cure_of
 from foretell.native import library
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 DEVICES = {"cpu": "a CPU", "cuda": "a CUDA GPU, whose graphs record the steps"}
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
 OWN_VOCAB = "draft_vocab.json"
-LLAMA_CPP = "llama.cpp"  # the executor of .gguf files alone
+LLAMA_CPP = "llama.cpp"  # the backend of .gguf files alone
 
 
 @dataclass
@@ -60,10 +61,11 @@ class _Options:
     device: str
     dtype: str
     exact_bits: bool
-    executor: str
+    backend: str
     trust_remote_code: bool
 
 
+@takes_old_names
 def load(
     source: str | Path = "demo",
     *,
@@ -73,12 +75,12 @@ def load(
     device: str | None = None,
     dtype: str = "auto",
     exact_bits: bool = False,
-    executor: str = "auto",
+    backend: str = "auto",
     revision: str | None = None,
     trust_remote_code: bool = False,
 ) -> LM:
     """Loads a model: `demo`, a name that `foretell fetch` lists, which is fetched where it is not
-    here, a folder in transformers' layout, a hub id, or a .gguf file.
+    here, a folder in transformers' layout, a hub id or a .gguf file. Raises ForetellError.
 
     `models`: other models that methods ask, by name, loaded in the same way; they are in
     `lm.models` and their tokenizers in `lm.tokenizers`. `draft` is short for models={"draft": ...},
@@ -90,9 +92,9 @@ def load(
     of 32, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or auto: as
     stored.
 
-    `executor`: what computes ordinary steps: torch, native (the C library: weights of bfloat16,
-    int8 and int4 on CPUs), openvino (CPUs only), onnxruntime (CPUs only, int8 and int4; what others
-    do quicker it leaves to openvino), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs
+    `backend`: what computes ordinary steps: torch, native (the C library: weights of bfloat16, int8
+    and int4 on CPUs), openvino (CPUs only), onnxruntime (CPUs only, int8 and int4; what others do
+    quicker it leaves to openvino), graphs (torch's operations recorded as CUDA graphs; CUDA GPUs
     only), or auto: the first of native, onnxruntime and openvino that takes the model on a CPU, and
     graphs on a CUDA GPU, else torch. Where one that auto prefers does not take it, a line on stderr
     says so.
@@ -102,9 +104,8 @@ def load(
     models have it by torch with dtype int8 or int4.
 
     A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
-    family by the C library, others by llama.cpp (executor "llama.cpp" for all). With another
-    executor by name its weights are unpacked for that, auto: to bfloat16. Raises BadModel,
-    BadConfig or Unsupported.
+    family by the C library, others by llama.cpp (backend "llama.cpp" for all). With another backend
+    by name its weights are unpacked for that, auto: to bfloat16.
     """
     name = str(source)
     resolved = resolve(name)  # the same, or the folder that a known name stands for
@@ -117,14 +118,14 @@ def load(
         raise Unsupported.missing_capability(
             f"revision={revision!r}", name, "a hub id", "leave revision out"
         )
-    options = check_options(name, dtype, executor, device, exact_bits, trust_remote_code)
-    if _runs_as_file(name, dtype, executor):
-        target = _load_gguf(name, executor, exact_bits)
+    options = check_options(name, dtype, backend, device, exact_bits, trust_remote_code)
+    if _runs_as_file(name, dtype, backend):
+        target = _load_gguf(name, backend, exact_bits)
     else:
         target = _load_model(resolved, name, options, revision)
     if target.trouble:
         message = f"no usable tokenizer ({target.trouble}); prompts must be token ids"
-        warnings.warn(f"{target.path or name}: {message}", ForetellWarning, stacklevel=2)
+        warnings.warn(f"{target.path or name}: {message}", ForetellWarning, stacklevel=3)
     helpers = {
         key: _load_gguf(path) if _is_gguf(path) else _load_model(path, f"{name} ({key})", options)
         for key, path in other_names.items()
@@ -159,16 +160,16 @@ def _own_vocab(draft: _Loaded | None) -> Path | None:
     return vocab_path if vocab_path is not None and vocab_path.is_file() else None
 
 
-def _runs_as_file(source_name: str, dtype: str, executor: str) -> bool:
+def _runs_as_file(source_name: str, dtype: str, backend: str) -> bool:
     """Whether a .gguf file is run in its own formats."""
-    is_native = executor == "native" and dtype == "auto"
-    return _is_gguf(source_name) and (executor in ("auto", LLAMA_CPP) or is_native)
+    is_native = backend == "native" and dtype == "auto"
+    return _is_gguf(source_name) and (backend in ("auto", LLAMA_CPP) or is_native)
 
 
 def check_options(
     name: str,
     dtype: str = "auto",
-    executor: str = "auto",
+    backend: str = "auto",
     device: str | None = None,
     exact_bits: bool = False,
     trust_remote_code: bool = False,
@@ -176,27 +177,27 @@ def check_options(
     """The options of `load` with what they stand for, those of the other models where the target is
     a .gguf file; nothing is loaded. Raises BadConfig or Unsupported for wrong ones.
     """
-    if _runs_as_file(name, dtype, executor):
+    if _runs_as_file(name, dtype, backend):
         _check_gguf(name, device, dtype)
-        device, executor = "cpu", "auto"
+        device, backend = "cpu", "auto"
     dtypes = ("auto", *WHOLE_NUMBERS, *DTYPES)
     if dtype not in dtypes:
         raise BadConfig.field("dtype", dtype, f"one of {', '.join(dtypes)}")
-    executors = ("auto", "torch", *registry.executor_names())
-    if executor not in executors:
-        raise BadConfig.field("executor", executor, f"one of {', '.join(executors)}")
+    backends = ("auto", "torch", *registry.backend_names())
+    if backend not in backends:
+        raise BadConfig.field("backend", backend, f"one of {', '.join(backends)}")
     if exact_bits:
         if dtype not in ("auto", "bfloat16", *WHOLE_NUMBERS):
             raise BadConfig(
                 f"dtype={dtype!r} with exact_bits=True: must be auto, bfloat16, int8 or int4, "
                 "whose products are our own"
             )
-        if executor not in ("auto", "native", "torch"):
+        if backend not in ("auto", "native", "torch"):
             raise BadConfig(
-                f"executor={executor!r} with exact_bits=True: must be auto, native or torch, "
+                f"backend={backend!r} with exact_bits=True: must be auto, native or torch, "
                 "which compute it"
             )
-        if dtype == "auto" and (executor == "torch" or not library.is_available()):
+        if dtype == "auto" and (backend == "torch" or not library.is_available()):
             dtype = "int8"
     if device is None:
         needs_cpu = exact_bits or dtype in WHOLE_NUMBERS
@@ -207,14 +208,14 @@ def check_options(
         raise Unsupported.missing_capability(
             f"dtype={dtype!r}", name, "a CPU", "use bfloat16 there, or device='cpu'"
         )
-    if executor not in ("auto", "torch"):
-        executor_device = registry.device_of(executor)
-        if device_type != executor_device:
-            need = DEVICES.get(executor_device, f"a device of type {executor_device}")
+    if backend not in ("auto", "torch"):
+        backend_device = registry.device_of(backend)
+        if device_type != backend_device:
+            need = DEVICES.get(backend_device, f"a device of type {backend_device}")
             raise Unsupported.missing_capability(
-                f"executor={executor!r}", f"device={device!r}", need, "leave executor out"
+                f"backend={backend!r}", f"device={device!r}", need, "leave backend out"
             )
-    return _Options(device, dtype, exact_bits, executor, trust_remote_code)
+    return _Options(device, dtype, exact_bits, backend, trust_remote_code)
 
 
 def _load_model(name: str, title: str, options: _Options, revision: str | None = None) -> _Loaded:
@@ -236,7 +237,7 @@ def _load_model(name: str, title: str, options: _Options, revision: str | None =
 
 
 def _build_adapter(hf: PreTrainedModel, title: str, options: _Options) -> tuple[Model, Refusals]:
-    """Makes the adapter, computed by what `options.executor` says, and says who refused it."""
+    """Makes the adapter, computed by what `options.backend` says, and says who refused it."""
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.exact import ExactDecoder
     from foretell.models.decoder.fused import fused_blocks
@@ -250,22 +251,22 @@ def _build_adapter(hf: PreTrainedModel, title: str, options: _Options) -> tuple[
     if hf.config.is_encoder_decoder:
         return EncoderDecoder(hf, title), ()
     if fills_canvases(hf.config):
-        check_computed(hf, title, options.executor, options.exact_bits)
+        check_computed(hf, title, options.backend, options.exact_bits)
         if hf.config.model_type == KIND:
             return DiffusionGemma(hf, title), ()
         build = partial(build_denoiser, hf, title)
-        filler, refusals = whole_adapter(build, hf, title, options.executor)
+        filler, refusals = whole_adapter(build, hf, title, options.backend)
         return filler or build_denoiser(hf, title), refusals
-    is_plain = options.executor in ("auto", "torch") and not options.exact_bits
+    is_plain = options.backend in ("auto", "torch") and not options.exact_bits
     if is_plain and reads_pictures(hf):
         return Pictured(hf, title, partial(fused_blocks, owns_weights=True)), ()
     for make_adapter in (own_adapter, recurrent_adapter):
-        model = make_adapter(hf, title, options.exact_bits, options.dtype, options.executor)
+        model = make_adapter(hf, title, options.exact_bits, options.dtype, options.backend)
         if model is not None:
             return model, ()
     device_type = hf.device.type
     make_decoder = partial(Decoder, hf, title, partial(fused_blocks, owns_weights=True))
-    decoder, refusals = whole_adapter(make_decoder, hf, title, options.executor)
+    decoder, refusals = whole_adapter(make_decoder, hf, title, options.backend)
     if decoder is not None:
         return decoder, refusals
     if options.exact_bits:
@@ -273,14 +274,14 @@ def _build_adapter(hf: PreTrainedModel, title: str, options: _Options) -> tuple[
             return ExactDecoder(hf, title), ()
         why = "; ".join(reason for _, reason in refusals) or "products of its own for this model"
         raise Unsupported.missing_capability("exact_bits=True", title, why, "use dtype='int8'")
-    if options.executor != "torch":
-        for candidate, runtime in registry.candidate_runtimes(hf, device_type, options.executor):
-            if runtime.DTYPE is not None and runtime.suits_model(hf, candidate == options.executor):
+    if options.backend != "torch":
+        for candidate, runtime in registry.candidate_runtimes(hf, device_type, options.backend):
+            if runtime.DTYPE is not None and runtime.suits_model(hf, candidate == options.backend):
                 hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
     model = make_decoder()
-    if options.executor != "torch":
-        refusals += hand_over(model, options.executor)
-    if model.executor is None and not model.fused and options.executor in ("auto", "torch"):
+    if options.backend != "torch":
+        refusals += hand_over(model, options.backend)
+    if model.backend is None and not model.fused and options.backend in ("auto", "torch"):
         why = model.blocks_refused or "its layers are of another build than the llama family's"
         refusals += (("fused blocks", why),)
     return model, refusals
@@ -290,27 +291,27 @@ def _is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf") and not Path(name).is_dir()
 
 
-def _load_gguf(source_name: str, executor: str = "auto", exact_bits: bool = False) -> _Loaded:
+def _load_gguf(source_name: str, backend: str = "auto", exact_bits: bool = False) -> _Loaded:
     """Loads a .gguf file in its own formats: by the C library if it can, else by llama.cpp."""
     from foretell.backends import llama_cpp
     from foretell.models.gguf import limits as gguf_limits
 
     refusals: Refusals = ()
     file_path = Path(source_name).expanduser()
-    if executor != LLAMA_CPP:
+    if backend != LLAMA_CPP:
         gguf_limits.check_file(file_path)
         try:
             return _native_gguf(source_name, file_path)
         except LookupError as error:
-            refusals = note_refusal(source_name, "native", error, executor)
+            refusals = note_refusal(source_name, "native", error, backend)
     if exact_bits:
         need = "batch-invariant kernels, which llama.cpp's are not"
-        cure = "leave it out, or name an executor (torch, openvino) and dtype='int8'"
+        cure = "leave it out, or name a backend (torch, openvino) and dtype='int8'"
         raise Unsupported.missing_capability("exact_bits=True", source_name, need, cure)
     try:
         model: Any = llama_cpp.GGUF(file_path)
     except Unsupported as error:
-        reasons = "".join(f"; {executor} does not take it: {why}" for executor, why in refusals)
+        reasons = "".join(f"; {backend} does not take it: {why}" for backend, why in refusals)
         raise Unsupported(f"{error}{reasons}") from error
     return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
@@ -328,13 +329,13 @@ def _native_gguf(title: str, file_path: Path) -> _Loaded:
     except BadModel as error:
         raise LookupError(str(error)) from error
     model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-    model.use(registry.load_runtime("native").make_executor)
+    model.use(registry.load_runtime("native").make_backend)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
 def _check_gguf(name: str, device: str | None, dtype: str) -> None:
     """Refuses by name what has no meaning for a file that is run in its own formats."""
-    cure = "leave it out, or name an executor (torch, openvino), for which the weights are unpacked"
+    cure = "leave it out, or name a backend (torch, openvino), for which the weights are unpacked"
     if device not in (None, "cpu"):
         need = "another runtime: those for its formats are on the CPU"
         raise Unsupported.missing_capability(f"device={device!r}", name, need, cure)
@@ -395,9 +396,8 @@ def _local_folder(name: str) -> Path | None:
     if folder.is_dir():
         return folder
     if name.startswith((".", "/", "~")) or name.count("/") != 1:
-        hint = "give `demo`, a folder with config.json, or a hub id like owner/name"
-        if "/" not in name:
-            hint += f"; of real models, {suggest_names(name, aliases())}"
+        known = "" if "/" in name else f"; of real models, {suggest_names(name, aliases())}"
+        hint = f"give `demo`, a folder with config.json, or a hub id like owner/name{known}"
         raise BadModel(f"{name}: no such folder; {hint}")
     return None
 
@@ -445,7 +445,7 @@ def _read_model(
         raise BadModel(f"{name}: cannot be loaded ({reason}); {cure_of(error, folder)}") from error
     check_whole(name, hf, report)
     if hf.config.is_encoder_decoder:
-        check_plain(name, options.exact_bits, options.executor, options.dtype)
+        check_plain(name, options.exact_bits, options.backend, options.dtype)
     return _place_model(hf, name, options), folder
 
 
@@ -457,7 +457,7 @@ def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, 
     try:
         hf = read_unpacked(file_path, _load_dtype(options) or torch.bfloat16)
     except LookupError as error:
-        cure = "leave executor out, and llama.cpp runs it"
+        cure = "leave backend out, and llama.cpp runs it"
         raise BadModel(f"{source_name}: cannot be unpacked ({error}); {cure}") from error
     return _place_model(hf, source_name, options), file_path
 

@@ -73,14 +73,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "cache_implementation": (None, "dynamic", "static"),
 }
 CACHES = ("past_key_values", "cache_params")  # the latter of models without attention
-KNOWN = {
-    "attention_mask",
-    "position_ids",
-    *CACHES,
-    "use_cache",
-    "logits_to_keep",
-    "cache_position",
-}
+KNOWN = {"attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep", "cache_position"}
 
 
 _turns: WeakKeyDictionary[PreTrainedModel, threading.RLock] = WeakKeyDictionary()

@@ -115,10 +115,7 @@ def pair_models(
 
 
 def trim_draft(
-    model: Model,
-    tokenizer: PreTrainedTokenizerBase | None,
-    path: str | Path,
-    eos: Sequence[int],
+    model: Model, tokenizer: PreTrainedTokenizerBase | None, path: str | Path, eos: Sequence[int]
 ) -> Model:
     """The draft model with rows of the tokens in a file of `foretell trim` alone, and of the ends
     `eos`. Raises BadFile, or Unsupported where its head cannot be cut.

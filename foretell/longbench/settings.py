@@ -41,7 +41,7 @@ class Settings:
     model: str = "demo"
     dtype: str = "auto"
     device: str | None = None
-    executor: str = "auto"
+    backend: str = "auto"
     kv: tuple[str, ...] = ()  # the whole cache is always measured, before these
     budgets: tuple[str, ...] = ()  # numbers of rows, or shares such as 10% or 0.1
     tasks: tuple[str, ...] = ("needles", "keys")

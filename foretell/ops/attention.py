@@ -233,11 +233,7 @@ def _attend_by_library(
 
 
 def _score_keys(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    mask: torch.Tensor | None,
-    scale: float,
-    softcap: float | None,
+    q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor | None, scale: float, softcap: float | None
 ) -> torch.Tensor:
     """The scores (H, n, L) of all keys."""
     heads, node_count, width = q.shape

@@ -17,10 +17,7 @@ SYSTEM = Path("/")
 # A control group's limit and what it has taken, of both versions.
 GROUPS = (
     ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
-    (
-        "sys/fs/cgroup/memory/memory.limit_in_bytes",
-        "sys/fs/cgroup/memory/memory.usage_in_bytes",
-    ),
+    ("sys/fs/cgroup/memory/memory.limit_in_bytes", "sys/fs/cgroup/memory/memory.usage_in_bytes"),
 )
 # numbers of rows that forwards compute; each is at most a third above the one before
 SIZES = (

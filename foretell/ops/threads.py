@@ -57,18 +57,18 @@ def torch_threads(n: int) -> Iterator[None]:
 
 
 def steady_step(step: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Runs an engine's step without gradients, in which torch has one thread if an executor
+    """Runs an engine's step without gradients, in which torch has one thread if a backend
     computes.
 
     Torch's threads would go on spinning after the smallest parallel operation, for some ten
-    milliseconds, on the cores that the executor's forwards need, which made these up to twice as
-    slow. What torch computes in such an executor's place has all its threads again.
+    milliseconds, on the cores that the backend's forwards need, which made these up to twice as
+    slow. What torch computes in such a backend's place has all its threads again.
     """
 
     @wraps(step)
     @torch.inference_mode()
     def quiet(engine: Any) -> Any:
-        if all(getattr(model, "executor", None) is None for model in engine.models.values()):
+        if all(getattr(model, "backend", None) is None for model in engine.models.values()):
             return step(engine)
         thread_count = torch.get_num_threads()
         for model in engine.models.values():

@@ -28,7 +28,7 @@ from typing import Annotated
 
 import torch
 
-from foretell.core.processor import About, Track, Warper
+from foretell.core.processor import About, Processor, Track
 from foretell.core.settings import Range
 from foretell.core.text import Detokenizer
 from foretell.errors import BadConfig
@@ -42,7 +42,7 @@ LOOKED_AT = 1000  # tokens of a row
 
 
 @dataclass(frozen=True)
-class Comments(Warper):
+class Comments(Processor):
     """The settings of comments; with boost=0 nothing changes."""
 
     boost: Annotated[float, Range(0, 1000)] = 50.0  # of the logits of comments and of spaces

@@ -32,7 +32,7 @@ from typing import Annotated
 
 import torch
 
-from foretell.core.processor import About, Track, Warper
+from foretell.core.processor import About, Processor, Track
 from foretell.core.settings import Range
 from foretell.errors import BadConfig
 from foretell.ops.logits import best_and_log_sums
@@ -41,7 +41,7 @@ SMALL = 1e-3  # a score below which its logarithm is continued by a straight lin
 
 
 @dataclass(frozen=True)
-class Momentum(Warper):
+class Momentum(Processor):
     """The settings of momentum decoding; with alpha=0 nothing changes."""
 
     alpha: Annotated[float, Range(0, 100)] = 0.2  # chance that each unit of resistance takes off

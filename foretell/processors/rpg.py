@@ -36,7 +36,7 @@ from typing import Annotated
 
 import torch
 
-from foretell.core.processor import About, Track, Warper
+from foretell.core.processor import About, Processor, Track
 from foretell.core.settings import Range
 from foretell.core.text import Detokenizer
 from foretell.errors import BadConfig
@@ -47,7 +47,7 @@ LARGEST = 14.0  # logarithm of what an end's height is multiplied by at most
 
 
 @dataclass(frozen=True)
-class Rpg(Warper):
+class Rpg(Processor):
     """The settings of the penalty; with decay=1 and boost=1 nothing changes."""
 
     # of the critical token's height, for each round

@@ -231,12 +231,7 @@ class _Watch:
     """Reads what a process answers, and ends it where it goes beyond its limits."""
 
     def __init__(
-        self,
-        process: subprocess.Popen[bytes],
-        pipe: int,
-        folder: Path,
-        limits: Limits,
-        calls: int,
+        self, process: subprocess.Popen[bytes], pipe: int, folder: Path, limits: Limits, calls: int
     ):
         self.process = process
         self.pipe = pipe

@@ -35,7 +35,7 @@ ARGUMENTS = {
     "stop_token_ids": "stop_token_ids",
     "ignore_eos": "ignore_eos",
     "min_new_tokens": "min_tokens",
-    "warp": "warp",
+    "processor": "processor",
 }
 # How an error of ours names an argument, and which field of a request that was.
 FIELDS_OF_ARGUMENTS = ARGUMENTS | {
@@ -46,7 +46,7 @@ FIELDS_OF_ARGUMENTS = ARGUMENTS | {
     "n": "n",
     "method": "method",
     "unknown method": "method",
-    "rows": "rows",
+    "guidance": "guidance",
     "kv": "kv",
     "reward": "reward",
     "budget": "budget",

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
     from foretell.serve.translate import Call
 
 Entry = Mapping[str, Any]  # of Output.logprobs: token, logprob, top
-BESIDE = ("kv", "rows", "warp", "constraint")  # kinds of what changes a text beside its method
+BESIDE = (
+    "kv",
+    "guidance",
+    "processor",
+    "constraint",
+)  # kinds of what changes a text beside its method
 Scores = Sequence[Sequence[Entry]]  # of each prompt, from its second token on
 
 
@@ -121,12 +126,7 @@ class Answer:
         }
 
     def _make_head(self, kind: str) -> dict[str, Any]:
-        return {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.served.name,
-        }
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.served.name}
 
     def _make_choice(self, index: int, output: Output, scores: Scores | None) -> dict[str, Any]:
         raise NotImplementedError
@@ -427,11 +427,7 @@ class Chat(Answer):
 
 def _format_sample(output: Output) -> dict[str, Any]:
     """Formats one of the texts that a method found, the answer among them."""
-    return {
-        "text": output.text,
-        "finish_reason": output.finish_reason,
-        "score": output.score,
-    }
+    return {"text": output.text, "finish_reason": output.finish_reason, "score": output.score}
 
 
 def answer_for(served: Served, request: Request, call: Call) -> Answer:

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 from foretell.api.contexts import KIND
+from foretell.core.renamed_options import rename_options
 from foretell.serve.errors import ApiError
 
 LONGEST_NAME = 64  # of an unknown field, as it is told
@@ -75,6 +76,7 @@ class Fields(BaseModel):
     def _refuse_unsupported(cls, body: Any) -> Any:
         if not isinstance(body, Mapping):
             return body
+        body = rename_options(body, cls.model_fields, "the field {}")
         for field_name, harmless_values in cls.without.items():
             field_value = body.get(field_name)
             if field_value is not None and not any(
@@ -197,7 +199,7 @@ class Request(Fields):
     ignore_eos: bool | None = None
     bad_words: Annotated[list[Words], Field(max_length=256)] | None = None
     structured_outputs: StructuredOutputs | None = None
-    rows: Words | None = None
+    guidance: Words | None = None
     kv: Words | None = None
     # Texts that are read apart, each behind the prefix, and before what is asked.
     contexts: Annotated[list[Passage], Field(min_length=1, max_length=4096)] | None = None
@@ -205,7 +207,7 @@ class Request(Fields):
     expand: Annotated[list[Count], Field(max_length=4096)] | None = None
     reward: Words | None = None
     budget: Words | None = None
-    warp: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    processor: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     constraint: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     trace: bool | None = None
 

@@ -30,13 +30,13 @@ class Served:
     @property
     def computed_by(self) -> str:
         """The name of what computes the target's forwards."""
-        return self.lm.models["target"].usual_executor
+        return self.lm.models["target"].usual_backend
 
     def describe_method(
         self, method: str, reward: Any = None, part_specs: Mapping[str, str | None] | None = None
     ) -> tuple[str, str]:
         """Returns the name of a method, `auto` resolved, and what it guarantees with `part_specs`
-        beside it: of each kind (kv, rows, warp, constraint) a spec. `reward`: what it chooses by,
+        beside it, of each kind (kv, guidance, processor, constraint). `reward`: what it chooses by,
         which some methods cannot be made without.
         """
         name, strategy = self.lm.resolve(method, reward)

@@ -14,20 +14,15 @@ from foretell.core.spending import spending_of
 from foretell.errors import BadConfig, BadModel, ForetellError, PromptTooLong
 from foretell.serve.chats import chat_prompt
 from foretell.serve.errors import ARGUMENTS, ApiError, of_ours
-from foretell.serve.schemas import (
-    ChatRequest,
-    CompletionRequest,
-    Request,
-    StructuredOutputs,
-)
+from foretell.serve.schemas import ChatRequest, CompletionRequest, Request, StructuredOutputs
 from foretell.spec import (
     build_cache_policy,
     build_constraint,
+    build_guidance,
     build_method,
+    build_processors,
     build_reward,
-    build_warpers,
     iterate_fields,
-    rows_source,
     split_methods,
     strip_parentheses,
 )
@@ -226,16 +221,14 @@ def _encode_prompt(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[l
     contexts. Raises ApiError.
     """
     target = lm.models["target"]
-    kv = None
     try:
         if isinstance(prompt, Contexts):
             field = "contexts"
             if spec is not None:
                 _refuse_files("kv", spec)  # before a policy reads any
-            ids, kv = lm.read_apart(prompt, spec)
-        else:
-            reads_source = "source" in target.caps  # whose length the encoder decides
-            ids = lm.prompt_ids(prompt, None if reads_source else target.context - 1)
+        reads_source = "source" in target.caps  # whose length the encoder decides
+        most = None if reads_source else target.context - 1
+        ids, kv = lm.read_apart(prompt, spec, most)
     except PromptTooLong as error:
         raise ApiError(f"{field}: {error}", field, "context_length_exceeded") from None
     except (BadConfig, BadModel) as error:  # a text without a tokenizer
@@ -329,9 +322,7 @@ def _check_lengths(request: Request, ids: Sequence[Sequence[int]], bounds: Bound
     if max_answer is not None and asked_tokens is not None and asked_tokens > max_answer:
         field = "max_tokens" if request.max_tokens is not None else "max_completion_tokens"
         raise ApiError(
-            f"{field}: this server gives at most {max_answer} tokens",
-            field,
-            "invalid_value",
+            f"{field}: this server gives at most {max_answer} tokens", field, "invalid_value"
         )
 
 
@@ -408,14 +399,14 @@ def _resolve_strategy(lm: LM, method: str, reward: Any) -> Any:
 
 
 def _method_parts(request: Request, tests_file: str) -> dict[str, Any]:
-    """Collects the specs that go with the method: a source of rows, warpers, a reward. They are
+    """Collects the specs that go with the method: a source of rows, processors, a reward. They are
     checked here so that a fault is known by its field. Raises ApiError.
     """
     method_parts: dict[str, Any] = {}
     for field, build_part in (
-        ("rows", rows_source),
+        ("guidance", build_guidance),
         ("kv", build_cache_policy),
-        ("warp", build_warpers),
+        ("processor", build_processors),
         ("reward", build_reward),
         ("budget", spending_of),
     ):

@@ -44,12 +44,5 @@ class ToyScholar:
         toy: Toy = self.model.base
         noise = 0.2 + 0.8 * float(self.seen >> np.uint64(11)) * 2.0**-53
         return Toy(
-            toy.vocab,
-            toy.seed,
-            noise,
-            toy.sharpness,
-            toy.context,
-            toy.copy,
-            toy.window,
-            toy.name,
+            toy.vocab, toy.seed, noise, toy.sharpness, toy.context, toy.copy, toy.window, toy.name
         )

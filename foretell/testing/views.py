@@ -5,7 +5,7 @@
     Scored     has another head: rows are scores, such as a reward or a value
 
 A view is a Model with its own caches and calls, so it stands beside its decoder in an engine. What
-it is made of may itself be a view. torch computes it; the decoder's executor is not asked.
+it is made of may itself be a view. torch computes it; the decoder's backend is not asked.
 """
 
 from __future__ import annotations

@@ -258,11 +258,7 @@ def reveal_masks(
 
 
 def drafter_loss(
-    model: MarianMTModel,
-    pairs: list[Pair],
-    k: int,
-    share: float,
-    generator: random.Random,
+    model: MarianMTModel, pairs: list[Pair], k: int, share: float, generator: random.Random
 ) -> torch.Tensor:
     """Mean cross entropy of what the masks hide."""
     config, device = model.config, model.device
@@ -339,9 +335,7 @@ def measure_methods(folder: Path, held_back: list[Pair], k: int) -> dict[str, di
     longest = 2 * max(len(right_answers) for _, right_answers in held_back)
     for spec in SPECS:
         outputs = lm.generate(
-            [wrong_ids for wrong_ids, _ in held_back],
-            spec.format(k=k),
-            max_new_tokens=longest,
+            [wrong_ids for wrong_ids, _ in held_back], spec.format(k=k), max_new_tokens=longest
         )
         answers = [out.tokens for out in outputs]
         plain_answers = plain_answers or answers

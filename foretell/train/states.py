@@ -59,7 +59,7 @@ def write_states(
     `metadata`: what tells the target, beside the taps. Raises Unsupported, BadFile.
     """
     if "taps" not in model.caps:
-        cure = "load it with executor='torch', or another number format"
+        cure = "load it with backend='torch', or another number format"
         raise Unsupported.missing_capability("train head", model.name, "hidden states", cure)
     folder.mkdir(parents=True, exist_ok=True)
     file_metadata = {**metadata, "taps": json.dumps(list(taps))}

@@ -51,7 +51,7 @@ class Side:
             "opened": self.load_s,
             "path": str(self.lm.path) if self.lm.path else None,
             "eos": list(self.lm.engine.eos),
-            "executor": getattr(getattr(target, "executor", None), "name", "torch"),
+            "executor": getattr(getattr(target, "backend", None), "name", "torch"),
             "weights": weight_bytes(target),
         }
 

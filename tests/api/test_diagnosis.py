@@ -32,24 +32,24 @@ def test_every_model_is_reported() -> None:
     )
     assert (draft.name, draft.family, draft.loop, draft.fused) == ("draft", "gpt2", False, False)
     (toy,) = diagnose(foretell.LM(Toy(5)))
-    assert (toy.family, toy.executor, toy.vocab) == ("toy", "torch", 5)
+    assert (toy.family, toy.backend, toy.vocab) == ("toy", "torch", 5)
 
 
 def test_who_is_refused_is_said_once_on_stderr(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """GPT-2's layers cannot be called one by one, which every executor but torch needs."""
+    """GPT-2's layers cannot be called one by one, which every backend but torch needs."""
     path = tiny.save(tiny.gpt2(), tmp_path / "gpt2")
     lm = foretell.load(path)
     (report,) = diagnose(lm)
     (first, why), (second, _) = report.refusals
-    assert (first, second, report.executor) == ("openvino", "fused blocks", "torch") and why
+    assert (first, second, report.backend) == ("openvino", "fused blocks", "torch") and why
     said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("note: ")]
     assert len(said) == 1 and f"{path} is computed by torch: openvino does not take it" in said[0]
     assert f"({why})" in said[0] and f"`foretell doctor {path}`" in said[0]
     foretell.load(path)
     assert "note:" not in capsys.readouterr().err
-    foretell.load(path, executor="torch")
+    foretell.load(path, backend="torch")
     assert "openvino" not in capsys.readouterr().err
 
 
@@ -57,7 +57,7 @@ def test_nothing_is_said_where_nothing_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tiny.save(tiny.llama(), tmp_path / "llama")
-    lm = foretell.load(path, executor="torch", models={"other": path})
+    lm = foretell.load(path, backend="torch", models={"other": path})
     assert "note:" not in capsys.readouterr().err
     assert [report.refusals for report in diagnose(lm)] == [(), ()]
 
@@ -67,5 +67,5 @@ def test_a_gguf_file_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[s
     pytest.importorskip("gguf", reason="needs the package gguf, to write files")
     lm = foretell.load(tiny.gguf(tiny.llama(), tmp_path / "tiny.gguf"))
     (report,) = diagnose(lm)
-    assert (report.executor, report.family, report.layers) == ("llama.cpp", "llama", 2)
+    assert (report.backend, report.family, report.layers) == ("llama.cpp", "llama", 2)
     assert not report.refusals and "note:" not in capsys.readouterr().err

@@ -15,14 +15,14 @@ from transformers import DynamicCache, PreTrainedModel
 import foretell
 from foretell import LM
 from foretell.api.editor import Editor
-from foretell.backends.openvino import OpenVinoExecutor
+from foretell.backends.openvino import OpenVinoBackend
 from foretell.cache.policy import Segment
 from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
 from foretell.engine import prefix_cache as reuse
 from foretell.errors import BadConfig, BadModel, PromptTooLong, Unsupported
 from foretell.models.decoder.packed import pack_layers
 from tests import tiny
-from tests.cache.test_executors import missing
+from tests.cache.test_backends import missing
 
 TEXT = "def add(a, b):\n    return a + b\n\n\nprint(add(1, 2))\n"
 NEAR = 1e-12
@@ -332,7 +332,7 @@ def test_completions_that_run_are_not_touched_by_edits() -> None:
 def test_who_reads_no_shared_rows_copies_them() -> None:
     lm, other = tiny.lm(draft=False), tiny.lm(draft=False)
     target: Any = lm.models["target"]
-    target.use(OpenVinoExecutor)
+    target.use(OpenVinoBackend)
     assert not target.reads_segments
     editors = [one.editor(TEXT, "plain") for one in (lm, other)]
     for editor in editors:

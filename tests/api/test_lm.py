@@ -525,13 +525,13 @@ WRONG: list[dict[str, Any]] = [
     {"bad_words": [[]]},
     {"bad_words": [""]},
     {"bad_words": [[10**6]]},
-    {"rows": 3},
-    {"rows": ""},
-    {"rows": "momentum"},
-    {"warp": 3},
-    {"warp": ""},
-    {"warp": ["momentum", 3]},
-    {"warp": "cfg"},
+    {"guidance": 3},
+    {"guidance": ""},
+    {"guidance": "momentum"},
+    {"processor": 3},
+    {"processor": ""},
+    {"processor": ["momentum", 3]},
+    {"processor": "cfg"},
     {"logits_processors": 3},
     {"logits_processors": ["x"]},
 ]
@@ -742,24 +742,26 @@ def test_rows_and_warpers_are_arguments_like_others() -> None:
     """One value, or one a prompt; specs or objects."""
     prompts = [CODE, PROSE, CODE]
     rows = ["cfg:g=2", None, Cfg(g=2.0)]
-    warp = [None, "momentum+rpg", (Momentum(), Rpg())]
+    processor = [None, "momentum+rpg", (Momentum(), Rpg())]
     for method in ("plain", "suffix:nodes=4"):
-        many = SHARED.generate(prompts, method, max_new_tokens=16, rows=rows, warp=warp)
-        for prompt, source, warpers, got in zip(prompts, rows, warp, many, strict=True):
-            alone = one(prompt, "plain", max_new_tokens=16, rows=source, warp=warpers)
+        many = SHARED.generate(
+            prompts, method, max_new_tokens=16, guidance=rows, processor=processor
+        )
+        for prompt, source, processors, got in zip(prompts, rows, processor, many, strict=True):
+            alone = one(prompt, "plain", max_new_tokens=16, guidance=source, processor=processors)
             assert same(got, alone)
         assert not same(many[0], one(max_new_tokens=16))
-    assert same(one(warp=Momentum()), one(warp="momentum"))
-    assert same(one(rows=None, warp=None), one())
+    assert same(one(processor=Momentum()), one(processor="momentum"))
+    assert same(one(guidance=None, processor=None), one())
 
 
 def test_strategies_that_read_the_target_themselves_refuse_other_rows() -> None:
     for method in ("beam", "diverse-beam", "superposed", "skipdecode", "mirror"):
         with pytest.raises(BadConfig, match=f"{method} reads the target"):
-            one(method=method, rows="cfg:g=2")
+            one(method=method, guidance="cfg:g=2")
     for method in ("adadec", "first-finish", "entropy-switch:tau=-inf", "pearl"):
         more = {"temperature": 1.0} if method == "first-finish" else {}
-        assert len(one(method=method, rows="cfg:g=2", ignore_eos=True, **more).tokens) == 12
+        assert len(one(method=method, guidance="cfg:g=2", ignore_eos=True, **more).tokens) == 12
 
 
 def test_greedy_is_transformers_greedy() -> None:

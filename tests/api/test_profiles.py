@@ -86,9 +86,7 @@ def test_other_models_have_other_conditions() -> None:
     assert other.auto == AUTO, "a model nobody tuned has no profile that could differ"
 
 
-def test_other_machines_and_versions_have_other_conditions(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_other_machines_and_versions_have_other_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     profile_of(tiny.lm())
     with monkeypatch.context() as patch:
         patch.setattr(foretell, "__version__", "9.9")

@@ -26,11 +26,7 @@ class OneRow:
 
 
 def difference(
-    row: list[float],
-    dtype: torch.dtype,
-    output: list[int],
-    plain: list[int],
-    narrow: bool = False,
+    row: list[float], dtype: torch.dtype, output: list[int], plain: list[int], narrow: bool = False
 ) -> Check:
     live = SimpleNamespace(ctx=SimpleNamespace(output=output, stats=Stats()))
     models: Any = {"target": OneRow(row, narrow)}

@@ -1,4 +1,4 @@
-"""The audited models are those that are served, executors and their fallbacks included."""
+"""The audited models are those that are served, backends and their fallbacks included."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 import torch
 
 from foretell.api.lm import LM
-from foretell.audit.copies import executor_names, float32_copy, served_copy
+from foretell.audit.copies import backend_names, float32_copy, served_copy
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.tree import TokenTree
 from foretell.loading.wrap import wrap
-from foretell.models import executors as registry
+from foretell.models import backends as registry
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.packed import PackedLinear, pack_layers
 from foretell.testing.toy import Toy
@@ -25,7 +25,7 @@ from tests import tiny
 
 
 class Plain:
-    """An executor that leaves every step to torch."""
+    """A backend that leaves every step to torch."""
 
     name = "plain"
     size = 0
@@ -78,16 +78,16 @@ class Exact(Narrow):
 
 
 class First(Plain):
-    """One that leaves to another executor what it does not compute."""
+    """One that leaves to another backend what it does not compute."""
 
     name = "first"
 
 
 @pytest.fixture(autouse=True)
 def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The registry knows these executors."""
+    """The registry knows these backends."""
     makers = {
-        kind.name: SimpleNamespace(make_executor=kind) for kind in (Plain, Narrow, Exact, First)
+        kind.name: SimpleNamespace(make_backend=kind) for kind in (Plain, Narrow, Exact, First)
     }
     monkeypatch.setattr(registry, "load_runtime", makers.__getitem__)
 
@@ -101,41 +101,41 @@ def served(*, fallback: bool, draft: bool = False) -> LM:
         if fallback:
             model.use(Plain)
         make: Any = First
-        model.use(partial(make, fallback=model.executor))
+        model.use(partial(make, fallback=model.backend))
     return lm
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-def test_the_copy_has_the_executors_and_their_fallback(fallback: bool) -> None:
+def test_the_copy_has_the_backends_and_their_fallback(fallback: bool) -> None:
     lm = served(fallback=fallback, draft=True)
     copy = float32_copy(lm)
     assert copy.dtype == torch.float32
     for name, model in copy.models.items():
         assert isinstance(model, Decoder) and model.dtype == torch.float32
-        executor: Any = model.executor
-        assert type(executor) is First and executor.dtype == torch.float32
-        assert executor is not lm.models[name].executor  # type: ignore[attr-defined]
-        assert type(executor.fallback) is (Plain if fallback else type(None))
+        backend: Any = model.backend
+        assert type(backend) is First and backend.dtype == torch.float32
+        assert backend is not lm.models[name].backend  # type: ignore[attr-defined]
+        assert type(backend.fallback) is (Plain if fallback else type(None))
     names = "first, else plain, else torch" if fallback else "first, else torch"
-    assert copy.executor == served_copy(lm).executor == names
+    assert copy.backend == served_copy(lm).backend == names
 
 
 def test_a_model_on_torch_stays_there() -> None:
     lm = tiny.lm(torch.bfloat16)
-    assert float32_copy(lm).executor == served_copy(lm).executor == "torch"
+    assert float32_copy(lm).backend == served_copy(lm).backend == "torch"
 
 
-def test_an_executor_that_refuses_float32_is_named_with_its_reason() -> None:
+def test_an_backend_that_refuses_float32_is_named_with_its_reason() -> None:
     lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), name="tiny")
     lm.models["target"].use(Narrow)  # type: ignore[attr-defined]
     copy = float32_copy(lm)
-    assert copy.models["target"].executor is None  # type: ignore[attr-defined]
-    assert copy.executor == (
+    assert copy.models["target"].backend is None  # type: ignore[attr-defined]
+    assert copy.backend == (
         "torch; narrow refuses the target model in float32: it does not compute in torch.float32"
     )
 
 
-def test_exact_bits_of_an_executor_are_not_asked_of_torch_in_its_place() -> None:
+def test_exact_bits_of_an_backend_are_not_asked_of_torch_in_its_place() -> None:
     """Its copy is an ordinary decoder: what is exact in torch needs weights of 8 or 4 bits."""
     lm = served(fallback=False, draft=True)
     for model in lm.models.values():
@@ -145,8 +145,8 @@ def test_exact_bits_of_an_executor_are_not_asked_of_torch_in_its_place() -> None
     copy = float32_copy(lm)
     for model in copy.models.values():
         assert isinstance(model, Decoder) and model.dtype == torch.float32
-        assert model.executor is None and not model.exact_bits
-    assert copy.executor == (
+        assert model.backend is None and not model.exact_bits
+    assert copy.backend == (
         "torch; exact refuses the target model in float32: it does not compute in torch.float32"
         "; exact refuses the draft model in float32: it does not compute in torch.float32"
     )
@@ -182,7 +182,7 @@ def test_a_copy_keeps_name_tokenizer_and_other_models() -> None:
 
 
 def test_a_model_of_another_runtime_is_named_by_itself() -> None:
-    assert executor_names(Toy(name="other")) == "other"
+    assert backend_names(Toy(name="other")) == "other"
 
 
 def test_a_draft_model_without_weights_to_widen_is_kept() -> None:

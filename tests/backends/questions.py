@@ -1,4 +1,4 @@
-"""What every executor is asked, beside torch."""
+"""What every backend is asked, beside torch."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ def close(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
     return bool((ours - theirs).abs().max() <= 1e-4 * theirs.abs().max())
 
 
-def executor_logits(model: Decoder, jobs: list[Job]) -> torch.Tensor | None:
-    """The logits that the executor computes; None: it leaves these jobs to torch."""
-    assert model.executor is not None
-    computed = model.executor(jobs, torch.get_num_threads())
+def backend_logits(model: Decoder, jobs: list[Job]) -> torch.Tensor | None:
+    """The logits that the backend computes; None: it leaves these jobs to torch."""
+    assert model.backend is not None
+    computed = model.backend(jobs, torch.get_num_threads())
     return None if computed is None else computed.logits
 
 
@@ -81,10 +81,10 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor, tolerance: float) -> bool:
 
 
 def computed_by(model: Decoder) -> Any:
-    """The executor, whose next forward can be noticed by its size."""
-    assert model.executor is not None
-    model.executor.size = 0
-    return model.executor
+    """The backend, whose next forward can be noticed by its size."""
+    assert model.backend is not None
+    model.backend.size = 0
+    return model.backend
 
 
 def hidden_states_are_those_of_torch(
@@ -92,7 +92,7 @@ def hidden_states_are_those_of_torch(
 ) -> None:
     """Of single nodes, chains and trees, below nothing and below a text, in batches and in pieces.
 
-    `longest`: a text of so many tokens is still the executor's.
+    `longest`: a text of so many tokens is still the backend's.
     """
     taps = (0, 1, len(quick.layout))
     text = [(7 * i) % 300 for i in range(20)]
@@ -100,10 +100,8 @@ def hidden_states_are_those_of_torch(
     wide = TokenTree(last).chain([3, 4]).chain([5, 6], at=0).chain([8, 9, 10], at=1)
     trees = [TokenTree(last), TokenTree(last).chain([3, 4, 5]), wide]
 
-    def same(
-        ask: Ask, tokens: list[int], caches: tuple[Any, Any], by_executor: bool = True
-    ) -> None:
-        executor = computed_by(quick)
+    def same(ask: Ask, tokens: list[int], caches: tuple[Any, Any], by_backend: bool = True) -> None:
+        backend = computed_by(quick)
         ours, theirs = (
             answer(model, cache, ask, tokens)
             for model, cache in zip((quick, slow), caches, strict=True)
@@ -112,7 +110,7 @@ def hidden_states_are_those_of_torch(
         assert agree(ours.logits, theirs.logits, tolerance)
         for tap in ask.taps:
             assert agree(ours.hidden[tap], theirs.hidden[tap], tolerance), tap
-        assert bool(executor.size) == by_executor
+        assert bool(backend.size) == by_backend
 
     for tree in trees:
         for rows in (None, [], [len(tree) - 1]):
@@ -134,9 +132,9 @@ def hidden_states_are_those_of_torch(
     if batches:
         for several in ([wide, trees[1]], [trees[0], trees[0]], [trees[1], wide]):
             jobs = [quick.cache().prepare(Ask(tree, taps=taps), text, 999)[0] for tree in several]
-            executor = computed_by(quick)
+            backend = computed_by(quick)
             replies = quick.forward(jobs)
-            assert executor.size
+            assert backend.size
             for tree, reply in zip(several, replies, strict=True):
                 theirs = answer(slow, slow.cache(), Ask(tree, taps=taps), text)
                 for tap in taps:
@@ -156,14 +154,14 @@ def hidden_states_are_those_of_torch(
 
 def refuses_what_is_not_plain(quick: Decoder) -> None:
     """Alone, and beside a plain job."""
-    assert quick.executor is not None
+    assert quick.backend is not None
     text = [5, 6, 7]
     subset = quick.cache().prepare(Ask(TokenTree(7), layers=(0,)), text, 999)[0]
     given = Ask(TokenTree(7), states=quick.embed([7]))
     entered = quick.cache().prepare(given, text, 999)[0]
     plain = quick.cache().prepare(Ask(TokenTree(7)), text, 999)[0]
     for jobs in ([subset], [entered], [plain, subset], [entered, plain]):
-        assert quick.executor(jobs, torch.get_num_threads()) is None
+        assert quick.backend(jobs, torch.get_num_threads()) is None
 
 
 def other_texts_stay_the_same(lm: LM) -> None:
@@ -180,7 +178,7 @@ def other_texts_stay_the_same(lm: LM) -> None:
     before = texts()
     model = lm.models["target"]
     assert isinstance(model, Decoder)
-    executor = computed_by(model)
+    backend = computed_by(model)
     answer(model, model.cache(), Ask(TokenTree(7), taps=(1,)), [5, 6, 7])
-    assert executor.size
+    assert backend.size
     assert texts() == before

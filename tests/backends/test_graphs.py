@@ -17,15 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import foretell
 from foretell import LM, wrap
 from foretell.backends import graphs as module
-from foretell.backends.graphs import (
-    KEPT,
-    SIZES,
-    SPAN,
-    SPARE,
-    CudaGraphs,
-    FixedCache,
-    GraphsExecutor,
-)
+from foretell.backends.graphs import KEPT, SIZES, SPAN, SPARE, CudaGraphs, FixedCache, GraphsBackend
 from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
@@ -54,7 +46,7 @@ from tests.models.decoder.test_families import (
 )
 from tests.tiny import CONTEXT, llama, tokenizer
 
-eager = partial(GraphsExecutor, record=None)
+eager = partial(GraphsBackend, record=None)
 
 
 class Tape:
@@ -74,10 +66,10 @@ class Tape:
         return replay
 
 
-def used(model: Decoder, make: Any = eager) -> tuple[Decoder, GraphsExecutor]:
+def used(model: Decoder, make: Any = eager) -> tuple[Decoder, GraphsBackend]:
     model.use(make)
-    assert isinstance(model.executor, GraphsExecutor)
-    return model, model.executor
+    assert isinstance(model.backend, GraphsBackend)
+    return model, model.backend
 
 
 @cache
@@ -145,7 +137,7 @@ def test_a_tree_that_grows_sees_the_scratch_rows_it_stands_on(family: str) -> No
 
 @torch.inference_mode()
 def test_every_size_and_rows_asked_for_and_prompts_in_pieces() -> None:
-    quick, executor = used(Decoder(llama(), "tiny", fused_blocks))
+    quick, backend = used(Decoder(llama(), "tiny", fused_blocks))
     slow = Decoder(llama(), "tiny")
     tokens = [(7 * i) % 300 for i in range(20)]
     for count in range(1, SIZES[-1] + 1):
@@ -164,7 +156,7 @@ def test_every_size_and_rows_asked_for_and_prompts_in_pieces() -> None:
             assert ours.nodes == theirs.nodes and ours.logits.shape == theirs.logits.shape
             assert torch.allclose(ours.logits, theirs.logits, atol=1e-4)
         size = next(s for s in SIZES if s >= count)
-        assert executor.size == quick.width == size
+        assert backend.size == quick.width == size
         one.drop()
     one, two = quick.cache(), slow.cache()
     for chunk in (5, 64):
@@ -176,23 +168,20 @@ def test_every_size_and_rows_asked_for_and_prompts_in_pieces() -> None:
 
 @torch.inference_mode()
 def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
-    quick, executor = used(Decoder(llama(), "tiny", fused_blocks))
+    quick, backend = used(Decoder(llama(), "tiny", fused_blocks))
     slow, tokens = Decoder(llama(), "tiny"), [i % 300 for i in range(SIZES[-1] + 9)]
     one, two, other = quick.cache(), slow.cache(), quick.cache()
-    executor.size = 0
-    for ask in (
-        Ask(TokenTree(tokens[-1])),
-        Ask(TokenTree(tokens[-1]).chain([2]), layers=(0,)),
-    ):
+    backend.size = 0
+    for ask in (Ask(TokenTree(tokens[-1])), Ask(TokenTree(tokens[-1]).chain([2]), layers=(0,))):
         ours, theirs = answer(quick, one, ask, tokens), answer(slow, two, ask, tokens)
-        assert not executor.size and close(ours.logits, theirs.logits)
+        assert not backend.size and close(ours.logits, theirs.logits)
     jobs = [
         kept.prepare(Ask(TokenTree(9)), text, 99)[0]
         for kept, text in ((one, [*tokens, 9]), (other, [3, 9]))
     ]
     assert all(job.rows for job in jobs)
     for reply, text in zip(quick.forward(jobs), ([*tokens, 9], [3, 9]), strict=True):
-        assert not executor.size and close(reply.logits, slow.score(text))
+        assert not backend.size and close(reply.logits, slow.score(text))
     wide = TokenTree(9)
     for i in range(
         1, SPAN - 20
@@ -201,11 +190,11 @@ def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
     for sized, level in ((0, SPAN - 20), (1, SPAN - 1), (0, SPAN)):
         while len(wide) < level:
             wide.add(len(wide) - 1, len(wide))
-        executor.size = 0
+        backend.size = 0
         ours = answer(quick, other, Ask(wide, rows=[level - 1]), [3, 9])
         assert close(ours.logits, slow.score([3, 9, *wide.tokens_to(level - 1)]))
-        assert bool(executor.size) == bool(sized)
-    executor.size = 0
+        assert bool(backend.size) == bool(sized)
+    backend.size = 0
     for stranger in (
         foretell.cache.cache.Cache(quick.layout, quick.dtype, quick.device),
         used(slow)[0].cache(),
@@ -213,14 +202,14 @@ def test_what_is_not_fixed_is_torch_s_in_the_same_memory() -> None:
         wanted = Decoder(llama(), "tiny").score([4, 5])
         assert (
             close(answer(quick, stranger, Ask(TokenTree(5)), [4, 5]).logits, wanted)
-            and not executor.size
+            and not backend.size
         )
 
 
 @torch.inference_mode()
 def test_a_cache_that_grows_and_its_forks_keep_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GraphsExecutor, "start", 4)
-    quick, executor = used(Decoder(tiny("gemma2"), "gemma2"))
+    monkeypatch.setattr(GraphsBackend, "start", 4)
+    quick, backend = used(Decoder(tiny("gemma2"), "gemma2"))
     slow, one, text = decoder("gemma2"), quick.cache(), [5]
     seen = set()
     for i in range(40):
@@ -238,8 +227,7 @@ def test_a_cache_that_grows_and_its_forks_keep_their_rows(monkeypatch: pytest.Mo
     assert seen == {4, 8, 16, 32, 64}
     one.drop()
     assert all(
-        len(executor.free_memories[c]) == executor.kept_counts[c] <= KEPT
-        for c in executor.kept_counts
+        len(backend.free_memories[c]) == backend.kept_counts[c] <= KEPT for c in backend.kept_counts
     )
 
 
@@ -249,14 +237,14 @@ def test_nothing_leaks_from_rows_and_nodes_that_do_not_count() -> None:
     other row changes.
     """
     for family in ("llama", "gemma2", "gpt_oss"):
-        model, executor = used(Decoder(tiny(family), family, fused_blocks))
+        model, backend = used(Decoder(tiny(family), family, fused_blocks))
         tokens, tree = (
             PROMPTS[1],
             TokenTree(PROMPTS[1][-1]).chain([3, 4, 5]).chain([6, 7]).chain([8], at=1),
         )  # 7 of 8
         logits = []
         for junk in (0.0, 1e3, -7.0):
-            one = executor.cache()
+            one = backend.cache()
             answer(model, one, Ask(TokenTree(tokens[-2])), tokens[:-1])
             wide = TokenTree(tokens[-1]).chain(range(10, 16))
             answer(model, one, Ask(wide), tokens)
@@ -271,7 +259,7 @@ def test_nothing_leaks_from_rows_and_nodes_that_do_not_count() -> None:
                 part[:, job.start :] = junk
             before = [part.clone() for part in parts(one)]
             logits.append(model.forward([job])[0].logits)
-            assert executor.size == 8 > n
+            assert backend.size == 8 > n
             for part, old in zip(parts(one), before, strict=True):
                 assert part.shape[1] == one.capacity + SPARE
                 changed = (part != old).flatten(2).any(-1).any(0).nonzero()[:, 0].tolist()
@@ -282,7 +270,7 @@ def test_nothing_leaks_from_rows_and_nodes_that_do_not_count() -> None:
 
 @torch.inference_mode()
 def test_a_request_leaves_nothing_to_the_next_one() -> None:
-    model, executor = used(Decoder(llama(), "tiny", fused_blocks))
+    model, backend = used(Decoder(llama(), "tiny", fused_blocks))
     text, wanted = [3, 1, 4, 1, 5], None
     for _ in range(3):
         one = model.cache()
@@ -292,7 +280,7 @@ def test_a_request_leaves_nothing_to_the_next_one() -> None:
         for part in parts(one):
             part.fill_(torch.nan)  # a request that went wrong
         one.drop()
-    assert executor.kept_counts == {256: 1}
+    assert backend.kept_counts == {256: 1}
 
 
 @torch.inference_mode()
@@ -310,7 +298,7 @@ def test_a_fork_that_outlives_its_origin_keeps_the_rows() -> None:
 
 
 def test_memory_comes_back_when_nobody_holds_it() -> None:
-    model, executor = used(Decoder(llama(), "tiny", fused_blocks))
+    model, backend = used(Decoder(llama(), "tiny", fused_blocks))
 
     def address(kept: Any) -> int:
         return int(parts(kept)[0].data_ptr())
@@ -325,22 +313,22 @@ def test_memory_comes_back_when_nobody_holds_it() -> None:
     three = model.cache()
     assert address(three) == first
     many = [model.cache() for _ in range(3)]  # more than are kept
-    assert len({address(c) for c in [two, three, *many]}) == 5 and executor.kept_counts == {
+    assert len({address(c) for c in [two, three, *many]}) == 5 and backend.kept_counts == {
         256: KEPT
     }
     with torch.inference_mode():
         for kept in [two, three, *many]:
-            executor.size = 0
+            backend.size = 0
             assert close(
                 answer(model, kept, Ask(TokenTree(5)), [4, 5]).logits,
                 Decoder(llama(), "t").score([4, 5]),
             )
-            assert bool(executor.size) == (kept in (two, three))
+            assert bool(backend.size) == (kept in (two, three))
             assert not any(part.is_inference() for part in parts(kept))
     del kept
     for kept in [two, three, *many]:
         kept.drop()
-    assert len(executor.free_memories[256]) == KEPT
+    assert len(backend.free_memories[256]) == KEPT
     with pytest.raises(IndexError):
         two.k[0]
 
@@ -359,13 +347,13 @@ def test_texts_are_those_of_torch(method: str) -> None:
 
 
 def test_texts_that_grow_over_several_memories(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GraphsExecutor, "start", 8)
+    monkeypatch.setattr(GraphsBackend, "start", 8)
     lm = wrap(llama(), tokenizer(), llama(1), "tiny")
     tapes = []
     for model in lm.models.values():
-        _, executor = used(model, partial(GraphsExecutor, record=Tape))  # type: ignore[arg-type]
-        assert isinstance(executor.record, Tape)
-        tapes.append(executor.record)
+        _, backend = used(model, partial(GraphsBackend, record=Tape))  # type: ignore[arg-type]
+        assert isinstance(backend.record, Tape)
+        tapes.append(backend.record)
     prompts = ["def add(a, b):", "one two one two"]
     for spec in ("plain", "draft:nodes=6", "suffix+token-recycling"):
         for _ in range(2):
@@ -375,27 +363,27 @@ def test_texts_that_grow_over_several_memories(monkeypatch: pytest.MonkeyPatch) 
                 )
                 assert ours == theirs and (len(ours) > 60 or ours[-1] == 0)
     target = lm.models["target"]
-    assert isinstance(target, Decoder) and isinstance(target.executor, GraphsExecutor)
+    assert isinstance(target, Decoder) and isinstance(target.backend, GraphsBackend)
     gc.collect()
-    made = target.executor.kept_counts
+    made = target.backend.kept_counts
     assert {8, 16, 32, 64, CONTEXT} <= set(made)
     assert {made[c] for c in made if c < CONTEXT} == {1}, "alone, always the same memory"
-    assert all(len(target.executor.free_memories[c]) == made[c] for c in made)
-    steps = [memory.steps for free in target.executor.free_memories.values() for memory in free]
+    assert all(len(target.backend.free_memories[c]) == made[c] for c in made)
+    steps = [memory.steps for free in target.backend.free_memories.values() for memory in free]
     assert len(tapes[0].recorded) == sum(map(len, steps)), "recorded once for each size and memory"
     assert len(tapes[0].replays) > 5 * len(tapes[0].recorded)
 
 
 @torch.inference_mode()
 def test_a_step_is_recorded_before_the_forward_and_replayed_from_fixed_memory() -> None:
-    model, executor = used(
-        Decoder(llama(), "tiny", fused_blocks), partial(GraphsExecutor, record=Tape)
+    model, backend = used(
+        Decoder(llama(), "tiny", fused_blocks), partial(GraphsBackend, record=Tape)
     )
-    tape = executor.record
+    tape = backend.record
     assert isinstance(tape, Tape)
     tape.recorded.clear()
     tape.replays.clear()
-    for memory in executor.free_memories[256]:
+    for memory in backend.free_memories[256]:
         memory.steps.clear()
     one, slow, addresses = model.cache(), Decoder(llama(), "tiny"), set()
     for i, (count, total) in enumerate([(1, 1), (3, 2), (4, 2), (1, 2), (2, 3)]):
@@ -441,10 +429,10 @@ class Forbidden(TorchDispatchMode):
 @torch.inference_mode()
 def test_a_step_can_be_recorded(family: str) -> None:
     model = fast(family)
-    assert isinstance(model.executor, GraphsExecutor)
+    assert isinstance(model.backend, GraphsBackend)
     one = model.cache()
     job, _ = one.prepare(Ask(TREE), PROMPTS[1], 64)
-    step = model.executor.find_step(job)
+    step = model.backend.find_step(job)
     assert step is not None
     step.fill_table(job)
     with Waits() as waits, Forbidden() as forbidden:
@@ -511,7 +499,7 @@ def test_how_a_graph_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_why_it_cannot_be_is_said() -> None:
     with pytest.raises(LookupError, match="no CUDA GPU but cpu"):
-        Decoder(llama(), "tiny").use(GraphsExecutor)
+        Decoder(llama(), "tiny").use(GraphsBackend)
     with pytest.raises(LookupError, match="loop over the layers"):
         Decoder(tiny("gpt2"), "tiny").use(eager)
 
@@ -522,8 +510,8 @@ def test_why_it_cannot_be_is_said() -> None:
     with pytest.raises(
         LookupError, match=r"it fails: operation not permitted when stream is capturing$"
     ):
-        (model := Decoder(llama(), "tiny")).use(partial(GraphsExecutor, record=Broken))
-    assert model.executor is None and not isinstance(model.cache(), FixedCache)
+        (model := Decoder(llama(), "tiny")).use(partial(GraphsBackend, record=Broken))
+    assert model.backend is None and not isinstance(model.cache(), FixedCache)
 
     class Forgetful(Tape):
         def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
@@ -531,23 +519,21 @@ def test_why_it_cannot_be_is_said() -> None:
             return lambda: None  # never runs again
 
     with pytest.raises(LookupError, match="differ"):
-        Decoder(llama(), "tiny").use(partial(GraphsExecutor, record=Forgetful))
+        Decoder(llama(), "tiny").use(partial(GraphsBackend, record=Forgetful))
 
 
-def test_costs_are_measured_in_the_executor_s_own_memory() -> None:
-    model, executor = used(
-        Decoder(llama(), "tiny", fused_blocks), partial(GraphsExecutor, record=Tape)
+def test_costs_are_measured_in_the_backend_s_own_memory() -> None:
+    model, backend = used(
+        Decoder(llama(), "tiny", fused_blocks), partial(GraphsBackend, record=Tape)
     )
-    assert "graphs" in model_identity(model) and executor.sizes == SIZES
-    tape = executor.record
+    assert "graphs" in model_identity(model) and backend.sizes == SIZES
+    tape = backend.record
     assert isinstance(tape, Tape)
     before = len(tape.replays)
     assert sorted(measure_forwards(model)) == [n for n in SIZES if n + 64 <= CONTEXT]
     assert len(tape.replays) - before >= 2 * 7
     gc.collect()
-    assert all(
-        len(executor.free_memories[c]) == executor.kept_counts[c] for c in executor.kept_counts
-    )
+    assert all(len(backend.free_memories[c]) == backend.kept_counts[c] for c in backend.kept_counts)
 
 
 def test_other_numbers_of_bits() -> None:
@@ -584,7 +570,7 @@ class SameMemory(Tape):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @torch.inference_mode()
 def test_hidden_states_are_those_of_torch(dtype: torch.dtype) -> None:
-    make = partial(GraphsExecutor, record=SameMemory)
+    make = partial(GraphsBackend, record=SameMemory)
     quick, _ = used(Decoder(llama().to(dtype), "tiny", fused_blocks), make)
     slow = Decoder(llama().to(dtype), "tiny", fused_blocks)
     tolerance = 1e-4 if dtype == torch.float32 else 0.2
@@ -606,12 +592,12 @@ def test_hidden_states_of_every_family(family: str) -> None:
 
 @torch.inference_mode()
 def test_a_step_is_recorded_again_once_for_hidden_states() -> None:
-    model, executor = used(
-        Decoder(llama(), "tiny", fused_blocks), partial(GraphsExecutor, record=Tape)
+    model, backend = used(
+        Decoder(llama(), "tiny", fused_blocks), partial(GraphsBackend, record=Tape)
     )
-    tape = executor.record
+    tape = backend.record
     assert isinstance(tape, Tape)
-    executor.release()
+    backend.release()
     tape.recorded.clear()
     one, text = model.cache(), [3, 1, 4]
     answer(model, one, Ask(TokenTree(4)), text)
@@ -625,8 +611,8 @@ def test_a_step_is_recorded_again_once_for_hidden_states() -> None:
         steps = [run.__self__ for run in tape.recorded]  # type: ignore[attr-defined]
         assert sum(step.size == 4 for step in steps) == recorded
     one.drop()
-    executor.release()
-    assert not any(memory.steps for memory in executor.kept_memories)
+    backend.release()
+    assert not any(memory.steps for memory in backend.kept_memories)
     assert agree(model.score([4, 5]), Decoder(llama(), "tiny").score([4, 5]), 1e-4)
 
 
@@ -654,7 +640,7 @@ def test_costs_are_those_of_who_computes_so_many_jobs(jobs: int) -> None:
         lives.append(engine.add(Request([number + 1, 5, 6], strategy, sampling, name)))
     for _ in range(3):
         engine.step()
-    assert engine.running == jobs and model.computed_by == model.executor_of(jobs)
+    assert engine.running == jobs and model.computed_by == model.backend_of(jobs)
     assert model.computed_by == ("graphs" if jobs == 1 else "torch")
     for name, step in (("graphs", 1.0), ("torch", 9.0)):
         engine.costs_of(model, name).seconds = {1: step, 64: 2 * step}
@@ -667,6 +653,6 @@ def test_costs_are_those_of_who_computes_so_many_jobs(jobs: int) -> None:
 
 def test_models_that_show_another_say_how_many_jobs_it_takes() -> None:
     model = fast("llama")
-    assert Windowed(model, 1, 8).executor_of(2) == "torch"
-    assert decoder("llama").executor_of(2) == "torch"
-    assert model.executor_of(1) == "graphs"
+    assert Windowed(model, 1, 8).backend_of(2) == "torch"
+    assert decoder("llama").backend_of(2) == "torch"
+    assert model.backend_of(1) == "graphs"

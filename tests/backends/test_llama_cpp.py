@@ -455,14 +455,14 @@ def test_damaged_files(file: Path, tmp_path: Path, capfd: pytest.CaptureFixture[
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("executor", ["torch", "openvino"])
-def test_weights_are_unpacked_for_an_executor_by_name(
-    executor: str, file: Path, lm: foretell.LM
+@pytest.mark.parametrize("backend", ["torch", "openvino"])
+def test_weights_are_unpacked_for_an_backend_by_name(
+    backend: str, file: Path, lm: foretell.LM
 ) -> None:
-    if executor == "openvino":
+    if backend == "openvino":
         pytest.importorskip("openvino")
     reference = foretell.wrap(tiny.llama(), tiny.tokenizer()).models["target"]
-    other = foretell.load(file, executor=executor, dtype="float32")
+    other = foretell.load(file, backend=backend, dtype="float32")
     model = other.models["target"]
     tokens = other.encode(CODE)
     tree = grown(TokenTree(tokens[-1]), 12, random.Random(0))
@@ -471,7 +471,7 @@ def test_weights_are_unpacked_for_an_executor_by_name(
     )
     ours, theirs = (x.generate(PROMPTS, "suffix", max_new_tokens=24) for x in (other, lm))
     assert [o.text for o in ours] == [o.text for o in theirs]
-    assert foretell.load(file, executor="torch").models["target"].dtype == torch.bfloat16
+    assert foretell.load(file, backend="torch").models["target"].dtype == torch.bfloat16
 
 
 def test_an_unknown_family(file: Path, tmp_path: Path) -> None:
@@ -481,8 +481,8 @@ def test_an_unknown_family(file: Path, tmp_path: Path) -> None:
 
 def test_options_without_a_meaning_are_refused_by_name(file: Path) -> None:
     assert "dtype='bfloat16'" in refusal(file, dtype="bfloat16")
-    assert "executor='fast': must be one of" in refusal(file, executor="fast")
-    assert "revision='main'" in refusal(file, revision="main", executor="torch")
+    assert "backend='fast': must be one of" in refusal(file, backend="fast")
+    assert "revision='main'" in refusal(file, revision="main", backend="torch")
     assert "device='cuda'" in refusal(file, device="cuda")
     assert "exact_bits=True" in refusal(file, exact_bits=True)
     assert "revision='main'" in refusal(file, revision="main")

@@ -15,7 +15,7 @@ import torch
 import foretell
 from foretell.audit.bits import compare_steps
 from foretell.backends import native
-from foretell.backends.native import NativeExecutor
+from foretell.backends.native import NativeBackend
 from foretell.cache.cache import Cache
 from foretell.core.masked_text import MASKED, make_look
 from foretell.core.tree import TokenTree
@@ -62,7 +62,7 @@ def small(family: str, format: str) -> Any:
 @cache
 def quick(family: str, format: str) -> Decoder:
     model = Decoder(small(family, format), family, fused_blocks)
-    model.use(NativeExecutor)
+    model.use(NativeBackend)
     return model
 
 
@@ -108,14 +108,14 @@ def test_rows_depend_on_no_other_row(family: str, format: str) -> None:
 
 def test_one_that_looks_at_its_neighbours_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Decoder(small("llama", "int8"), "llama", fused_blocks)
-    model.use(NativeExecutor)
-    states = NativeExecutor._entry_states
+    model.use(NativeBackend)
+    states = NativeBackend._entry_states
 
     def leaning(self: Any, jobs: Any) -> torch.Tensor:
         entering = states(self, jobs)
         return entering + 1e-6 * entering.mean(0)
 
-    monkeypatch.setattr(NativeExecutor, "_entry_states", leaning)
+    monkeypatch.setattr(NativeBackend, "_entry_states", leaning)
     same, first = compare_steps(model, 12, max_length=40)
     assert same < 12 and first
 
@@ -136,9 +136,9 @@ def test_threads_change_nothing(threads: int) -> None:
 @torch.inference_mode()
 def test_hidden_states() -> None:
     model = Decoder(small("llama", "bfloat16"), "llama", fused_blocks)
-    model.use(NativeExecutor)
-    assert model.executor is not None
-    model.executor.dtype = torch.float32  # type: ignore[attr-defined]
+    model.use(NativeBackend)
+    assert model.backend is not None
+    model.backend.dtype = torch.float32  # type: ignore[attr-defined]
     hidden_states_are_those_of_torch(model, slow("llama", "bfloat16"), tolerance=0.03)
 
 
@@ -185,7 +185,7 @@ def tied(family: str, format: str) -> Decoder:
     hf = families.tiny(family, dtype=torch.bfloat16, tie_word_embeddings=True, **SIZES)
     pack_layers(hf, format)
     model = Decoder(hf, family, fused_blocks)
-    model.use(NativeExecutor)
+    model.use(NativeBackend)
     return model
 
 
@@ -279,7 +279,7 @@ def test_a_greedy_chain_is_the_same_in_one_call(spec: str, monkeypatch: pytest.M
     lm = foretell.load("demo", dtype="int8")
     prompts = ["def add(a, b):\n    return", "import os\n\nfor name in os"]
     quickly = lm.generate(prompts, spec, max_new_tokens=40)
-    monkeypatch.setattr(NativeExecutor, "_count_follows", lambda self, jobs: 0)
+    monkeypatch.setattr(NativeBackend, "_count_follows", lambda self, jobs: 0)
     slowly = lm.generate(prompts, spec, max_new_tokens=40)
     for one, other in zip(quickly, slowly, strict=True):
         assert (one.tokens, one.draft) == (other.tokens, other.draft)
@@ -290,7 +290,7 @@ def test_a_greedy_chain_is_the_same_in_one_call(spec: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("dtype", ["auto", "int8", "int4"])
 def test_the_embedded_model_drafts_what_it_would_have_written(dtype: str) -> None:
     lm = foretell.load("demo", dtype=dtype)
-    assert lm.models["target"].usual_executor == "native"
+    assert lm.models["target"].usual_backend == "native"
     prompts = ["def add(a, b):\n    return", "class Point:\n    def __init__(self, x, y):"]
     wanted = lm.generate(prompts, "plain", max_new_tokens=40)
     for method in ("ngram:nodes=6", "suffix+token-recycling", "draft:nodes=6"):
@@ -310,22 +310,22 @@ def test_what_it_cannot_compute_is_refused_with_the_reason() -> None:
         accelerate = None if reason == "another build" else fused_blocks
         model = Decoder(hf, "tiny", accelerate)
         with pytest.raises(LookupError, match=reason):
-            model.use(NativeExecutor)
-    with pytest.raises(Unsupported, match="executor='native' cannot run on demo"):
-        foretell.load("demo", executor="native", dtype="float32")
+            model.use(NativeBackend)
+    with pytest.raises(Unsupported, match="backend='native' cannot run on demo"):
+        foretell.load("demo", backend="native", dtype="float32")
 
 
 def test_where_it_is_not_built_auto_says_so_and_torch_computes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("foretell.api.diagnosis._shown_notices", set())
-    monkeypatch.setattr("foretell.models.executors.executor_names", lambda kind=None: ["native"])
+    monkeypatch.setattr("foretell.models.backends.backend_names", lambda kind=None: ["native"])
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
     library.find_library.cache_clear()
     try:
         lm = foretell.load("demo")
         with pytest.raises(Unsupported, match="not built: install foretell again"):
-            foretell.load("demo", executor="native")
+            foretell.load("demo", backend="native")
     finally:
         monkeypatch.undo()
         library.find_library.cache_clear()
@@ -334,7 +334,7 @@ def test_where_it_is_not_built_auto_says_so_and_torch_computes(
     said = capsys.readouterr().err
     assert "is computed by torch: native does not take it (the C library is not built" in said
     target = lm.models["target"]
-    assert isinstance(target, Decoder) and target.executor is None
+    assert isinstance(target, Decoder) and target.backend is None
     packed = [part for part in target.hf.modules() if isinstance(part, PackedLinear)]
     assert not packed, "weights are packed for the library alone"
     assert lm.generate("def add(a, b):", "plain", max_new_tokens=4).tokens
@@ -392,7 +392,7 @@ def test_watched_steps_are_those_of_torch(kv: str, format: str) -> None:
 @cache
 def filler(format: str, block: int = 0) -> Denoiser:
     model = Denoiser(small("llama", format), "llama", 399, block=block, accelerate=fused_blocks)
-    model.use(NativeExecutor)
+    model.use(NativeBackend)
     return model
 
 

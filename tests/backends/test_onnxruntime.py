@@ -15,9 +15,9 @@ import torch
 import foretell
 from foretell import LM, wrap
 from foretell.backends import onnxruntime
-from foretell.backends.onnxruntime import TEXT_NODES, OnnxRuntimeExecutor, suits_model
+from foretell.backends.onnxruntime import TEXT_NODES, OnnxRuntimeBackend, suits_model
 from foretell.backends.onnxruntime_graph import load_package
-from foretell.backends.openvino import OpenVinoExecutor
+from foretell.backends.openvino import OpenVinoBackend
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import Computed
@@ -30,8 +30,8 @@ from foretell.models.decoder.packed import pack_layers
 from foretell.native.library import is_available
 from foretell.native.packing import GROUP, Packed, group_values
 from tests.backends.questions import (
+    backend_logits,
     close,
-    executor_logits,
     growing_trees_agree,
     hidden_states_are_those_of_torch,
     interruptions_leave_nothing_half_done,
@@ -83,7 +83,7 @@ WINDOWED = [name for name in FUSED if any(w is not None for w in decoder(name).l
 @cache
 def fast(family: str) -> Decoder:
     model = fused(family)
-    model.use(OnnxRuntimeExecutor)
+    model.use(OnnxRuntimeBackend)
     return model
 
 
@@ -95,8 +95,8 @@ def narrow(beside: bool = False) -> Decoder:
     pack_layers(hf, "int8")
     model = Decoder(hf, "tiny", fused_blocks)
     if beside:
-        model.use(OpenVinoExecutor)
-    model.use(partial(OnnxRuntimeExecutor, fallback=model.executor))
+        model.use(OpenVinoBackend)
+    model.use(partial(OnnxRuntimeBackend, fallback=model.backend))
     return model
 
 
@@ -127,7 +127,7 @@ def test_a_tree_behind_a_prompt_has_the_logits_and_rows_of_torch(family: str) ->
         cache = quick.cache()
         answer(quick, cache, Ask(TokenTree(7)), [5, 6, 7])
         job, _ = cache.prepare(Ask(TREE), [5, 6, 7, TREE.tokens[0]], 999)
-        assert executor_logits(quick, [job]) is not None
+        assert backend_logits(quick, [job]) is not None
 
 
 @here
@@ -141,14 +141,14 @@ def test_a_chain_beyond_its_window_is_taken_and_a_tree_is_not(family: str) -> No
         TokenTree(text[-1]).chain([3, 4]).chain([5], at=0),
     )
     cache = quick.cache()
-    logits = executor_logits(quick, [cache.prepare(Ask(TokenTree(text[-2])), text[:-1], 999)[0]])
+    logits = backend_logits(quick, [cache.prepare(Ask(TokenTree(text[-2])), text[:-1], 999)[0]])
     assert logits is not None and close(logits, slow.score(text[:-1]))
     cache.finish()
     job, _ = cache.prepare(Ask(chain), text, 999)
-    logits = executor_logits(quick, [job])
+    logits = backend_logits(quick, [job])
     assert logits is not None and close(logits, slow.score(text, chain))
     job, _ = cache.prepare(Ask(tree), text, 999)
-    assert executor_logits(quick, [job]) is None
+    assert backend_logits(quick, [job]) is None
     assert close(quick.score(text, tree), slow.score(text, tree))
 
 
@@ -158,8 +158,8 @@ def pair(beside: bool = False) -> tuple[LM, LM]:
     for model in quick.models.values():
         assert isinstance(model, Decoder)
         if beside:
-            model.use(OpenVinoExecutor)
-        model.use(partial(OnnxRuntimeExecutor, fallback=model.executor))
+            model.use(OpenVinoBackend)
+        model.use(partial(OnnxRuntimeBackend, fallback=model.backend))
     return quick, slow
 
 
@@ -176,7 +176,7 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
     computes.
     """
     quick, slow = (lm.models["target"] for lm in pair(beside=True))
-    assert isinstance(quick, Decoder) and isinstance(quick.executor, OnnxRuntimeExecutor)
+    assert isinstance(quick, Decoder) and isinstance(quick.backend, OnnxRuntimeBackend)
     texts = [[(7 * i + j) % 300 for i in range(60)] for j in range(3)]
     caches = [quick.cache() for _ in texts]
     for n, together in ((50, True), (3, False), (5, True), (1, False), (40, False), (2, False)):
@@ -185,9 +185,9 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
             c.prepare(Ask(tr), t, 999)[0] for c, tr, t in zip(caches, trees, texts, strict=True)
         ]
         found = (
-            executor_logits(quick, prepared)
+            backend_logits(quick, prepared)
             if together
-            else torch.cat([executor_logits(quick, [job]) for job in prepared])
+            else torch.cat([backend_logits(quick, [job]) for job in prepared])
         )  # type: ignore[misc]
         assert found is not None
         for row, text, tree in zip(
@@ -197,7 +197,7 @@ def test_what_it_leaves_to_others_lies_in_the_same_rows() -> None:
         for part in caches:
             part.finish()
         texts = [[*text, *tree.tokens[1:3], 5] for text, tree in zip(texts, trees, strict=True)]
-    assert quick.executor.fallback is not None and quick.executor.fallback.name == "openvino"
+    assert quick.backend.fallback is not None and quick.backend.fallback.name == "openvino"
     one, two = (
         lm.generate(["def f(", "class A:", "x = "], "ngram", max_new_tokens=24)
         for lm in pair(beside=True)
@@ -247,7 +247,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str) -> None:
         held, found = model.cache(), []
         for low in range(0, len(text) - 1, count):
             tree = TokenTree(text[low]).chain(text[low + 1 : min(low + count, len(text) - 1)])
-            logits = executor_logits(model, [held.prepare(Ask(tree), text[: low + 1], 999)[0]])
+            logits = backend_logits(model, [held.prepare(Ask(tree), text[: low + 1], 999)[0]])
             assert logits is not None
             found.append(logits.clone())
             held.finish()
@@ -278,7 +278,7 @@ def test_packed_weights_are_those_of_torch(family: str, format: str) -> None:
         return answer(model, held, Ask(TREE), text).logits
 
     theirs = rows()
-    model.use(OnnxRuntimeExecutor)
+    model.use(OnnxRuntimeBackend)
     ours = rows()
     # Of the sums that minima are multiplied by, it rounds nothing.
     allowed = 0.05 if format == "int8" else 0.15
@@ -300,7 +300,7 @@ def test_a_step_that_was_interrupted_leaves_nothing_half_done(
 ) -> None:
     """Wherever it was while it told the runtime what is new."""
     interruptions_leave_nothing_half_done(
-        *(lm.models["target"] for lm in pair()), OnnxRuntimeExecutor, at, monkeypatch
+        *(lm.models["target"] for lm in pair()), OnnxRuntimeBackend, at, monkeypatch
     )
 
 
@@ -359,20 +359,20 @@ def test_what_it_does_not_do_is_torch_s() -> None:
         answer(quick, quick.cache(), Ask(TokenTree(long[-1])), long).logits, slow.score(long)
     )
     jobs = [quick.cache().prepare(Ask(TokenTree(7)), tokens, 999)[0] for _ in range(2)]
-    assert executor_logits(quick, jobs) is None  # type: ignore[arg-type]
+    assert backend_logits(quick, jobs) is None  # type: ignore[arg-type]
 
 
 @here
 def test_another_number_of_threads_is_noticed() -> None:
     model = Decoder(llama(), "tiny", fused_blocks)
-    model.use(OnnxRuntimeExecutor)
-    executor, before = model.executor, torch.get_num_threads()
-    assert isinstance(executor, OnnxRuntimeExecutor)
-    session = executor.session
+    model.use(OnnxRuntimeBackend)
+    backend, before = model.backend, torch.get_num_threads()
+    assert isinstance(backend, OnnxRuntimeBackend)
+    session = backend.session
     try:
         torch.set_num_threads(2 if before == 1 else 1)
         model.score([1, 2, 3])
-        assert executor.threads == torch.get_num_threads() and executor.session is not session
+        assert backend.threads == torch.get_num_threads() and backend.session is not session
     finally:
         torch.set_num_threads(before)
 
@@ -385,15 +385,15 @@ def test_narrow_models_have_it_where_the_c_library_cannot_be_had(dtype: str) -> 
         lm = foretell.load("demo", dtype=dtype)
         assert lm.refusals == {"target": (), "draft": ()}
         for model in lm.models.values():
-            assert isinstance(model, Decoder) and isinstance(model.executor, OnnxRuntimeExecutor)
+            assert isinstance(model, Decoder) and isinstance(model.backend, OnnxRuntimeBackend)
             assert model.dtype == torch.float32 and model.matrices == dtype
-            assert isinstance(model.executor.fallback, OpenVinoExecutor)
-            assert not model.executor.fallback.compiled, "graphs that only a probe needed"
+            assert isinstance(model.backend.fallback, OpenVinoBackend)
+            assert not model.backend.fallback.compiled, "graphs that only a probe needed"
             assert not model.exact_bits
         wide = foretell.load("demo").models["target"]
-    assert isinstance(wide, Decoder) and isinstance(wide.executor, OpenVinoExecutor)
-    target = foretell.load("demo", dtype=dtype, executor="openvino").models["target"]
-    assert isinstance(target, Decoder) and isinstance(target.executor, OpenVinoExecutor)
+    assert isinstance(wide, Decoder) and isinstance(wide.backend, OpenVinoBackend)
+    target = foretell.load("demo", dtype=dtype, backend="openvino").models["target"]
+    assert isinstance(target, Decoder) and isinstance(target.backend, OpenVinoBackend)
     assert target.dtype == torch.bfloat16
 
 
@@ -411,8 +411,8 @@ def test_large_models_and_wide_ones_do_not_suit(monkeypatch: pytest.MonkeyPatch)
     if is_available():
         monkeypatch.undo()
         assert not suits_model(hf), "the C library is quicker"
-        target = foretell.load("demo", dtype="int8", executor="onnxruntime").models["target"]
-        assert isinstance(target, Decoder) and isinstance(target.executor, OnnxRuntimeExecutor)
+        target = foretell.load("demo", dtype="int8", backend="onnxruntime").models["target"]
+        assert isinstance(target, Decoder) and isinstance(target.backend, OnnxRuntimeBackend)
 
 
 @here
@@ -431,80 +431,80 @@ def test_a_wrong_graph_of_narrow_weights_is_refused(
 
     monkeypatch.setattr("foretell.backends.onnxruntime_graph.group_values", other)
     with pytest.raises(LookupError, match="differ from torch's by more than rounding"):
-        model.use(OnnxRuntimeExecutor)
+        model.use(OnnxRuntimeBackend)
     monkeypatch.undo()
-    model.use(OnnxRuntimeExecutor)
+    model.use(OnnxRuntimeBackend)
 
 
 @here
 def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="computes in float32"):
-        Decoder(llama().bfloat16(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
-    with pytest.raises(Unsupported, match=r"executor='onnxruntime'.*float32"):
-        foretell.load("demo", executor="onnxruntime")
+        Decoder(llama().bfloat16(), "tiny", fused_blocks).use(OnnxRuntimeBackend)
+    with pytest.raises(Unsupported, match=r"backend='onnxruntime'.*float32"):
+        foretell.load("demo", backend="onnxruntime")
     with pytest.raises(LookupError, match="loop over the layers"):
-        Decoder(families.tiny("gpt2"), "tiny").use(OnnxRuntimeExecutor)
+        Decoder(families.tiny("gpt2"), "tiny").use(OnnxRuntimeBackend)
     load_package.cache_clear()
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(LookupError, match=r"onnx is missing.*foretell\[cpu\]"):
-        Decoder(llama(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
-    with pytest.raises(Unsupported, match=r"executor='onnxruntime'.*foretell\[cpu\]"):
-        foretell.load("demo", dtype="int8", executor="onnxruntime")
+        Decoder(llama(), "tiny", fused_blocks).use(OnnxRuntimeBackend)
+    with pytest.raises(Unsupported, match=r"backend='onnxruntime'.*foretell\[cpu\]"):
+        foretell.load("demo", dtype="int8", backend="onnxruntime")
     with pytest.raises(
         BadConfig,
-        match="executor='fast': must be one of auto, torch, openvino, onnxruntime, native, graphs",
+        match="backend='fast': must be one of auto, torch, openvino, onnxruntime, native, graphs",
     ):
-        foretell.load("demo", executor="fast")
+        foretell.load("demo", backend="fast")
 
 
 @here
 def test_layers_of_another_build_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="of another build"):
-        Decoder(tiny("gemma2"), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
+        Decoder(tiny("gemma2"), "tiny", fused_blocks).use(OnnxRuntimeBackend)
     with pytest.raises(LookupError, match="multiple of 16"):
-        Decoder(small(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
+        Decoder(small(), "tiny", fused_blocks).use(OnnxRuntimeBackend)
     monkeypatch.setattr("foretell.backends.onnxruntime_graph.LARGEST", 1000)
     with pytest.raises(LookupError, match="more than 2 GB"):
-        Decoder(llama(), "tiny", fused_blocks).use(OnnxRuntimeExecutor)
+        Decoder(llama(), "tiny", fused_blocks).use(OnnxRuntimeBackend)
 
 
 @both
-def test_a_refusal_leaves_the_executor_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = OnnxRuntimeExecutor._run_session
+def test_a_refusal_leaves_the_backend_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = OnnxRuntimeBackend._run_session
 
-    def wrong(self: OnnxRuntimeExecutor, job: Job) -> Computed:
+    def wrong(self: OnnxRuntimeBackend, job: Job) -> Computed:
         return Computed(run(self, job).logits * 1.01)
 
-    monkeypatch.setattr(OnnxRuntimeExecutor, "_run_session", wrong)
+    monkeypatch.setattr(OnnxRuntimeBackend, "_run_session", wrong)
     model = Decoder(llama(), "tiny", fused_blocks)
-    model.use(OpenVinoExecutor)
-    before = model.executor
+    model.use(OpenVinoBackend)
+    before = model.backend
     with pytest.raises(LookupError, match="differ"):
-        model.use(partial(OnnxRuntimeExecutor, fallback=before))
-    assert model.executor is before
+        model.use(partial(OnnxRuntimeBackend, fallback=before))
+    assert model.backend is before
 
     def broken(*_: Any) -> None:
         raise RuntimeError("no such instruction\nand more")
 
-    monkeypatch.setattr(OnnxRuntimeExecutor, "_open_session", broken)
+    monkeypatch.setattr(OnnxRuntimeBackend, "_open_session", broken)
     with pytest.raises(LookupError, match=r"it fails: no such instruction$"):
-        model.use(partial(OnnxRuntimeExecutor, fallback=before))
-    assert model.executor is before and len(model.score([1, 2, 3])) == 1
+        model.use(partial(OnnxRuntimeBackend, fallback=before))
+    assert model.backend is before and len(model.score([1, 2, 3])) == 1
 
 
 @here
-def test_an_audit_is_of_the_executor() -> None:
+def test_an_audit_is_of_the_backend() -> None:
     from foretell.audit.copies import float32_copy
 
     lm = wrap(llama(), tokenizer(), name="tiny")
-    lm.models["target"].use(OnnxRuntimeExecutor)  # type: ignore[attr-defined]
-    assert isinstance(float32_copy(lm).models["target"].executor, OnnxRuntimeExecutor)  # type: ignore[attr-defined]
+    lm.models["target"].use(OnnxRuntimeBackend)  # type: ignore[attr-defined]
+    assert isinstance(float32_copy(lm).models["target"].backend, OnnxRuntimeBackend)  # type: ignore[attr-defined]
 
 
 @here
 def test_it_says_nothing_while_it_is_made(capfd: pytest.CaptureFixture[str]) -> None:
     model = Decoder(llama(), "tiny", fused_blocks)
-    model.use(OnnxRuntimeExecutor)
+    model.use(OnnxRuntimeBackend)
     model.score([1, 2, 3])
     assert capfd.readouterr() == ("", "")
 
@@ -518,7 +518,7 @@ def test_a_cache_is_torch_s_where_nobody_else_has_one() -> None:
 @torch.inference_mode()
 def test_hidden_states_are_those_of_torch() -> None:
     quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
-    quick.use(OnnxRuntimeExecutor)
+    quick.use(OnnxRuntimeBackend)
     hidden_states_are_those_of_torch(quick, slow, batches=False)
 
 
@@ -526,14 +526,14 @@ def test_hidden_states_are_those_of_torch() -> None:
 @torch.inference_mode()
 def test_hidden_states_of_long_texts_and_batches_are_the_fallback_s() -> None:
     quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
-    quick.use(OpenVinoExecutor)
-    quick.use(partial(OnnxRuntimeExecutor, fallback=quick.executor))
-    assert quick.executor is not None and quick.executor.fallback is not None
+    quick.use(OpenVinoBackend)
+    quick.use(partial(OnnxRuntimeBackend, fallback=quick.backend))
+    assert quick.backend is not None and quick.backend.fallback is not None
     hidden_states_are_those_of_torch(quick, slow)
     # Those that only the fallback was asked for are left out where both give a part.
     text = [(7 * i) % 300 for i in range(TEXT_NODES + 9)]
     first, _ = quick.cache().prepare(Ask(TokenTree(5)), [4, 5], 999)
-    quick.executor.fallback([first], 1, (0, 1, 2))
+    quick.backend.fallback([first], 1, (0, 1, 2))
     ask = Ask(TokenTree(text[-1]).chain([3, 4]).chain([5], at=0), taps=(1,))
     ours, theirs = (answer(m, m.cache(), ask, text) for m in (quick, slow))
     assert ours.hidden.keys() == theirs.hidden.keys()
@@ -546,12 +546,12 @@ def test_hidden_states_with_weights_of_8_bits() -> None:
     model = narrow()
     tree = TokenTree(7).chain([1, 2])
     job, _ = model.cache().prepare(Ask(tree), [5, 6, 7], 999)
-    assert model.executor is not None
-    computed = model.executor([job], torch.get_num_threads(), (0, 2))
+    assert model.backend is not None
+    computed = model.backend([job], torch.get_num_threads(), (0, 2))
     assert computed is not None
-    executor, model.executor = model.executor, None
+    backend, model.backend = model.backend, None
     theirs = answer(model, model.cache(), Ask(tree, taps=(0, 2)), [5, 6, 7])
-    model.executor = executor
+    model.backend = backend
     assert torch.equal(computed.hidden[0], theirs.hidden[0])
     distance = (computed.hidden[2] - theirs.hidden[2]).abs().max()
     assert 0 < distance <= 0.05 * theirs.hidden[2].abs().max()
@@ -560,7 +560,7 @@ def test_hidden_states_with_weights_of_8_bits() -> None:
 @here
 def test_texts_are_the_same_before_and_after_a_tap() -> None:
     lm = wrap(llama(), tokenizer(), name="tiny")
-    lm.models["target"].use(OnnxRuntimeExecutor)  # type: ignore[attr-defined]
+    lm.models["target"].use(OnnxRuntimeBackend)  # type: ignore[attr-defined]
     other_texts_stay_the_same(lm)
 
 
@@ -570,7 +570,7 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
-    quick.use(OnnxRuntimeExecutor)
+    quick.use(OnnxRuntimeBackend)
     export = onnxruntime.export_graph
 
     def refuses(graph: Any, *args: Any) -> bytes:
@@ -587,7 +587,7 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     assert torch.equal(ours.hidden[1], theirs.hidden[1])
     assert torch.equal(again.hidden[1], theirs.hidden[1])
     job, _ = quick.cache().prepare(Ask(TokenTree(7)), [5, 6, 7], 999)
-    logits = executor_logits(quick, [job])
+    logits = backend_logits(quick, [job])
     assert logits is not None and close(logits, slow.score([5, 6, 7]))
 
 
@@ -595,10 +595,10 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
 @torch.inference_mode()
 def test_what_is_released_is_built_again() -> None:
     quick = narrow(beside=True)
-    executor = quick.executor
-    assert isinstance(executor, OnnxRuntimeExecutor)
-    assert isinstance(executor.fallback, OpenVinoExecutor)
+    backend = quick.backend
+    assert isinstance(backend, OnnxRuntimeBackend)
+    assert isinstance(backend.fallback, OpenVinoBackend)
     before = quick.score([5, 6, 7], TokenTree(7).chain([1, 2]))
-    executor.release()
-    assert executor.session is None and not executor.fallback.compiled
+    backend.release()
+    assert backend.session is None and not backend.fallback.compiled
     assert torch.equal(quick.score([5, 6, 7], TokenTree(7).chain([1, 2])), before)

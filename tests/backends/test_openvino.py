@@ -18,7 +18,7 @@ import torch
 
 import foretell
 from foretell import LM, wrap
-from foretell.backends.openvino import SIZES, OpenVinoExecutor
+from foretell.backends.openvino import SIZES, OpenVinoBackend
 from foretell.backends.openvino_compiled import CompiledGraph
 from foretell.backends.openvino_graph import Recording, load_library
 from foretell.core.model import Computed
@@ -31,8 +31,8 @@ from foretell.models.decoder.packed import pack_layers
 from foretell.native.packing import Packed, group_values
 from tests.backends.questions import (
     agree,
+    backend_logits,
     close,
-    executor_logits,
     growing_trees_agree,
     hidden_states_are_those_of_torch,
     interruptions_leave_nothing_half_done,
@@ -73,7 +73,7 @@ WINDOWED = [name for name in TAKEN if any(w is not None for w in decoder(name).l
 @cache
 def fast(family: str) -> Decoder:
     model = Decoder(tiny(family), family, fused_blocks)
-    model.use(OpenVinoExecutor)
+    model.use(OpenVinoBackend)
     return model
 
 
@@ -104,11 +104,11 @@ def test_a_chain_beyond_its_window_is_taken_and_a_tree_is_not(family: str) -> No
         TokenTree(text[-1]).chain([3, 4]).chain([5], at=0),
     )
     job, _ = quick.cache().prepare(Ask(chain), text, 999)
-    logits = executor_logits(quick, [job])
+    logits = backend_logits(quick, [job])
     assert logits is not None and close(logits, slow.score(text, chain))
-    assert executor_logits(quick, [quick.cache().prepare(Ask(tree), text, 999)[0]]) is None
+    assert backend_logits(quick, [quick.cache().prepare(Ask(tree), text, 999)[0]]) is None
     short, other = text[: WINDOW - 4], TokenTree(text[WINDOW - 5]).chain([3, 4]).chain([5], at=0)
-    logits = executor_logits(quick, [quick.cache().prepare(Ask(other), short, 999)[0]])
+    logits = backend_logits(quick, [quick.cache().prepare(Ask(other), short, 999)[0]])
     assert logits is not None and close(logits, slow.score(short, other))
     assert close(quick.score(text, tree), slow.score(text, tree))
 
@@ -128,7 +128,7 @@ def test_many_requests_in_one_forward_are_as_if_alone() -> None:
     ]
     for several in (asks, asks * 5):  # in a graph of a size, and in the one for any
         jobs = [quick.cache().prepare(Ask(tree), tokens, 999)[0] for tokens, tree in several]
-        logits = executor_logits(quick, jobs)
+        logits = backend_logits(quick, jobs)
         assert logits is not None
         rows = logits.split([len(job.rows) for job in jobs])
         assert all(close(row, slow.score(*ask)) for row, ask in zip(rows, several, strict=True))
@@ -153,9 +153,9 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
     if kind == "int8":
         pack_layers(hf, "int8")
     model = Decoder(hf, "tiny", fused_blocks)
-    model.use(OpenVinoExecutor)
-    assert isinstance(model.executor, OpenVinoExecutor)
-    model.executor.sizes = model.executor.sizes if small else ()
+    model.use(OpenVinoBackend)
+    assert isinstance(model.backend, OpenVinoBackend)
+    model.backend.sizes = model.backend.sizes if small else ()
     text = [(13 * i * i + 5 * i) % 300 for i in range(150)]
 
     def rows(count: int, beside: int = 0) -> torch.Tensor:
@@ -167,7 +167,7 @@ def test_a_row_is_the_same_to_the_last_bit_in_any_forward(kind: str, small: bool
                 model.cache().prepare(Ask(TokenTree(7)), [5, 6, 7][: 1 + i], 999)[0]
                 for i in range(beside)
             ]
-            logits = executor_logits(model, jobs)
+            logits = backend_logits(model, jobs)
             assert logits is not None
             found.append(logits[: len(tree)])
             cache.finish()
@@ -191,17 +191,17 @@ def test_a_tree_that_grows_level_by_level_sees_what_it_saw() -> None:
 @torch.inference_mode()
 def test_requests_that_one_memory_cannot_hold() -> None:
     quick, slow = (Decoder(llama(), "tiny") for _ in range(2))
-    quick.use(OpenVinoExecutor)
-    assert isinstance(quick.executor, OpenVinoExecutor)
+    quick.use(OpenVinoBackend)
+    assert isinstance(quick.backend, OpenVinoBackend)
     # the second cache of 256 rows finds no room beside the first and what is spared
-    quick.executor.pool.segment_rows = 512
+    quick.backend.pool.segment_rows = 512
     texts = [[5, 6, 7], [7, 8], [9, 10, 11, 12]]
     jobs = [quick.cache().prepare(Ask(TokenTree(text[-1])), text, 999)[0] for text in texts]
-    low, high = quick.executor.pool.segments[0].sorted_free[-1]
-    assert quick.executor.pool.segments[0].take_rows(high - low) == low
+    low, high = quick.backend.pool.segments[0].sorted_free[-1]
+    assert quick.backend.pool.segments[0].take_rows(high - low) == low
     jobs[1] = quick.cache().prepare(Ask(TokenTree(8)), texts[1], 999)[0]
     assert len({job.cache.lease.segment for job in jobs}) == 2  # type: ignore[attr-defined]
-    logits = executor_logits(quick, jobs)
+    logits = backend_logits(quick, jobs)
     assert logits is not None
     assert all(close(row, slow.score(text)[0]) for row, text in zip(logits, texts, strict=True))
 
@@ -209,7 +209,7 @@ def test_requests_that_one_memory_cannot_hold() -> None:
 @here
 def test_a_softcap_stays_with_torch() -> None:
     with pytest.raises(LookupError, match="softcap"):
-        Decoder(tiny("gemma2"), "tiny").use(OpenVinoExecutor)
+        Decoder(tiny("gemma2"), "tiny").use(OpenVinoBackend)
 
 
 @here
@@ -217,10 +217,10 @@ def test_a_softcap_stays_with_torch() -> None:
 def test_experts_chosen_by_python_stay_with_torch(family: str) -> None:
     model = Decoder(tiny(family), family)
     try:
-        model.use(OpenVinoExecutor)
+        model.use(OpenVinoBackend)
     except LookupError as error:
         assert str(error)
-        assert model.executor is None
+        assert model.backend is None
     else:  # a version that decides in the graph is as good as any family
         assert close(
             answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits,
@@ -232,7 +232,7 @@ def test_experts_chosen_by_python_stay_with_torch(family: str) -> None:
 def pair() -> tuple[LM, LM]:
     quick, slow = (wrap(llama(), tokenizer(), llama(1), "tiny") for _ in range(2))
     for model in quick.models.values():
-        model.use(OpenVinoExecutor)  # type: ignore[attr-defined]
+        model.use(OpenVinoBackend)  # type: ignore[attr-defined]
     return quick, slow
 
 
@@ -278,12 +278,12 @@ def test_logits_that_somebody_holds_are_left_alone(monkeypatch: pytest.MonkeyPat
             ).logits.data_ptr()
         )
     assert len(places) <= 2
-    assert isinstance(quick, Decoder) and isinstance(quick.executor, OpenVinoExecutor)
-    for graph in quick.executor.compiled.values():
+    assert isinstance(quick, Decoder) and isinstance(quick.backend, OpenVinoBackend)
+    for graph in quick.backend.compiled.values():
         graph.logits_memory.blocks.clear()
     monkeypatch.setattr("foretell.backends.buffers.KEPT_BYTES", 1)
     quick.score([5, 6, 7])
-    assert not any(graph.logits_memory.blocks for graph in quick.executor.compiled.values())
+    assert not any(graph.logits_memory.blocks for graph in quick.backend.compiled.values())
 
 
 @here
@@ -343,53 +343,53 @@ def test_what_it_does_not_do_is_torch_s() -> None:
 @here
 def test_another_number_of_threads_is_noticed() -> None:
     model = Decoder(llama(), "tiny")
-    model.use(OpenVinoExecutor)
-    executor, before = model.executor, torch.get_num_threads()
-    assert isinstance(executor, OpenVinoExecutor)
-    graphs = dict(executor.compiled)
+    model.use(OpenVinoBackend)
+    backend, before = model.backend, torch.get_num_threads()
+    assert isinstance(backend, OpenVinoBackend)
+    graphs = dict(backend.compiled)
     try:
         torch.set_num_threads(2 if before == 1 else 1)
         model.score([1, 2, 3])
-        assert executor.threads == torch.get_num_threads()
-        assert not set(graphs.values()) & set(executor.compiled.values())
+        assert backend.threads == torch.get_num_threads()
+        assert not set(graphs.values()) & set(backend.compiled.values())
     finally:
         torch.set_num_threads(before)
 
 
 def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="does not compute in"):
-        Decoder(llama().double(), "tiny").use(OpenVinoExecutor)
+        Decoder(llama().double(), "tiny").use(OpenVinoBackend)
     with pytest.raises(LookupError, match="loop over the layers"):
-        Decoder(tiny("gpt2"), "tiny").use(OpenVinoExecutor)
+        Decoder(tiny("gpt2"), "tiny").use(OpenVinoBackend)
     load_library.cache_clear()
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(LookupError, match=r"foretell\[cpu\]"):
-        Decoder(llama(), "tiny").use(OpenVinoExecutor)
-    with pytest.raises(Unsupported, match=r"executor='openvino'.*foretell\[cpu\]"):
-        foretell.load("demo", executor="openvino")
+        Decoder(llama(), "tiny").use(OpenVinoBackend)
+    with pytest.raises(Unsupported, match=r"backend='openvino'.*foretell\[cpu\]"):
+        foretell.load("demo", backend="openvino")
     with no_library():
-        assert foretell.load("demo").models["target"].executor is None  # type: ignore[attr-defined]
+        assert foretell.load("demo").models["target"].backend is None  # type: ignore[attr-defined]
     with pytest.raises(
         BadConfig,
-        match="executor='fast': must be one of auto, torch, openvino, onnxruntime, native, graphs",
+        match="backend='fast': must be one of auto, torch, openvino, onnxruntime, native, graphs",
     ):
-        foretell.load("demo", executor="fast")
+        foretell.load("demo", backend="fast")
 
 
 @here
 def test_wrong_numbers_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    run = OpenVinoExecutor.__call__
+    run = OpenVinoBackend.__call__
 
-    def wrong(self: OpenVinoExecutor, *args: Any) -> Computed:
+    def wrong(self: OpenVinoBackend, *args: Any) -> Computed:
         computed = run(self, *args)
         assert computed is not None
         return Computed(computed.logits * 1.01)
 
-    monkeypatch.setattr(OpenVinoExecutor, "__call__", wrong)
+    monkeypatch.setattr(OpenVinoBackend, "__call__", wrong)
     model = Decoder(llama(), "tiny")
     with pytest.raises(LookupError, match="differ"):
-        model.use(OpenVinoExecutor)
-    assert model.executor is None
+        model.use(OpenVinoBackend)
+    assert model.backend is None
 
 
 @in_bfloat16
@@ -403,13 +403,13 @@ def test_packed_weights_are_computed_in_whole_numbers(format: str) -> None:
     pack_layers(hf, format)
     model = Decoder(hf, "tiny", fused_blocks)
     before = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
-    model.use(OpenVinoExecutor)
+    model.use(OpenVinoBackend)
     after = answer(model, model.cache(), Ask(TREE), PROMPTS[1]).logits
     assert not torch.equal(before, after)
     assert agree(after, before, 0.1)  # small models make much of rounding; another row is 1.4 away
-    assert isinstance(model.executor, OpenVinoExecutor)
+    assert isinstance(model.backend, OpenVinoBackend)
     kinds: dict[str, int] = {}
-    for node in model.executor.recording.graph.get_ops():
+    for node in model.backend.recording.graph.get_ops():
         if node.get_type_name() == "Constant":
             kind = node.get_element_type().get_type_name()
             kinds[kind] = kinds.get(kind, 0) + int(np.prod(list(node.shape)))
@@ -436,9 +436,9 @@ def test_a_wrong_graph_of_narrow_weights_is_refused(
 
     monkeypatch.setattr("foretell.backends.openvino_graph.group_values", other)
     with pytest.raises(LookupError, match="differ from torch's by more than rounding"):
-        model.use(OpenVinoExecutor)
+        model.use(OpenVinoBackend)
     monkeypatch.undo()
-    model.use(OpenVinoExecutor)
+    model.use(OpenVinoBackend)
 
 
 @here
@@ -449,32 +449,32 @@ def test_a_graph_that_fails_when_it_runs_is_left_to_torch(monkeypatch: pytest.Mo
     monkeypatch.setattr(Recording, "compile", broken)
     model = Decoder(llama(), "tiny")
     with pytest.raises(LookupError, match=r"it fails: no such instruction$"):
-        model.use(OpenVinoExecutor)
-    assert model.executor is None
+        model.use(OpenVinoBackend)
+    assert model.backend is None
     assert len(model.score([1, 2, 3])) == 1
 
 
 @here
 def test_what_it_has_no_rule_for_is_named() -> None:
     with pytest.raises(LookupError, match="No conversion rule found for operations"):
-        Decoder(tiny("mixtral"), "tiny").use(OpenVinoExecutor)
+        Decoder(tiny("mixtral"), "tiny").use(OpenVinoBackend)
 
 
 @in_bfloat16
 @here
-def test_an_audit_is_of_the_executor() -> None:
+def test_an_audit_is_of_the_backend() -> None:
     from foretell.audit.copies import float32_copy
 
     lm = wrap(llama().bfloat16(), tokenizer(), name="tiny")
-    assert float32_copy(lm).models["target"].executor is None  # type: ignore[attr-defined]
-    lm.models["target"].use(OpenVinoExecutor)  # type: ignore[attr-defined]
+    assert float32_copy(lm).models["target"].backend is None  # type: ignore[attr-defined]
+    lm.models["target"].use(OpenVinoBackend)  # type: ignore[attr-defined]
     wide = float32_copy(lm).models["target"]
-    assert isinstance(wide.executor, OpenVinoExecutor) and wide.dtype == torch.float32  # type: ignore[attr-defined]
+    assert isinstance(wide.backend, OpenVinoBackend) and wide.dtype == torch.float32  # type: ignore[attr-defined]
 
 
 @here
 def test_it_reports_to_nobody() -> None:
-    Decoder(llama(), "tiny").use(OpenVinoExecutor)
+    Decoder(llama(), "tiny").use(OpenVinoBackend)
     assert sys.modules.get("openvino_telemetry") is None
 
 
@@ -488,9 +488,9 @@ def test_hidden_states_are_those_of_torch(
     """With graphs of fixed sizes, long texts in pieces, and with one graph for any number."""
     monkeypatch.setattr("foretell.backends.openvino.PIECE", 16)
     quick, slow = (Decoder(llama().to(dtype), "tiny", fused_blocks) for _ in range(2))
-    quick.use(OpenVinoExecutor)
-    assert isinstance(quick.executor, OpenVinoExecutor)
-    quick.executor.sizes = SIZES if small else ()
+    quick.use(OpenVinoBackend)
+    assert isinstance(quick.backend, OpenVinoBackend)
+    quick.backend.sizes = SIZES if small else ()
     hidden_states_are_those_of_torch(quick, slow, 1e-4 if dtype == torch.float32 else 0.2)
 
 
@@ -499,20 +499,20 @@ def test_hidden_states_are_those_of_torch(
 @torch.inference_mode()
 def test_hidden_states_of_other_families(family: str) -> None:
     quick, slow = Decoder(tiny(family), family, fused_blocks), decoder(family)
-    quick.use(OpenVinoExecutor)
+    quick.use(OpenVinoBackend)
     taps = tuple(range(len(quick.layout) + 1))
     ours, theirs = (
         answer(m, m.cache(), Ask(TokenTree(7).chain([1, 2]), taps=taps), [5, 6, 7])
         for m in (quick, slow)
     )
     assert all(close(ours.hidden[tap], theirs.hidden[tap]) for tap in taps)
-    assert quick.executor is not None and quick.width == quick.executor.size > 0
+    assert quick.backend is not None and quick.width == quick.backend.size > 0
 
 
 @here
 def test_texts_are_the_same_before_and_after_a_tap() -> None:
     lm = wrap(llama(), tokenizer(), name="tiny")
-    lm.models["target"].use(OpenVinoExecutor)  # type: ignore[attr-defined]
+    lm.models["target"].use(OpenVinoBackend)  # type: ignore[attr-defined]
     other_texts_stay_the_same(lm)
 
 
@@ -520,21 +520,21 @@ def test_texts_are_the_same_before_and_after_a_tap() -> None:
 @torch.inference_mode()
 def test_a_tap_leaves_no_second_copy_of_the_weights() -> None:
     model = Decoder(llama(), "tiny", fused_blocks)
-    model.use(OpenVinoExecutor)
-    executor = model.executor
-    assert isinstance(executor, OpenVinoExecutor)
+    model.use(OpenVinoBackend)
+    backend = model.backend
+    assert isinstance(backend, OpenVinoBackend)
     model.score([1, 2, 3])
-    before = [weakref.ref(graph) for graph in executor.compiled.values()]
-    recorded = weakref.ref(executor.recording.forward_graph)
+    before = [weakref.ref(graph) for graph in backend.compiled.values()]
+    recorded = weakref.ref(backend.recording.forward_graph)
     answer(model, model.cache(), Ask(TokenTree(7), taps=(1,)), [5, 6, 7])
-    graphs = dict(executor.compiled)
+    graphs = dict(backend.compiled)
     gc.collect()
     assert before and not any(graph() for graph in before) and recorded() is None
     answer(model, model.cache(), Ask(TokenTree(7), taps=(1,)), [5, 6, 7])
     answer(model, model.cache(), Ask(TokenTree(7)), [5, 6, 7])
-    assert executor.compiled == graphs, "built once for a tap"
+    assert backend.compiled == graphs, "built once for a tap"
     answer(model, model.cache(), Ask(TokenTree(7), taps=(0,)), [5, 6, 7])
-    assert executor.recording.forward_graph.taps == (0, 1)
+    assert backend.recording.forward_graph.taps == (0, 1)
 
 
 @here
@@ -543,7 +543,7 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     quick, slow = (Decoder(llama(), "tiny", fused_blocks) for _ in range(2))
-    quick.use(OpenVinoExecutor)
+    quick.use(OpenVinoBackend)
     convert = Recording._convert_graph
 
     def refuses(self: Recording) -> Any:
@@ -560,5 +560,5 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     assert torch.equal(ours.hidden[1], theirs.hidden[1])
     assert torch.equal(again.hidden[1], theirs.hidden[1])
     job, _ = quick.cache().prepare(Ask(TokenTree(7)), [5, 6, 7], 999)
-    logits = executor_logits(quick, [job])
+    logits = backend_logits(quick, [job])
     assert logits is not None and close(logits, slow.score([5, 6, 7]))

@@ -392,12 +392,7 @@ def test_the_command_prints_a_table(run: Any) -> None:
     code, out, err = run("--methods", "ngram:n=2,k=4,copyspec, plain", "--text", "{at}/log.jsonl")
     lines = out.splitlines()
     assert code == 0
-    assert [line.split()[0] for line in lines] == [
-        "method",
-        "ngram:n=2,k=4",
-        "copyspec",
-        "plain",
-    ]
+    assert [line.split()[0] for line in lines] == ["method", "ngram:n=2,k=4", "copyspec", "plain"]
     assert float(lines[1].split()[1]) > 2
     assert float(lines[3].split()[1]) == 1
     assert err == "3 documents; plain decoding makes 1.00 tokens a step\n"

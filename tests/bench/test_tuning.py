@@ -158,10 +158,7 @@ def test_what_cannot_follow_costs_is_shown_and_never_chosen(
     profile = tuning.tune_model(tiny.lm(), SETS, ["draft", "ngram:nodes=4", "auto"])
     assert profile["chosen"] == AUTO
     assert profile["shown_only"] == ["draft", "ngram:nodes=4"]
-    assert profile["best"]["code"] in (
-        "draft",
-        "ngram:nodes=4",
-    )
+    assert profile["best"]["code"] in ("draft", "ngram:nodes=4")
     assert "draft, ngram:nodes=4" in report.explain_choice(profile)
     assert [c["contender"] for c in profile["bench"]["cells"][:4]] == [
         "plain",
@@ -202,11 +199,7 @@ def test_the_plan_fits_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuning.choose_plan(0.0001, 5, 5, 10.0) == (64, 4, 2)
     # 64 tokens x 3 plain decodings' worth x 4 prompts x 5 kinds x 3 rounds: 11,520 plain tokens
     assert tuning.choose_plan(0.001, 5, 5, 11.6) == (64, 4, 2)
-    assert tuning.choose_plan(0.001, 5, 5, 11.4) == (
-        64,
-        1,
-        1,
-    )
+    assert tuning.choose_plan(0.001, 5, 5, 11.4) == (64, 1, 1)
     assert tuning.choose_plan(9.0, 5, 5, 10.0) == (8, 1, 1), "nothing fits: the shortest"
 
 

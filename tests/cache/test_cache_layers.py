@@ -28,10 +28,7 @@ from tests.cache.users import Evictor, run
 from tests.models.decoder.families import tiny
 
 TEXT = [(11 * i + i * i) % 90 for i in range(15)]
-SAMPLINGS = [
-    Sampling(max_new_tokens=20),
-    Sampling(max_new_tokens=20, temperature=0.8, seed=3),
-]
+SAMPLINGS = [Sampling(max_new_tokens=20), Sampling(max_new_tokens=20, temperature=0.8, seed=3)]
 
 
 class Bare(Toy):
@@ -130,10 +127,7 @@ def assert_same_rows(held: Cache, model: Any, text: list[int]) -> None:
 @pytest.mark.parametrize("policy", [None, Evictor()], ids=["", "evicting"])
 @pytest.mark.parametrize("spec", ["suffix", "token-recycling", "draft"])
 def test_a_toy_with_layers_that_keep_nothing(spec: str, policy: Any) -> None:
-    bare = {
-        "target": Bare(8, seed=3, copy=1.5),
-        "draft": Bare(8, seed=3, noise=0.6, copy=1.5),
-    }
+    bare = {"target": Bare(8, seed=3, copy=1.5), "draft": Bare(8, seed=3, noise=0.6, copy=1.5)}
     full = {"target": Toy(8, seed=3, copy=1.5), "draft": Toy(8, seed=3, noise=0.6, copy=1.5)}
     prompt = [1, 2, 3, 1, 2, 3, 1]
     for sampling in SAMPLINGS:

@@ -21,10 +21,7 @@ from tests.cache.users import Guess, run
 
 VOCAB = 8
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
-SAMPLINGS = [
-    Sampling(max_new_tokens=24),
-    Sampling(max_new_tokens=24, temperature=0.8, seed=3),
-]
+SAMPLINGS = [Sampling(max_new_tokens=24), Sampling(max_new_tokens=24, temperature=0.8, seed=3)]
 
 
 def models() -> dict[str, ToyRecurrent]:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.backends.graphs import GraphsExecutor
-from foretell.backends.openvino import OpenVinoExecutor
+from foretell.backends.graphs import GraphsBackend
+from foretell.backends.openvino import OpenVinoBackend
 from foretell.cache import shared
 from foretell.cache.cache import Cache
 from foretell.cache.policy import Segment
@@ -29,7 +29,7 @@ from foretell.speculation.strategy import Strategy, verify_and_commit
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy, ToyRecurrent
 from tests import laws
-from tests.cache.test_executors import missing
+from tests.cache.test_backends import missing
 from tests.cache.users import Evictor, run
 from tests.models.decoder.families import tiny
 
@@ -180,9 +180,9 @@ def test_a_text_in_two_segments_and_own_rows_is_one_text(
 
 
 def test_shared_rows_outlive_the_cache_they_were_taken_from() -> None:
-    makers: list[Any] = [lambda *args: GraphsExecutor(*args, record=None)]
+    makers: list[Any] = [lambda *args: GraphsBackend(*args, record=None)]
     if not missing("openvino"):
-        makers.append(OpenVinoExecutor)
+        makers.append(OpenVinoBackend)
     for make in makers:
         model = Decoder(tiny("llama", head_dim=16), "llama", fused_blocks)
         model.use(make)

@@ -28,7 +28,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 def arguments(folder: str, requests: Path, results: Path, *more: str) -> list[str]:
     files = ["--in", str(requests), "--out", str(results)]
-    return ["batch", "--model", folder, "--executor", "torch", *files, *more]
+    return ["batch", "--model", folder, "--backend", "torch", *files, *more]
 
 
 def documents(count: int, tokens: int) -> list[dict[str, Any]]:
@@ -47,7 +47,7 @@ def said(body: dict[str, Any]) -> Any:
 
 def expected(folder: str, asked: list[dict[str, Any]]) -> dict[str, Any]:
     """What each request says alone."""
-    lm = foretell.load(folder, executor="torch")
+    lm = foretell.load(folder, backend="torch")
     served = Served(lm, folder)
     found = {}
     for one in asked:

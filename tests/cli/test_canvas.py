@@ -87,11 +87,11 @@ def test_it_is_compared_with_one_token_a_forward(run: Any, filling: str) -> None
         (["--method", "plain"], "fills canvases"),
         (["--regex", "a+"], "regex"),
         (["--repetition-penalty", "1.3"], "repetition_penalty"),
-        (["--rows", "dola"], "dola"),
+        (["--guidance", "dola"], "dola"),
         (["--kv", "snapkv"], "snapkv"),
         (["--method", "freedave", "--kv", "window"], "kv=dual"),
         (["--method", "learn2pd"], "names no file"),
-        (["--executor", "native"], "executor"),
+        (["--backend", "native"], "backend"),
     ],
 )
 def test_bad_input_is_one_line(run: Any, filling: str, options: list[str], said: str) -> None:

@@ -26,7 +26,7 @@ class Report:
     model: str = "tiny"
     family: str = "llama"
     dtype: str = "float32"
-    executor: str = "torch"
+    backend: str = "torch"
     refusals: tuple[tuple[str, str], ...] = ()
     loop: bool = True
     fused: bool = False
@@ -45,7 +45,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def diagnose(lm: Any) -> list[Report]:
         asked.append(lm)
-        return [REFUSED, Report(name="draft", executor="openvino", fused=True)]
+        return [REFUSED, Report(name="draft", backend="openvino", fused=True)]
 
     monkeypatch.setattr(diagnosis, "diagnose", diagnose)
     monkeypatch.setattr(loading, "notice_refusals", lambda *_: None)  # which diagnoses too
@@ -53,7 +53,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_who_computes_a_model_is_said_in_full(run: Any, folder: str, diagnosed: list[Any]) -> None:
-    code, out, err = run("doctor", folder, "--executor", "torch")
+    code, out, err = run("doctor", folder, "--backend", "torch")
     assert (code, err) == (0, "") and len(diagnosed) == 1
     target, draft = out.split("\n\n")[2:]
     lines = [line.split(maxsplit=2) for line in target.splitlines()]
@@ -80,7 +80,7 @@ def test_doctor_as_json(run: Any, folder: str, diagnosed: list[Any]) -> None:
     assert document["machine"]["threads"] == torch.get_num_threads()
     target, draft = document["models"]
     assert target["refusals"] == [list(pair) for pair in REFUSED.refusals]
-    assert (draft["name"], draft["executor"], draft["fused"]) == ("draft", "openvino", True)
+    assert (draft["name"], draft["backend"], draft["fused"]) == ("draft", "openvino", True)
     names = [package["name"] for package in document["packages"]]
     assert {"openvino", "onnxruntime", "llama-cpp-python", "fastapi", "ray"} <= {*names}
     assert len(names) == len({*names})

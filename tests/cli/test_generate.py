@@ -25,8 +25,8 @@ from tests.constraints import lsp_server
 from tests.constraints.lsp_server import drawn
 
 CODE = "def add(a, b):"
-# By torch, since preparing an executor for a model would take most of the time of a test.
-TORCH = ["--executor", "torch"]
+# By torch, since preparing a backend for a model would take most of the time of a test.
+TORCH = ["--backend", "torch"]
 FEW = ["--max-new-tokens", "12"]
 SHORT = [*FEW, *TORCH]
 FIVE = ["--max-new-tokens", "5", *TORCH]
@@ -220,24 +220,27 @@ def test_rows_and_warpers_have_a_flag_each(run: Any, folder: str, tmp_path: Path
     rows = f"cfg:g=2,negative=@{tmp_path / 'other.txt'}"
     negative = tuple(tiny.tokenizer()("The dog")["input_ids"])
     source = Cfg(2.0, negative)
-    wanted = tiny.lm().generate(CODE, rows=source, warp="momentum", max_new_tokens=12).text
-    flags = ["--rows", rows, "--warp", "momentum"]
+    wanted = tiny.lm().generate(CODE, guidance=source, processor="momentum", max_new_tokens=12).text
+    flags = ["--guidance", rows, "--processor", "momentum"]
     code, out, _ = run("generate", "--model", folder, "--method", "ngram", *flags, *SHORT, CODE)
     assert code == 0 and out == f"{wanted}\n"
-    wrong = {"--rows": "unknown rows 'cgf'; did you mean cfg", "--warp": "unknown warp 'cgf'"}
+    wrong = {
+        "--guidance": "unknown guidance 'cgf'; did you mean cfg",
+        "--processor": "unknown processor 'cgf'",
+    }
     for flag, message in wrong.items():
         code, out, err = run("generate", "--model", "nowhere", flag, "cgf", CODE)
         assert code == 2 and not out and message in err and err.count("\n") == 1
-    code, _, err = run("generate", "--model", folder, "--rows", "cfg:model=draft", *SHORT, CODE)
+    code, _, err = run("generate", "--model", folder, "--guidance", "cfg:model=draft", *SHORT, CODE)
     assert code == 2 and "it needs a 'draft' model; load one" in err
 
 
 def test_methods_ask_other_models_by_the_names_they_are_given(
     run: Any, folder: str, small: str
 ) -> None:
-    asked = ["generate", "--model", folder, "--rows", "cfg:g=2,model=other", *SHORT, CODE]
+    asked = ["generate", "--model", folder, "--guidance", "cfg:g=2,model=other", *SHORT, CODE]
     with_other = foretell.load(folder, models={"other": small})
-    wanted = with_other.generate(CODE, rows="cfg:g=2,model=other", max_new_tokens=12).text
+    wanted = with_other.generate(CODE, guidance="cfg:g=2,model=other", max_new_tokens=12).text
     code, out, _ = run(*asked, "--models", f"other={small}")
     assert code == 0 and out == f"{wanted}\n"
     code, out, err = run(*asked)
@@ -370,8 +373,7 @@ def test_a_method_that_draws_has_a_temperature(name: str, run: Any, folder: str)
 
 
 @pytest.mark.parametrize(
-    ("spec", "texts"),
-    [("best-of:n=3", 3), ("beam:width=2", 2), ("superposed:k=3", 3)],
+    ("spec", "texts"), [("best-of:n=3", 3), ("beam:width=2", 2), ("superposed:k=3", 3)]
 )
 def test_all_texts_that_a_method_found_are_shown(
     spec: str, texts: int, run: Any, folder: str

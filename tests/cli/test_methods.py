@@ -15,9 +15,9 @@ def test_methods_are_listed(run: Any) -> None:
     document = json.loads(out)
     assert code == 0 and document["schema"] == "foretell.methods/1"
     cards = {card["name"]: card for card in document["methods"]}
-    others = registry.method_names("kv", "rows", "warp", "reward", "constraint")
+    others = registry.method_names("kv", "guidance", "processor", "reward", "constraint")
     assert set(cards) == {card.name for card in foretell.methods()} | set(others)
-    assert cards["momentum"]["kind"] == "warp" and cards["cfg"]["kind"] == "rows"
+    assert cards["momentum"]["kind"] == "processor" and cards["cfg"]["kind"] == "guidance"
     assert cards["ngram"]["defaults"]["k"] == 10 and Path(cards["ngram"]["file"]).is_file()
     code, out, _ = run("methods")
     assert code == 0 and all(name in out for name in cards)

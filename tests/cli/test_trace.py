@@ -33,7 +33,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[int]]:
 def test_a_method_that_equals_plain_decoding(run: Any, folder: str, traced: Any) -> None:
     traced["ngram"] = [5, 6, 7]
     code, out, err = run(
-        "trace", "--model", folder, "--executor", "torch", "--method", "ngram", "def"
+        "trace", "--model", folder, "--backend", "torch", "--method", "ngram", "def"
     )
     assert (code, err) == (0, "")
     assert out.count("committed ") == 3
@@ -42,7 +42,7 @@ def test_a_method_that_equals_plain_decoding(run: Any, folder: str, traced: Any)
 
 def test_the_first_divergence_ends_the_trace(run: Any, folder: str, traced: Any) -> None:
     traced["ngram"] = [5, 8, 7]
-    args = ["trace", "--model", folder, "--executor", "torch", "--method", "ngram", "def"]
+    args = ["trace", "--model", folder, "--backend", "torch", "--method", "ngram", "def"]
     code, out, _ = run(*args)
     assert code == 0 and "first divergence from plain decoding: output token 2, " in out
     document = json.loads(run(*args, "--json")[1])
@@ -58,7 +58,7 @@ def test_drawn_tokens_are_not_compared(run: Any, folder: str, traced: Any) -> No
         "trace",
         "--model",
         folder,
-        "--executor",
+        "--backend",
         "torch",
         "--method",
         "ngram",

@@ -204,7 +204,7 @@ BAD = {
     "json_schema": False,
     "regex": "",
     "grammar": 7,
-    "warp": "momentum",
+    "processor": "momentum",
 }
 
 

@@ -284,7 +284,7 @@ def test_requests_wait_for_room() -> None:
 def test_a_budget_that_is_too_small_is_refused_with_one_that_would_do() -> None:
     lm = tiny.lm()
     for model in lm.models.values():
-        model.executor = None  # type: ignore[attr-defined]
+        model.backend = None  # type: ignore[attr-defined]
     weights = sum(model.weight_bytes for model in lm.models.values())
     assert weights == sum(p.numel() * 4 for m in lm.models.values() for p in _unique(m))
     with pytest.raises(BadConfig, match=r"budget=1000: must be at least \d+ bytes") as caught:
@@ -333,7 +333,7 @@ def test_what_cannot_be_told_beforehand_is_refused_by_name() -> None:
     model.cache = lambda *_: Elsewhere(model.layout, model.dtype, model.device)  # type: ignore[method-assign]
     engine = Engine({"target": model})
     engine.admission.budget = 1 << 30
-    with pytest.raises(Unsupported, match=r"executor='torch'"):
+    with pytest.raises(Unsupported, match=r"backend='torch'"):
         engine.add(Request([1, 2], Plain()))
 
 

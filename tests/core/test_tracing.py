@@ -50,7 +50,7 @@ def drafted() -> TraceStep:
         tokens=[2, 5, 1],
         sources=["ngram", "suffix", "target"],
         margins=[3.25, 0.001, 0.5],
-        executor="openvino",
+        backend="openvino",
         seconds=0.0042,
     )
 

@@ -162,9 +162,7 @@ def test_requests_of_other_weights_share_forwards(
     assert found[0] == found[1]
 
 
-def test_learning_that_fails_is_told_by_name_and_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_learning_that_fails_is_told_by_name_and_once(monkeypatch: pytest.MonkeyPatch) -> None:
     host = engine()
     serve(host, request("def add"))
     serve(host, request("def add"))

@@ -81,7 +81,7 @@ def test_forwards_are_measured_after_the_rows_they_are_named_by(
 def test_what_only_the_first_forward_takes_is_not_counted(
     later: float, rounds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An executor compiles then; of a model that is slow every time the first round is the only
+    """A backend compiles then; of a model that is slow every time the first round is the only
     one.
     """
     now = [0.0]

@@ -17,9 +17,9 @@ import pytest
 import torch
 from torch import nn
 
-from foretell.backends.graphs import GraphsExecutor
-from foretell.backends.onnxruntime import OnnxRuntimeExecutor
-from foretell.backends.openvino import OpenVinoExecutor
+from foretell.backends.graphs import GraphsBackend
+from foretell.backends.onnxruntime import OnnxRuntimeBackend
+from foretell.backends.openvino import OpenVinoBackend
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.cache.states import TappedStates
@@ -223,10 +223,7 @@ WORLDS: dict[str, Any] = {
     "llama": (lambda: {"target": llama()}, TEXT, "llama"),
 }
 worlds = pytest.mark.parametrize("world", WORLDS)
-SAMPLINGS = [
-    Sampling(max_new_tokens=24),
-    Sampling(max_new_tokens=24, temperature=0.8, seed=2),
-]
+SAMPLINGS = [Sampling(max_new_tokens=24), Sampling(max_new_tokens=24, temperature=0.8, seed=2)]
 
 
 # --- laws
@@ -402,7 +399,7 @@ def test_a_reply_says_which_nodes_its_hidden_states_are_of(world: str) -> None:
         assert run(models, request, chunk=chunk)[0].ctx.output == plain
 
 
-# --- executors give the states
+# --- backends give the states
 
 
 def missing(*names: str) -> bool:
@@ -412,9 +409,9 @@ def missing(*names: str) -> bool:
 @pytest.mark.parametrize(
     ("make", "needs"),
     [
-        (partial(GraphsExecutor, record=None), ()),
-        (OpenVinoExecutor, ("openvino",)),
-        (OnnxRuntimeExecutor, ("onnx", "onnxruntime")),
+        (partial(GraphsBackend, record=None), ()),
+        (OpenVinoBackend, ("openvino",)),
+        (OnnxRuntimeBackend, ("onnx", "onnxruntime")),
     ],
     ids=["graphs", "openvino", "onnxruntime"],
 )
@@ -438,7 +435,7 @@ def test_a_head_does_not_throw_steps_back_to_torch(make: Any, needs: tuple[str, 
     quick.forward = noted  # type: ignore[method-assign]
     got = run({"target": quick}, request)[0].ctx
     assert got.output == want.output and got.stats.accepted == want.stats.accepted > 0
-    assert quick.executor is not None and set(by) == {quick.executor.name}
+    assert quick.backend is not None and set(by) == {quick.backend.name}
 
 
 # --- slips

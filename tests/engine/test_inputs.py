@@ -29,10 +29,7 @@ from tests.cache.users import EVERY, Evictor, evicted_sight, run
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1]
 SPECS = ("plain", "suffix", "token-recycling", "draft:drafts=3")
-SAMPLINGS = [
-    Sampling(max_new_tokens=20),
-    Sampling(max_new_tokens=20, temperature=0.8, seed=3),
-]
+SAMPLINGS = [Sampling(max_new_tokens=20), Sampling(max_new_tokens=20, temperature=0.8, seed=3)]
 
 # --- inputs: an encoder's rows
 

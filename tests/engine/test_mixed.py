@@ -72,9 +72,7 @@ def requests() -> list[Request]:
         elif i == 1:
             prompt = [1, POISON, 2]
         sampling = Sampling(
-            temperature=0.9 * (i % 3 > 0),
-            max_new_tokens=4 if i == 0 else 16 + i % 7,
-            seed=i,
+            temperature=0.9 * (i % 3 > 0), max_new_tokens=4 if i == 0 else 16 + i % 7, seed=i
         )
         strategy = strategies[i % len(strategies)]
         source = sources[i % len(sources)]

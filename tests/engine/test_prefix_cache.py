@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.backends.native import NativeExecutor
+from foretell.backends.native import NativeBackend
 from foretell.cache.prefix_tree import PrefixTree
 from foretell.core.model import Model
 from foretell.core.request import Request
@@ -165,7 +165,7 @@ def test_models_whose_texts_are_no_rows_keep_nothing() -> None:
 def test_the_native_step_reads_shared_rows_to_the_last_bit(family: str, format: str) -> None:
     """Greedy texts and the logits beside them, of many requests and of each alone."""
     model = Decoder(small(family, format), family, fused_blocks)
-    model.use(NativeExecutor)
+    model.use(NativeBackend)
     prefix = [(13 * i + 5) % 400 for i in range(70)]
     requests = []
     for i in range(10):

@@ -262,7 +262,7 @@ def test_any_plan_gives_the_same_tokens(make: Callable[[], schedule.Plan]) -> No
     assert outputs(make()) == outputs(None)
 
 
-def test_costs_are_kept_by_model_executor_and_layers() -> None:
+def test_costs_are_kept_by_model_backend_and_layers() -> None:
     target, draft = Wide(8), Wide(8, noise=0.3, name="draft")
     plan = ShortestFirst()
     engine = Engine({"target": target, "draft": draft}, plan=plan)

@@ -299,9 +299,7 @@ def consulted(text: list[int], count: int) -> list[int]:
 def test_other_requests_go_on_while_a_call_runs() -> None:
     gate = threading.Event()
     engine = Engine(models())
-    waiting = engine.add(
-        Request([1, 2], Consulting(slowly(gate)), Sampling(max_new_tokens=5)),
-    )
+    waiting = engine.add(Request([1, 2], Consulting(slowly(gate)), Sampling(max_new_tokens=5)))
     other = engine.add(Request([1, 2, 1, 2], Plain(), Sampling(max_new_tokens=12)))
     while other.reason is None:
         engine.step()

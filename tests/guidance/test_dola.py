@@ -123,13 +123,7 @@ def test_the_candidates_are_those_of_transformers(
     assert list(Dola(layers).candidate_layers(model)) == list(wanted)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"layers": ""},
-        {"layers": "mid"},
-    ],
-)
+@pytest.mark.parametrize("fields", [{"layers": ""}, {"layers": "mid"}])
 def test_bad_fields_are_named(fields: dict[str, Any]) -> None:
     with pytest.raises(BadConfig, match=f"dola:{next(iter(fields))}"):
         Dola(**fields)

@@ -16,7 +16,7 @@ IDS = [(11 * i + i * i) % 8000 for i in range(40)]
 
 @pytest.fixture(scope="module")
 def lm() -> Any:
-    return foretell.load("demo", dtype="float32", device="cpu", executor="torch")
+    return foretell.load("demo", dtype="float32", device="cpu", backend="torch")
 
 
 def test_a_spec_is_honoured_with_drafts_and_without(lm: Any) -> None:

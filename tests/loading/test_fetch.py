@@ -149,7 +149,7 @@ def test_a_model_with_weights_added_is_made_once(world: World) -> None:
     assert world.count("foretell.train.diffusion.adapter_merging") == world.count("pip") == 1
     assert left(world)[-2:] == ["added", "mine"]
     assert str(world.cache) not in (made / "source.json").read_text(), "it may lie elsewhere"
-    assert foretell.load("added", executor="torch").models["target"].name == "added"
+    assert foretell.load("added", backend="torch").models["target"].name == "added"
 
 
 def test_weights_that_were_changed_are_not_added(world: World) -> None:
@@ -178,10 +178,10 @@ def test_why_weights_were_not_added_is_said(world: World) -> None:
 
 
 def test_a_name_is_a_model(world: World) -> None:
-    lm = foretell.load("mine", executor="torch")
+    lm = foretell.load("mine", backend="torch")
     folder = world.cache / "models" / "mine"
     assert lm.path == folder and (folder / "model.gguf").read_bytes() == MODEL
-    twin = foretell.load(world.made, executor="torch")
+    twin = foretell.load(world.made, backend="torch")
     out = lm.generate("def add", "plain", max_new_tokens=8)
     assert out.tokens == twin.generate("def add", "plain", max_new_tokens=8).tokens
     assert load_tokenizer("mine").get_vocab() == tiny.tokenizer().get_vocab()

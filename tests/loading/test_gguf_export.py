@@ -39,7 +39,7 @@ def test_the_folder_holds_the_model(tmp_path: Path) -> None:
     assert coder.chat_template == TEMPLATE and coder.eos_token == tiny.EOS
     modes = {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
     assert len(modes) == 1, "all files can be read by whoever can read one"
-    lm = foretell.load(folder, executor="torch")
+    lm = foretell.load(folder, backend="torch")
     out = lm.generate([{"role": "user", "content": "def"}], "plain", max_new_tokens=4)
     twin = tiny.lm(torch.bfloat16)
     assert out.tokens == twin.generate("user: def\n", "plain", max_new_tokens=4).tokens

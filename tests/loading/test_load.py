@@ -90,13 +90,13 @@ def test_other_models_come_along_by_name(folder: Path, tmp_path: Path) -> None:
     small.resize_token_embeddings(64)
     small.save_pretrained(tmp_path / "judge")  # another vocabulary, and no tokenizer
     models = {"draft": relative, "judge": str(tmp_path / "judge"), "twin_2": folder}
-    lm = foretell.load(folder, models=models, dtype="float64", executor="torch")
+    lm = foretell.load(folder, models=models, dtype="float64", backend="torch")
     assert list(lm.models) == list(lm.tokenizers) == ["target", "draft", "judge", "twin_2"]
     assert {model.dtype for model in lm.models.values()} == {torch.float64}
     assert lm.models["judge"].vocab == 64 and lm.models["judge"].name.endswith("(judge)")
     assert lm.tokenizers["judge"] is None and lm.tokenizers["target"] is lm.tokenizer
     assert lm.tokenizers["twin_2"](CODE)["input_ids"] == lm.encode(CODE)  # type: ignore[misc]
-    short = foretell.load(folder, draft=relative, dtype="float64", executor="torch")
+    short = foretell.load(folder, draft=relative, dtype="float64", backend="torch")
     outs = [x.generate(CODE, "draft:nodes=4", max_new_tokens=12) for x in (lm, short)]
     assert outs[0].tokens == outs[1].tokens and outs[0].stats.drafted == outs[1].stats.drafted
 
@@ -113,9 +113,9 @@ def test_names_of_models_are_checked(folder: Path) -> None:
 
 
 def test_the_demo_brings_its_draft_model_beside_others(folder: Path) -> None:
-    lm = foretell.load("demo", models={"judge": folder}, executor="torch")
+    lm = foretell.load("demo", models={"judge": folder}, backend="torch")
     assert set(lm.models) == {"target", "draft", "judge"}
-    lm = foretell.load("demo", models={"draft": "demo"}, executor="torch")
+    lm = foretell.load("demo", models={"draft": "demo"}, backend="torch")
     assert lm.models["draft"].vocab == lm.models["target"].vocab
     assert lm.models["draft"].layout == lm.models["target"].layout
 
@@ -139,15 +139,15 @@ def test_options_that_cannot_be(folder: Path) -> None:
     assert "device='moon'" in refusal(folder, device="moon")
 
 
-def test_an_executor_belongs_to_a_kind_of_device(folder: Path) -> None:
-    said = refusal(folder, executor="graphs", device="cpu")
-    assert "executor='graphs'" in said and "a CUDA GPU" in said
-    assert "executor='openvino'" in refusal(folder, executor="openvino", device="meta")
-    assert "executor='graphs' with exact_bits=True" in refusal(
-        folder, executor="graphs", exact_bits=True
+def test_an_backend_belongs_to_a_kind_of_device(folder: Path) -> None:
+    said = refusal(folder, backend="graphs", device="cpu")
+    assert "backend='graphs'" in said and "a CUDA GPU" in said
+    assert "backend='openvino'" in refusal(folder, backend="openvino", device="meta")
+    assert "backend='graphs' with exact_bits=True" in refusal(
+        folder, backend="graphs", exact_bits=True
     )
     assert "one of auto, torch, openvino, onnxruntime, native, graphs" in refusal(
-        folder, executor="fast"
+        folder, backend="fast"
     )
 
 
@@ -156,7 +156,7 @@ def test_what_is_handed_over_to_whom() -> None:
         name, used, reason = "fake", None, ""
 
         def __init__(self, device: str):
-            self.device, self.hf, self.executor = torch.device(device), torch.nn.Linear(1, 1), None
+            self.device, self.hf, self.backend = torch.device(device), torch.nn.Linear(1, 1), None
 
         def use(self, make: object) -> None:
             if self.reason:
@@ -164,8 +164,8 @@ def test_what_is_handed_over_to_whom() -> None:
             self.used = make
 
     for device, make in (
-        ("cuda:1", graphs.make_executor),
-        ("cpu", openvino.make_executor),
+        ("cuda:1", graphs.make_backend),
+        ("cpu", openvino.make_backend),
         ("mps", None),
     ):
         fake: Any = Fake(device)
@@ -174,9 +174,7 @@ def test_what_is_handed_over_to_whom() -> None:
     fake = Fake("cuda")
     fake.reason = "experts chosen by Python code"
     assert hand_over(fake, "auto") == (("graphs", "experts chosen by Python code"),)
-    with pytest.raises(
-        Unsupported, match=r"executor='graphs' cannot run on fake: .*experts chosen"
-    ):
+    with pytest.raises(Unsupported, match=r"backend='graphs' cannot run on fake: .*experts chosen"):
         hand_over(fake, "graphs")
 
 
@@ -451,7 +449,7 @@ def test_what_was_joined_or_narrowed_leaves_the_memory(
         shutil.copytree(
             fetch_shipped("demo"), tmp_path / name
         )  # other tests may have the file in memory
-        lm = foretell.load(tmp_path / name, executor="torch", dtype=dtype)
+        lm = foretell.load(tmp_path / name, backend="torch", dtype=dtype)
         file = tmp_path / name / "model.safetensors"
         return resident(file) / file.stat().st_size, lm.generate(
             "def add(a, b):", "plain", max_new_tokens=8

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from foretell.backends.native import NativeExecutor
+from foretell.backends.native import NativeBackend
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.models.decoder.decoder import Decoder
@@ -98,12 +98,12 @@ def test_rows_of_another_width_have_no_product() -> None:
 
 
 @cache
-def executor() -> NativeExecutor:
+def backend() -> NativeBackend:
     hf = families.tiny("llama", dtype=torch.bfloat16, **SIZES)
     pack_layers(hf, "int8")
     decoder = Decoder(hf, "tiny", fused_blocks)
-    decoder.use(NativeExecutor)
-    found: Any = decoder.executor
+    decoder.use(NativeBackend)
+    found: Any = decoder.backend
     found.decoder = decoder
     return found  # type: ignore[no-any-return]
 
@@ -128,7 +128,7 @@ class Spoilt:
 
 def forward(spoil: Callable[[steps.Step], Any], follow: int = 0) -> Any:
     """A tree of 3 nodes behind a text of 4, after its step was spoilt."""
-    found = executor()
+    found = backend()
     decoder: Decoder = found.decoder  # type: ignore[attr-defined]
     ask = Ask(TokenTree(5).chain([] if follow else [6, 7]), follow=follow)
     job, _ = decoder.cache().prepare(ask, [1, 2, 3, 5], 4)
@@ -207,7 +207,7 @@ def test_so_are_sizes_of_a_step(field: str, value: Any) -> None:
     "field, value", [("heads", 5), ("inner", 0), ("hidden", 96), ("width", 64), ("layers", 0)]
 )
 def test_so_is_a_model_whose_matrices_are_of_other_sizes(field: str, value: int) -> None:
-    described = executor().model
+    described = backend().model
     before = getattr(described, field)
     setattr(described, field, value)
     try:

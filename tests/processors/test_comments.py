@@ -79,7 +79,7 @@ def test_where_no_comment_is_possible_nothing_changes() -> None:
 
 
 class Looped:
-    """The warper as a processor that reads the whole text anew for every row."""
+    """The processor as a processor that reads the whole text anew for every row."""
 
     def __init__(self, boost: float, text: Any = spelt):
         self.boost, self.text = boost, text
@@ -125,7 +125,7 @@ def test_the_law_is_that_of_the_warped_rows(spec: str) -> None:
         text = staticmethod(code)  # type: ignore[assignment]
 
     law = laws.enumerate_law(
-        strategy, laws.PROMPT, Coded(Sampling(warp=(Comments(2.0),), **common)), models
+        strategy, laws.PROMPT, Coded(Sampling(processor=(Comments(2.0),), **common)), models
     )
     toy: Any = models["target"]
     wanted = laws.Setting(Sampling(logits_processors=(Looped(2.0, code),), **common))
@@ -137,12 +137,12 @@ def test_the_law_is_that_of_the_warped_rows(spec: str) -> None:
 def test_on_a_tokenizer_blocks_open_with_comments_whatever_drafts() -> None:
     lm = tiny.lm()
     prompt = "def add(a, b):\n"
-    made = lm.generate(prompt, "plain", max_new_tokens=20, warp="comments")
+    made = lm.generate(prompt, "plain", max_new_tokens=20, processor="comments")
     assert made.text.lstrip(" \t").startswith("#")
     for method in ("suffix:nodes=6", "draft:length=3", "mango"):
-        text = lm.generate(prompt, method, max_new_tokens=20, warp="comments")
+        text = lm.generate(prompt, method, max_new_tokens=20, processor="comments")
         assert text.tokens == made.tokens or method == "mango"
-    off = lm.generate(prompt, "plain", max_new_tokens=20, warp="comments:boost=0")
+    off = lm.generate(prompt, "plain", max_new_tokens=20, processor="comments:boost=0")
     assert off.tokens == lm.generate(prompt, "plain", max_new_tokens=20).tokens != made.tokens
 
 
@@ -150,4 +150,4 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(BadConfig, match="comments:boost"):
         Comments(-1.0)
     with pytest.raises(BadConfig, match=r"comments: .* no tokenizer.*leave comments out"):
-        Sampler(Sampling(warp=(Comments(),)), [1], (), 8)
+        Sampler(Sampling(processor=(Comments(),)), [1], (), 8)

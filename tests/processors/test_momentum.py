@@ -92,7 +92,7 @@ configs = st.builds(
 @given(configs, rows, texts)
 def test_the_best_token_is_the_papers(config: Momentum, row: torch.Tensor, text: list[int]) -> None:
     prompt, output = [1, *text[:4]], text[4:]
-    sampler = Sampler(Sampling(warp=(config,)), prompt, (), VOCAB)
+    sampler = Sampler(Sampling(processor=(config,)), prompt, (), VOCAB)
     before = row.clone()
     wanted = papers_token(config, row.tolist(), [*prompt, *output])
     assert int(sampler.scores(row, output).argmax()) == wanted
@@ -134,7 +134,7 @@ def test_the_law_is_that_of_the_warped_rows(spec: str) -> None:
         common: dict[str, Any] = {"temperature": 1.0, "max_new_tokens": 3, **more}
         strategy = laws.build(spec)
         models = laws.world(strategy)
-        warped = laws.Setting(Sampling(warp=(config,), **common))
+        warped = laws.Setting(Sampling(processor=(config,), **common))
         law = laws.enumerate_law(strategy, laws.PROMPT, warped, models)
         looped = laws.Setting(Sampling(logits_processors=(Looped(config),), **common))
         toy: Any = models["target"]
@@ -156,9 +156,9 @@ def outputs(spec: str, **sampling: Any) -> tuple[list[list[int]], int, list[Any]
 
 
 def test_drafts_change_no_token_and_save_forwards() -> None:
-    wanted, steps, _ = outputs("plain", warp=(Momentum(alpha=0.02),))
+    wanted, steps, _ = outputs("plain", processor=(Momentum(alpha=0.02),))
     for spec in ("suffix", "ngram", "draft:length=3", "token-recycling"):
-        got, fewer, _ = outputs(spec, warp=(Momentum(alpha=0.02),))
+        got, fewer, _ = outputs(spec, processor=(Momentum(alpha=0.02),))
         assert got == wanted and fewer < steps, spec
 
 
@@ -167,33 +167,28 @@ def test_it_leaves_the_circles_of_greedy_decoding() -> None:
         grams = [tuple(text[i : i + 4]) for text in texts for i in range(len(text) - 3)]
         return 1 - len({*grams}) / len(grams)
 
-    assert repeated(outputs("plain", warp=(Momentum(),))[0]) < repeated(outputs("plain")[0]) / 2
+    assert (
+        repeated(outputs("plain", processor=(Momentum(),))[0]) < repeated(outputs("plain")[0]) / 2
+    )
 
 
 @pytest.mark.parametrize("config", [Momentum(alpha=0.0), Momentum(resistance=(0, 0))])
 def test_off_is_bit_for_bit_plain_decoding(config: Momentum) -> None:
     for spec in ("plain", "ngram"):
-        assert outputs(spec, warp=(config,), logprobs=3) == outputs(spec, logprobs=3)
-    assert Sampler(Sampling(warp=(config,)), [1], (), VOCAB).plain
+        assert outputs(spec, processor=(config,), logprobs=3) == outputs(spec, logprobs=3)
+    assert Sampler(Sampling(processor=(config,)), [1], (), VOCAB).plain
 
 
 def test_a_grammar_that_forbids_all_of_the_best_finds_another() -> None:
     engine = Engine({"target": Toy(16, 3, copy=4.0)})
     setting = laws.formed("([a-d][e-h])+", 16, max_new_tokens=12)
-    sampling = replace(setting.sampling, warp=(Momentum(k=2),))
+    sampling = replace(setting.sampling, processor=(Momentum(k=2),))
     live = engine.add(Request([9, 8, 9, 8, 9], Plain(), sampling))
     laws.finish(engine, live)
     assert len(live.ctx.output) == 12 and laws.can_match(setting.form, 16, *live.ctx.output)
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"resistance": (1,)},
-        {"resistance": (0, -1)},
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("fields", [{"resistance": (1,)}, {"resistance": (0, -1)}], ids=str)
 def test_bad_fields_are_named(fields: dict[str, Any]) -> None:
     with pytest.raises(BadConfig, match=f"momentum:{next(iter(fields))}"):
         Momentum(**fields)
@@ -203,11 +198,11 @@ def test_requests_of_a_batch_follow_texts_of_their_own() -> None:
     lm = tiny.lm()
     prompts = ["The quick brown fox", "def add(a, b):", "The quick brown dog"]
     alone = [
-        lm.generate(p, "suffix", max_new_tokens=24, warp=w).tokens
+        lm.generate(p, "suffix", max_new_tokens=24, processor=w).tokens
         for p, w in zip(prompts, ["momentum", None, "momentum:alpha=0.5"], strict=True)
     ]
     many = lm.generate(
-        prompts, "suffix", max_new_tokens=24, warp=["momentum", None, "momentum:alpha=0.5"]
+        prompts, "suffix", max_new_tokens=24, processor=["momentum", None, "momentum:alpha=0.5"]
     )
     assert [one.tokens for one in many] == alone
     assert alone[1] == lm.generate(prompts[1], "plain", max_new_tokens=24).tokens

@@ -52,7 +52,7 @@ def lines_of(output: Sequence[int]) -> tuple[list[tuple[str, ...]], list[int], b
 
 
 class Looped:
-    """The warper as a processor, from the beginning for every row. `prompt`: tokens of it."""
+    """The processor as a processor, from the beginning for every row. `prompt`: tokens of it."""
 
     def __init__(self, config: Rpg, prompt: int, ends: Sequence[int] = (END,), text: Any = spelt):
         self.config, self.prompt, self.ends, self.text = config, prompt, ends, text
@@ -170,7 +170,7 @@ def test_the_law_is_that_of_the_warped_rows(spec: str) -> None:
     strategy = laws.build(spec)
     models = laws.world(strategy, copy=1.0)
     law = laws.enumerate_law(
-        strategy, laws.PROMPT, laws.Setting(Sampling(warp=(config,), **common), (2,)), models
+        strategy, laws.PROMPT, laws.Setting(Sampling(processor=(config,), **common), (2,)), models
     )
     looped = Looped(config, len(laws.PROMPT), (2,), laws.spell)
     wanted = laws.Setting(Sampling(logits_processors=(looped,), **common), (2,))
@@ -184,20 +184,22 @@ def test_drafts_change_no_token_and_save_forwards() -> None:
     lm = tiny.lm()
     prompt = tiny.TEXTS[0] * 2
     plain = lm.generate(prompt, "plain", max_new_tokens=50)
-    made = lm.generate(prompt, "plain", max_new_tokens=50, warp="rpg:decay=0.5")
+    made = lm.generate(prompt, "plain", max_new_tokens=50, processor="rpg:decay=0.5")
     for method in ("suffix:nodes=6", "draft:length=3"):
-        drafted = lm.generate(prompt, method, max_new_tokens=50, warp="rpg:decay=0.5")
+        drafted = lm.generate(prompt, method, max_new_tokens=50, processor="rpg:decay=0.5")
         assert drafted.tokens == made.tokens
         assert drafted.stats.steps <= made.stats.steps
-    off = lm.generate(prompt, "plain", max_new_tokens=50, logprobs=2, warp="rpg:decay=1,boost=1")
+    off = lm.generate(
+        prompt, "plain", max_new_tokens=50, logprobs=2, processor="rpg:decay=1,boost=1"
+    )
     again = lm.generate(prompt, "plain", max_new_tokens=50, logprobs=2)
     assert off.tokens == plain.tokens and off.logprobs == again.logprobs
 
 
 def test_tokens_without_text_are_refused_in_one_line() -> None:
     with pytest.raises(BadConfig, match=r"rpg: .* no tokenizer.*leave rpg out"):
-        Sampler(Sampling(warp=(Rpg(),)), [1], (), 8)
-    assert Sampler(Sampling(warp=(Rpg(1.0, 1.0),)), [1], (), 8).plain
+        Sampler(Sampling(processor=(Rpg(),)), [1], (), 8)
+    assert Sampler(Sampling(processor=(Rpg(1.0, 1.0),)), [1], (), 8).plain
 
 
 def test_a_very_long_round_leaves_finite_scores() -> None:

@@ -29,4 +29,4 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def lm(folder: Path) -> foretell.LM:
     """float32 by torch, so that two tokens are never equally likely up to rounding."""
-    return foretell.load("smollm2", dtype="float32", executor="torch")
+    return foretell.load("smollm2", dtype="float32", backend="torch")

@@ -18,7 +18,7 @@ def test_random_requests_have_the_same_tokens_in_a_process() -> None:
 
 @pytest.mark.parametrize("lane", ["thread", "process"])
 def test_the_embedded_pair_writes_the_same_in_every_lane(lane: str) -> None:
-    lm = foretell.load("demo", dtype="float32", executor="torch")
+    lm = foretell.load("demo", dtype="float32", backend="torch")
     for temperature in (0.0, 0.8):
         options = {"max_new_tokens": 60, "temperature": temperature, "seed": 3}
         inline = lm.generate(lm.encode("The quick brown fox"), "pearl", **options)

@@ -84,7 +84,7 @@ def test_the_file_itself_writes_the_same(folder: Path) -> None:
         pytest.skip("the hub's folder has no .gguf file beside it")
     answers = []
     for source in (folder, files[0]):
-        lm = foretell.load(source, executor="torch")
+        lm = foretell.load(source, backend="torch")
         answers.append(lm.generate(chat(QUESTIONS[0]), "plain", max_new_tokens=TOKENS).tokens)
     assert answers[0] == answers[1]
 

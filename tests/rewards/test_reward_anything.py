@@ -77,11 +77,7 @@ class Judge(Strategy):
 
 
 def run(
-    config: Any,
-    seed: int = 0,
-    model: Any = None,
-    budget: Spending | None = None,
-    **models: Any,
+    config: Any, seed: int = 0, model: Any = None, budget: Spending | None = None, **models: Any
 ) -> Live:
     plan = FairPlan(between_tokens=1e9)  # forwards are counted, so that no time decides them
     engine = Engine({"target": model or Speaking(script), **models}, eos=(0,), plan=plan)

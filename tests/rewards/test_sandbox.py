@@ -322,10 +322,7 @@ def broken(monkeypatch: pytest.MonkeyPatch, folder: Path, line: str) -> None:
     ("line", "open_to"),
     [
         ("filter_calls(machine)", "emptying|sockets, processes, programs, threads, signals"),
-        (
-            WALL,
-            "reading, listing, writing, new files",
-        ),
+        (WALL, "reading, listing, writing, new files"),
     ],
 )
 def test_a_missing_wall_is_noticed(

@@ -103,7 +103,7 @@ def test_an_answer_in_a_chat_may_fill_the_context(live: Live, client: httpx.Clie
 
 
 def test_rows_and_warpers_go_with_any_method(live: Live, client: httpx.Client) -> None:
-    fields = {"rows": "cfg:g=2,negative=300 5", "warp": "momentum:alpha=0.3+rpg"}
+    fields = {"guidance": "cfg:g=2,negative=300 5", "processor": "momentum:alpha=0.3+rpg"}
     wanted = offline(live, max_new_tokens=12, **fields).text
     assert wanted != offline(live, max_new_tokens=12).text
     for method in ("plain", "suffix", "token-recycling:nodes=4"):
@@ -136,7 +136,7 @@ def test_an_answer_tells_how_it_came_about(client: httpx.Client) -> None:
     plain = completion(client, **GREEDY, speculation="off")["foretell"]
     assert plain["method"] == "plain" and plain["drafted"] == 0
     assert plain["forwards"] >= plain["steps"] and "samples" not in plain
-    guided = completion(client, **GREEDY, rows="cfg:g=2")["foretell"]
+    guided = completion(client, **GREEDY, guidance="cfg:g=2")["foretell"]
     assert guided["guarantee"].startswith("lossy") and guided["forwards"] > guided["steps"]
     lossy = completion(client, **GREEDY, method="suffix:rule=typical")["foretell"]
     assert lossy["guarantee"].startswith("lossy")
@@ -265,13 +265,13 @@ def test_status_is_for_people_who_watch(client: httpx.Client) -> None:
         ("/v1/completions", {"method": "ngram:n=x"}, "method"),
         ("/v1/completions", {"method": "draft"}, "method"),
         ("/v1/completions", {"method": "suffix", "speculation": "off"}, "speculation"),
-        ("/v1/completions", {"rows": "cgf"}, "rows"),
-        ("/v1/completions", {"rows": "cfg:g=x"}, "rows"),
-        ("/v1/completions", {"rows": "cfg:negative=@/etc/passwd"}, "rows"),
-        ("/v1/completions", {"rows": "lol:amateur=./folder"}, "rows"),
-        ("/v1/completions", {"warp": "momentum:k=0"}, "warp"),
-        ("/v1/completions", {"warp": "momentum+nothing"}, "warp"),
-        ("/v1/completions", {"warp": ""}, "warp"),
+        ("/v1/completions", {"guidance": "cgf"}, "guidance"),
+        ("/v1/completions", {"guidance": "cfg:g=x"}, "guidance"),
+        ("/v1/completions", {"guidance": "cfg:negative=@/etc/passwd"}, "guidance"),
+        ("/v1/completions", {"guidance": "lol:amateur=./folder"}, "guidance"),
+        ("/v1/completions", {"processor": "momentum:k=0"}, "processor"),
+        ("/v1/completions", {"processor": "momentum+nothing"}, "processor"),
+        ("/v1/completions", {"processor": ""}, "processor"),
         ("/v1/completions", {"constraint": "monitor"}, "constraint"),
         ("/v1/completions", {"stream_options": {}}, "stream_options"),
         ("/v1/completions", {"trace": True}, "trace"),

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foretell.api.prompts import FIELDS
+from foretell.api.arguments import FIELDS
 from tests.serve.asked import chat, completion, joined, refused, stream
 
 pytestmark = pytest.mark.skipif("regex" not in FIELDS, reason="sampling has no forms yet")

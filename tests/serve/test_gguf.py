@@ -27,7 +27,7 @@ GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "ignore_eos": True}
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     file = tiny.gguf(tiny.llama(), tmp_path_factory.mktemp("gguf") / "tiny.gguf", TEMPLATE)
-    with running(foretell.load(file, executor="llama.cpp")) as live:
+    with running(foretell.load(file, backend="llama.cpp")) as live:
         yield live
 
 

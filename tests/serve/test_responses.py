@@ -102,8 +102,8 @@ def test_a_method_that_needs_a_reward_has_it_from_the_request(method: str) -> No
     ("kind", "spec", "name"),
     [
         ("kv", "snapkv:budget=64", "snapkv"),
-        ("rows", "cfg:g=2", "cfg"),
-        ("warp", "momentum+rpg:decay=0.8", "momentum"),
+        ("guidance", "cfg:g=2", "cfg"),
+        ("processor", "momentum+rpg:decay=0.8", "momentum"),
         ("constraint", "monitor:file=a.py", "monitor"),
     ],
 )

@@ -65,7 +65,7 @@ def test_every_field_of_sampling_arrives(lm: LM) -> None:
         "temperature": 0.5, "top_p": 0.9, "top_k": 7, "min_p": 0.1, "typical_p": 0.8,
         "repetition_penalty": 1.1, "presence_penalty": 0.3, "frequency_penalty": 0.4,
         "no_repeat_ngram_size": 3, "bad_words": ["no"], "stop": ["x", "y"],
-        "stop_token_ids": [3], "ignore_eos": True, "min_tokens": 2, "warp": "momentum",
+        "stop_token_ids": [3], "ignore_eos": True, "min_tokens": 2, "processor": "momentum",
     }  # fmt: skip
     assert set(fields) == set(ARGUMENTS.values())
     made = call(lm, **fields, max_tokens=9, seed=4, n=2, logprobs=3, logit_bias={"7": 1.5})
@@ -179,7 +179,7 @@ def test_forms_become_arguments(lm: LM, fields: Any, argument: Any) -> None:
         {"method": "best-of", "reward": "r3:encoder=contriever"},
         {"method": "best-of", "reward": "bleu:references=@secret"},
         {"method": "best-of:reward=(r3:encoder=contriever)"},
-        {"rows": "lol:amateur=./runs"},
+        {"guidance": "lol:amateur=./runs"},
         {"kv": "gear+offload:dir=rows"},
         {"kv": "double-sparsity:calibration=channels"},
         {"kv": "double-sparsity:calibration=channels.safetensors"},

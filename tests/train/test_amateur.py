@@ -44,7 +44,7 @@ def test_it_learns_the_answers_and_the_model_stays_as_it_is(tmp_path: Path) -> N
     tokens, asked = read_examples(lm, tmp_path / "false.jsonl", 64)[1]
     said = amateur.score(tokens[:asked]).argmax(-1).tolist()
     assert said == [tokens[asked]] != target.score(tokens[:asked]).argmax(-1).tolist()
-    out = lm.generate("Is 3 odd?", rows=f"lol:amateur={tmp_path}/amateur,g=0", max_new_tokens=8)
+    out = lm.generate("Is 3 odd?", guidance=f"lol:amateur={tmp_path}/amateur,g=0", max_new_tokens=8)
     assert tokens[asked] not in out.tokens[:1]
 
 

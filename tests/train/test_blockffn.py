@@ -127,8 +127,7 @@ def test_what_is_measured_is_counted_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
-    [{"heads": 3}, {"blocks": 0}, {"chunk": 24}, {"micro": 48}, {"chunk_weight": -0.1}],
+    "change", [{"heads": 3}, {"blocks": 0}, {"chunk": 24}, {"micro": 48}, {"chunk_weight": -0.1}]
 )
 def test_other_shapes_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(BadConfig):

@@ -96,7 +96,7 @@ def texts(count: int = 40) -> list[Text]:
 
 def pair(tmp_path: Path, folder: Path) -> foretell.LM:
     target = tiny.save(tiny.llama(), tmp_path / "target")
-    return foretell.load(target, draft=folder, executor="torch")
+    return foretell.load(target, draft=folder, backend="torch")
 
 
 def test_exits_are_read_beside_the_target(tmp_path: Path, folder: Path) -> None:

@@ -93,8 +93,8 @@ def test_learns_resumes_and_writes_two_models(
     one, two = (load_file(tmp_path / name / "state.safetensors") for name in ("whole", "parts"))
     assert one.keys() == two.keys() and all(torch.equal(one[key], two[key]) for key in one)
 
-    learnt = foretell.load(tmp_path / "whole" / "model", executor="torch")
-    frozen = foretell.load(tmp_path / "whole" / "frozen", executor="torch")
+    learnt = foretell.load(tmp_path / "whole" / "model", backend="torch")
+    frozen = foretell.load(tmp_path / "whole" / "frozen", backend="torch")
     prompt = learnt.encode("line 1 of the text, and")
     for lm in (learnt, frozen):
         plain = lm.generate(prompt, method="plain", max_new_tokens=8).tokens

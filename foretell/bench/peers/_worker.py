@@ -54,12 +54,7 @@ class Worker:
     def run(self, ids: list[int], max_new_tokens: int, temperature: float, seed: int) -> Run:
         """`ids` -> the new tokens, and when they came. Raises RequestFailed, in one line."""
         return self.generation(
-            {
-                "ids": ids,
-                "max_new_tokens": max_new_tokens,
-                "temperature": temperature,
-                "seed": seed,
-            }
+            {"ids": ids, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed}
         )
 
     def generation(self, request: dict[str, Any]) -> Run:

@@ -20,13 +20,7 @@ from foretell.errors import Unsupported
 
 NAME = "openvino"
 # Of the weights:
-FORMATS = {
-    "bfloat16": "fp16",
-    "float16": "fp16",
-    "float32": "fp32",
-    "int8": "int8",
-    "int4": "int4",
-}
+FORMATS = {"bfloat16": "fp16", "float16": "fp16", "float32": "fp32", "int8": "int8", "int4": "int4"}
 BLOCK = 32  # weights of 4 bits that share a scale, as in the formats that it is measured beside
 # Of arithmetic; with int8 and int4 it chooses for itself:
 PRECISION = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}

@@ -1,11 +1,11 @@
-"""The suite `repetition`: do texts go in circles, and what do warpers and methods change in that?
+"""The suite `repetition`: do texts go in circles, and what do processors and methods change?
 
-Every method goes on with every prompt, alone and with each of the warpers that are named. Of each
-answer these count: the share of its 4-grams of tokens, and of its lines that are not blank, that
-stood in it before; the share of its tokens that are different ones; whether it ended by itself; of
-code, whether prompt and answer together parse as Python, and whether both: a program that repeats
-one line without end parses wherever it is cut. Where a method returns several texts, such as beams,
-the share of different 4-grams among all of them counts too. Differences to the first contender are
+Every method goes on with every prompt, alone and with each of the processors named. Of each answer
+these count: the share of its 4-grams of tokens, and of its lines that are not blank, that stood in
+it before; the share of its tokens that are different ones; whether it ended by itself; of code,
+whether prompt and answer together parse as Python, and whether both: a program that repeats one
+line without end parses wherever it is cut. Where a method returns several texts, such as beams, the
+share of different 4-grams among all of them counts too. Differences to the first contender are
 taken prompt by prompt, with a 95 % interval.
 
 Source: the measures of Lan et al., arXiv:2212.02175 (repetition, diversity), and Dong et al.,
@@ -31,21 +31,16 @@ from foretell.bench.sets import prompt_ids
 from foretell.bench.settings import Settings
 from foretell.errors import BadConfig
 from foretell.ops.assets import ASSETS
-from foretell.spec import build_warpers
+from foretell.spec import build_processors
 
 if TYPE_CHECKING:
     from foretell.api.lm import LM
 
-TAKES = ("prompts", "warp")
+TAKES = ("prompts", "processor")
 TEXTS = ASSETS / "texts"
 SHIPPED = ("openings", "programs")
-WARPS = ("momentum", "rpg", "repetition_penalty:1.2")  # unless methods or warpers are named
-PENALTIES = (
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "no_repeat_ngram_size",
-)
+PROCESSORS = ("momentum", "rpg", "repetition_penalty:1.2")  # unless methods or processors are named
+PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty", "no_repeat_ngram_size")
 PREFIX = 40  # tokens of a plain text that are gone on with, as in the first source
 GRAM = 4  # tokens
 TOGETHER = 8  # prompts in one batch
@@ -110,32 +105,34 @@ def begin(settings: Settings, items: Sequence[Item], path: Path | None = None) -
 
     Raises BadFile where it was not, BadConfig for settings that the suite has no use for.
     """
-    combine_warpers(settings)
+    combine_processors(settings)
     tasks = [astuple(item) for item in items]
-    return shared.begin_suite(settings, "repetition", tasks, path, ("draft", "methods", "warps"))
+    return shared.begin_suite(
+        settings, "repetition", tasks, path, ("draft", "methods", "processors")
+    )
 
 
-def combine_warpers(settings: Settings) -> dict[str, tuple[str, dict[str, Any]]]:
+def combine_processors(settings: Settings) -> dict[str, tuple[str, dict[str, Any]]]:
     """Methods with their options of sampling, by the name of the combination. Raises BadConfig."""
-    specs, warps = settings.specs, settings.warps
+    specs, processors = settings.specs, settings.processors
     if settings.methods == Settings().methods:
-        specs, warps = ["plain"], warps or WARPS
+        specs, processors = ["plain"], processors or PROCESSORS
     options_by_name: dict[str, tuple[str, dict[str, Any]]] = {spec: (spec, {}) for spec in specs}
-    for warp in warps:
-        options = sampling_options(warp)
-        options_by_name |= {f"{spec} {warp}": (spec, options) for spec in specs}
+    for processor in processors:
+        options = sampling_options(processor)
+        options_by_name |= {f"{spec} {processor}": (spec, options) for spec in specs}
     return options_by_name
 
 
 def sampling_options(spec: str) -> dict[str, Any]:
-    """The options of sampling that a warper or a penalty stands for. Raises BadConfig."""
+    """The options of sampling that a processor or a penalty stands for. Raises BadConfig."""
     option_name, _, value = spec.partition(":")
     if option_name not in PENALTIES:
-        return {"warp": build_warpers(spec)}
+        return {"processor": build_processors(spec)}
     try:
         return {option_name: int(value) if option_name == "no_repeat_ngram_size" else float(value)}
     except ValueError:
-        raise BadConfig(f"--warp {spec}: write a number, as in {option_name}:1") from None
+        raise BadConfig(f"--processor {spec}: write a number, as in {option_name}:1") from None
 
 
 def run(
@@ -153,7 +150,7 @@ def run(
         if 2 * sum(is_code(item) for item in items if item.set == name)
         > sum(item.set == name for item in items)
     }
-    ways = combine_warpers(settings)
+    ways = combine_processors(settings)
 
     def work(lm: LM, numbers: Sequence[int]) -> list[shared.Answer]:
         task_items = [items[number] for number in numbers]

@@ -27,15 +27,9 @@ import typer
 from typer import Option
 
 from foretell.cli._loading import load_model, quiet_libraries
-from foretell.cli._options import ExecutorOptions, Json, ModelOptions
-from foretell.cli._output import (
-    check_writable,
-    emit,
-    emit_json,
-    message,
-    progress_bar,
-    refusals,
-)
+from foretell.cli._options import BackendOptions, Json, ModelOptions
+from foretell.cli._output import check_writable, emit, emit_json, message, progress_bar, refusals
+from foretell.core.renamed_options import NEW_NAMES, rename_options
 from foretell.errors import BadConfig
 from foretell.loading.fetch import resolve
 
@@ -168,7 +162,7 @@ def recipe_option(place: str) -> Any:
         from foretell.train import recipes
 
         path = recipes.find_recipe(name)
-        fields = recipes.read_recipe(path)
+        fields = rename_options(recipes.read_recipe(path), NEW_NAMES.values(), "{}")
         check_recipe(context, path, fields)
         # The command line comes first, then this, then the options' defaults.
         context.default_map = fields
@@ -257,7 +251,7 @@ ProcessDevice = Annotated[
 
 
 @dataclass(frozen=True)
-class Models(ExecutorOptions, ModelOptions):
+class Models(BackendOptions, ModelOptions):
     """The model by which something is trained, and how it is loaded."""
 
     def load(self, profile: bool = False) -> LM:
@@ -291,7 +285,7 @@ def load_trainable(target: str, device: str | None = None) -> LM:
     """A model in float32 by torch, through whose layers gradients pass."""
     import foretell
 
-    return foretell.load(target, dtype="float32", executor="torch", device=device)
+    return foretell.load(target, dtype="float32", backend="torch", device=device)
 
 
 @contextmanager

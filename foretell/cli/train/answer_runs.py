@@ -219,8 +219,8 @@ def head(
     processes = Processes(device)
     processes.check(config.batch, config.micro)
     # Gradients pass through torch's own layers alone.
-    executor, place = ("torch", device or None) if through_target else ("auto", None)
-    check_options(run.target, states_dtype, executor, place)
+    backend, place = ("torch", device or None) if through_target else ("auto", None)
+    check_options(run.target, states_dtype, backend, place)
     count, length = len(questions) + run.own, run.answer_tokens
 
     def check(lm: LM) -> None:
@@ -242,7 +242,7 @@ def head(
 
     with run.answer(questions, config.seed, check, processes, states=states) as (lm, files):
         if through_target or states_dtype != run.dtype:
-            lm = foretell.load(run.target, dtype=states_dtype, executor=executor, device=place)
+            lm = foretell.load(run.target, dtype=states_dtype, backend=backend, device=place)
         if states is None or through_target:
             train = partial(anchored.train_anchored, lm, files)
         else:

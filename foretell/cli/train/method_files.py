@@ -88,7 +88,7 @@ def amateur(config: TrainAmateur, models: Models, answers: Prompts, out: Folder)
         {"folder": str(out), **report},
         f"{out}: learnt from {report['answers']:,} answers; {report['held_out']:,} others "
         f"surprise it by {report['after']:.2f} nats a token, and the model by "
-        f"{report['before']:.2f}; use it with --rows lol:amateur={folder}",
+        f"{report['before']:.2f}; use it with --guidance lol:amateur={folder}",
     )
 
 

@@ -251,7 +251,7 @@ def grpo(
     prompts: PromptFiles,
     out: Path,
     dtype: str = "int8",
-    executor: str = "auto",
+    backend: str = "auto",
     draft: str | None = None,
     merged: str = "bfloat16",
     device: Device = "cpu",
@@ -263,7 +263,7 @@ def grpo(
     --prompts: Prompts, with `references` for rewards that compare with some. Repeatable.
     --out: Folder of the run; results are OUT/lora and OUT/model.
     --dtype: Number format in which answers are drawn.
-    --executor: Who computes that.
+    --backend: Who computes that.
     --draft: A smaller model, for drafters that have one.
     --merged: Number format of OUT/model, which answers are drawn from.
     """
@@ -271,7 +271,7 @@ def grpo(
     from foretell.train.preferences.rollouts import read_questions
 
     drafting = {} if draft is None else {"draft": draft}
-    options = {"dtype": dtype, "executor": executor, "device": device, **drafting}
+    options = {"dtype": dtype, "backend": backend, "device": device, **drafting}
     with open_run(target, *drafting.values(), out=out):
         lm = load_trainable(target, device)
         lengths = config.prompt_tokens, config.answer_tokens

@@ -185,7 +185,7 @@ class LazyCache(Cache):
             running_forward.last + 1 - running_forward.first
         )
         if running_forward.last < len(self.exits) - 1:
-            # A copy, since an executor may write over what it returned.
+            # A copy, since a backend may write over what it returned.
             new_states = hidden[self.exits[running_forward.last]].clone()
             waiting_states = self.waiting[running_forward.last]
             self.waiting[running_forward.last] = (
@@ -207,7 +207,7 @@ def _shared_prefix_length(our_tokens: Sequence[int], their_tokens: Sequence[int]
 class LazyLayers(Model):
     """A model whose caches are lazy in the layers behind `exits`, ascending and the last one all.
 
-    `base` computes it, by its own executor where that runs parts of the layers. Raises Unsupported,
+    `base` computes it, by its own backend where that runs parts of the layers. Raises Unsupported,
     for `method`, where the layers cannot be run one by one.
     """
 
@@ -226,12 +226,12 @@ class LazyLayers(Model):
         self.caps = base.caps - {"tree", "parts", "taps"}
         self.tokenizer = base.tokenizer
         plain_cache = base.cache()
-        # Rows in an executor's own memory are for forwards of all layers.
+        # Rows in a backend's own memory are for forwards of all layers.
         self.dtype = plain_cache.dtype if type(plain_cache) is Cache else base.dtype
 
     @property
-    def usual_executor(self) -> str:  # type: ignore[override]
-        return self.base.usual_executor
+    def usual_backend(self) -> str:  # type: ignore[override]
+        return self.base.usual_backend
 
     @property
     def most_jobs(self) -> int:  # type: ignore[override]

@@ -25,7 +25,7 @@ from foretell.core.model import Computed, Model
 from foretell.core.types import Reply
 from foretell.drafters.heads.networks.output import cut_head
 from foretell.errors import BadConfig, Unsupported
-from foretell.models import executors as registry
+from foretell.models import backends as registry
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.learning import cannot_learn
 from foretell.models.decoder.packed import PackedLinear, weight_count
@@ -40,7 +40,7 @@ NEVER = -1e30  # the logit of a token that is left out
 
 class Trimmed(Model):
     """A model whose `base` gives rows of `kept` alone, in ascending order: rows of all `vocab`
-    tokens. Caches, hidden states and executors are the base's.
+    tokens. Caches, hidden states and backends are the base's.
 
     Raises BadConfig for ids that are no tokens of the model, or not in ascending order.
     """
@@ -71,16 +71,16 @@ class Trimmed(Model):
         self.matrices: str | None = getattr(base, "matrices", None)
 
     @property
-    def executor(self) -> Any:
-        return getattr(self.base, "executor", None)
+    def backend(self) -> Any:
+        return getattr(self.base, "backend", None)
 
     @property
     def exact_bits(self) -> bool:
         return bool(getattr(self.base, "exact_bits", False))
 
     @property
-    def usual_executor(self) -> str:  # type: ignore[override]
-        return str(self.base.usual_executor)
+    def usual_backend(self) -> str:  # type: ignore[override]
+        return str(self.base.usual_backend)
 
     @property
     def most_jobs(self) -> int:  # type: ignore[override]
@@ -170,7 +170,7 @@ class TrimmedParallel(Trimmed):
 
 
 def trim_head(decoder: Decoder, kept_tokens: Sequence[int]) -> Trimmed:
-    """Cuts the decoder's head, in place, down to these tokens, and has its executors compute it so.
+    """Cuts the decoder's head, in place, down to these tokens, and has its backends compute it so.
 
     Raises BadConfig for wrong ids, Unsupported where the head is no plain matrix.
     """
@@ -182,18 +182,16 @@ def trim_head(decoder: Decoder, kept_tokens: Sequence[int]) -> Trimmed:
     if decoder.loop is not None:
         decoder.loop.head = head
         decoder.loop.kept = trimmed.kept
-    executors = registry.fallback_order(decoder.executor)
-    decoder.executor = None
+    backends = registry.fallback_order(decoder.backend)
+    decoder.backend = None
     try:
-        for name in executors:
-            decoder.use(
-                partial(registry.load_runtime(name).make_executor, fallback=decoder.executor)
-            )
+        for name in backends:
+            decoder.use(partial(registry.load_runtime(name).make_backend, fallback=decoder.backend))
     except LookupError as error:
         need = f"what it takes ({error})"
-        cure = "leave the trimmed vocabulary out, or use executor='torch'"
+        cure = "leave the trimmed vocabulary out, or use backend='torch'"
         raise Unsupported.missing_capability(
-            f"a trimmed vocabulary on {executors[-1]}", decoder.name, need, cure
+            f"a trimmed vocabulary on {backends[-1]}", decoder.name, need, cure
         ) from error
     return trimmed
 

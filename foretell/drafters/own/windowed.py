@@ -56,7 +56,7 @@ class Recent(CachePolicy):
 class Windowed(Model):
     """A model whose caches keep the rows of a text's first and last tokens alone.
 
-    `base` computes it, by its own executor.
+    `base` computes it, by its own backend.
     """
 
     def __init__(self, base: Model, sinks: int, window: int):
@@ -72,8 +72,8 @@ class Windowed(Model):
         self.tokenizer = base.tokenizer
 
     @property
-    def usual_executor(self) -> str:  # type: ignore[override]
-        return self.base.usual_executor
+    def usual_backend(self) -> str:  # type: ignore[override]
+        return self.base.usual_backend
 
     @property
     def most_jobs(self) -> int:  # type: ignore[override]

@@ -343,12 +343,7 @@ def save_compressor(
         name: value.detach().to("cpu", torch.bfloat16).contiguous()
         for name, value in compressor.state_dict().items()
     }
-    config = {
-        "schema": SCHEMA,
-        **asdict(compressor.shape),
-        "norm": norm_mark(target),
-        **metadata,
-    }
+    config = {"schema": SCHEMA, **asdict(compressor.shape), "norm": norm_mark(target), **metadata}
     with replace_file(folder / WEIGHTS) as partial_path:
         save_file(tensors, partial_path)
     write_text(folder / "config.json", json.dumps(config, indent=1))

@@ -33,13 +33,7 @@ from foretell.core.model import Computed
 from foretell.core.settings import Odd, Range
 from foretell.errors import BadConfig
 from foretell.kv.base import KV, top_rows
-from foretell.kv.evict.layer_skipping import (
-    PIECE,
-    Run,
-    Skipping,
-    check_layers,
-    piece_of,
-)
+from foretell.kv.evict.layer_skipping import PIECE, Run, Skipping, check_layers, piece_of
 from foretell.kv.voting import Voted
 
 if TYPE_CHECKING:

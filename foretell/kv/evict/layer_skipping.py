@@ -223,9 +223,9 @@ def pass_layers(
 
 def join_forwards(parts: Sequence[Computed], hidden: dict[int, torch.Tensor]) -> Computed:
     """The forwards that made up one: the last one's logits, and these hidden states."""
-    executor_names = dict.fromkeys(part.computed_by for part in parts if part.width)
+    backend_names = dict.fromkeys(part.computed_by for part in parts if part.width)
     # A name of its own, as its time says nothing about forwards of all layers.
-    forward_name = f"{'+'.join(executor_names)} (skipping)"
+    forward_name = f"{'+'.join(backend_names)} (skipping)"
     return Computed(parts[-1].logits, hidden, forward_name, sum(part.width for part in parts))
 
 

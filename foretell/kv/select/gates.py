@@ -17,7 +17,7 @@ from foretell.kv.select.marked import Kind
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
-# Executors whose attention has a mask among the new nodes of a forward alone: each node sees all
+# Backends whose attention has a mask among the new nodes of a forward alone: each node sees all
 # cached rows of its sequence. A streaming head's nodes do not: the window of each ends elsewhere.
 ROWS_SEEN_BY_ALL = ("openvino", "onnxruntime")  # the latter leaves what it cannot do to the former
 
@@ -60,17 +60,17 @@ def streaming_of(model: Model, sparsity: float, gates_path: str, method: str) ->
     that ship. Without any none are needed.
 
     Raises BadFile where they are another model's, Unsupported where none ship, and where the
-    model's executor cannot hide rows from single heads and nodes: torch would compute it all.
+    model's backend cannot hide rows from single heads and nodes: torch would compute it all.
     """
     layout = [shape for shape in model.layout if shape is not None]
     table_sizes = (len(layout), layout[0][0])
     if not sparsity:
         return torch.zeros(table_sizes, dtype=torch.bool)
-    executor = model.usual_executor
-    if executor in ROWS_SEEN_BY_ALL:
+    backend = model.usual_backend
+    if backend in ROWS_SEEN_BY_ALL:
         missing_need = (
-            f"heads that see fewer rows, and {executor} shows each node all rows of a head"
+            f"heads that see fewer rows, and {backend} shows each node all rows of a head"
         )
-        cure = "load it with executor='torch', or dtype='bfloat16' or 'int8' for the C library"
+        cure = "load it with backend='torch', or dtype='bfloat16' or 'int8' for the C library"
         raise Unsupported.missing_capability(method, model.name, missing_need, cure)
     return select_streaming(GATES.find_table(model, gates_path, method, table_sizes), sparsity)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 class Viewed(Model):
     """The model `base` over those rows of its caches that `policy` selects.
 
-    `base` computes it, by its own executor where that leaves attention to policies.
+    `base` computes it, by its own backend where that leaves attention to policies.
     """
 
     copies_rows = True
@@ -52,9 +52,9 @@ class Viewed(Model):
         self.tokenizer = base.tokenizer
 
     @property
-    def usual_executor(self) -> str:  # type: ignore[override]
-        executor = getattr(self.base, "executor", None)
-        return self.base.usual_executor if getattr(executor, "takes_watched", False) else "torch"
+    def usual_backend(self) -> str:  # type: ignore[override]
+        backend = getattr(self.base, "backend", None)
+        return self.base.usual_backend if getattr(backend, "takes_watched", False) else "torch"
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = ViewedCache(self.layout, self.dtype, self.device)

@@ -14,7 +14,7 @@ Needs: cache rows of every layer, of all of the text; with `sort`, rotary positi
 Trains: nothing
 Differs:
 - the paper sorts rows of the key weights by their norms, once; here rotated keys themselves are
-measured, so that weights stay as they are and any executor's keys serve
+measured, so that weights stay as they are and any backend's keys serve
 - how the paper rounds is not known to us: to the nearest mantissa, of equal ones the even
 - a block is as wide as divides a head's width
 """

@@ -204,7 +204,7 @@ def model_class(raw_settings: Mapping[str, Any]) -> type[BlockFFNForCausalLM]:
 
 
 def make_adapter(
-    hf_model: Any, model_name: str, exact_bits: bool, dtype: str, executor: str
+    hf_model: Any, model_name: str, exact_bits: bool, dtype: str, backend: str
 ) -> BlockDecoder:
     """Makes the adapter, see own.py. Torch alone computes unions."""
     refused_options = []
@@ -212,8 +212,8 @@ def make_adapter(
         refused_options.append("exact_bits=True")
     if dtype in WHOLE_NUMBERS:
         refused_options.append(f"dtype={dtype!r}")
-    if executor not in ("auto", "torch"):
-        refused_options.append(f"executor={executor!r}")
+    if backend not in ("auto", "torch"):
+        refused_options.append(f"backend={backend!r}")
     if refused_options:
         need = "a model whose layers are no blocks: unions of blocks are computed by torch"
         raise Unsupported.missing_capability(refused_options[0], model_name, need, "leave it out")

@@ -27,6 +27,7 @@ from foretell.core.model import STEP, Computed, Model, forest_attention
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_message_line
+from foretell.models.backend import Backend, interleave_results
 from foretell.models.decoder.adapted import adapt_decoder
 from foretell.models.decoder.layered import run_layers
 from foretell.models.decoder.learning import Learning, learning_decoder
@@ -49,7 +50,6 @@ from foretell.models.decoder.probing import (
 from foretell.models.decoder.retrieving import Retrieving
 from foretell.models.decoder.skipping import run_skipping
 from foretell.models.decoder.turning import Move, Turn, move_of, turn_of
-from foretell.models.executor import Executor, interleave_results
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ PROVEN = frozenset(
 )
 UNLIMITED = 1 << 20  # positions of a model that names no limit
 Accelerate = Callable[[Loop], list[Block] | None]
-Make = Callable[[Loop, Layout, torch.dtype, int], Executor]
+Make = Callable[[Loop, Layout, torch.dtype, int], Backend]
 
 
 def _attend_packed(
@@ -123,7 +123,7 @@ class Decoder(Model):
         self.config = hf_model.config.get_text_config()
         self.device = hf_model.device
         self.dtype = hf_model.dtype
-        self.executor: Executor | None = None  # computes ordinary steps in torch's place
+        self.backend: Backend | None = None  # computes ordinary steps in torch's place
         self.loop: Loop | None = None
         self.fused = False  # whether no module of a layer is called
         self.loop_refused: str | None = None
@@ -131,7 +131,7 @@ class Decoder(Model):
         # The format of linear layers of 8 or 4 bits, else None.
         formats = {m.packed.format for m in hf_model.modules() if isinstance(m, PackedLinear)}
         self.matrices = next((kind for kind in reversed(WHOLE_NUMBERS) if kind in formats), None)
-        # Whether it has some: executors round their activations in different ways.
+        # Whether it has some: backends round their activations in different ways.
         self.narrow = self.matrices is not None
         output_head = self._find_head()
         if output_head is None or hf_model.config.is_encoder_decoder:
@@ -313,46 +313,46 @@ class Decoder(Model):
             reply = self.forward([job])[0]
         return reply.logits
 
-    # --- executors
+    # --- backends
 
-    def use(self, make_executor: Make) -> None:
-        """Hands ordinary steps to an executor. Raises LookupError, saying why, if it refuses."""
+    def use(self, make_backend: Make) -> None:
+        """Hands ordinary steps to a backend. Raises LookupError, saying why, if it refuses."""
         if self.loop is None:
             raise LookupError("the loop over the layers of this family is its own")
         with self._use_attention():
-            executor = make_executor(self.loop, self.layout, self.dtype, self.row_size)
+            backend = make_backend(self.loop, self.layout, self.dtype, self.row_size)
         # A tree it was not recorded with, below rows of another forward, shows what was wrongly
         # recorded as a constant.
         generator = torch.Generator().manual_seed(0)
         token_ids = torch.randint(self.vocab, (12,), generator=generator).tolist()
         tree = TokenTree(token_ids[5]).chain(token_ids[6:9]).chain(token_ids[9:11])
-        previous = self.executor
+        previous = self.backend
         answers = []
         try:
-            for self.executor in (None, executor):
+            for self.backend in (None, backend):
                 with torch.inference_mode():
                     answers.append(self._rows_of(tree, token_ids[:6]))
         except Exception as error:  # a runtime may refuse a graph only when it compiles or runs it
             raise LookupError(f"it fails: {first_message_line(error)}") from error
         finally:
-            self.executor = previous
-        by_torch, by_executor = answers
+            self.backend = previous
+        by_torch, by_backend = answers
 
         def exact() -> torch.Tensor:
             with torch.inference_mode(), without_rounding():
                 return self._rows_of(tree, token_ids[:6])
 
         if self.narrow:
-            agrees = is_as_near(by_executor, by_torch, exact)
+            agrees = is_as_near(by_backend, by_torch, exact)
         else:
-            agrees = self.agrees(by_executor, by_torch)
+            agrees = self.agrees(by_backend, by_torch)
         if not agrees:
             raise LookupError("its logits differ from torch's by more than rounding")
-        self.executor, self.most_jobs = executor, executor.most_jobs
+        self.backend, self.most_jobs = backend, backend.most_jobs
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
-        if self.executor is not None:
-            cache = self.executor.cache()
+        if self.backend is not None:
+            cache = self.backend.cache()
         else:
             cache = self.cache_type(self.layout, self.dtype, self.device)
         return self.prepare_cache(cache, request, beside)
@@ -362,7 +362,7 @@ class Decoder(Model):
         return held_bytes(self.hf)
 
     @property
-    def tap_bytes(self) -> int:  # type: ignore[override]  # executors' states are float32
+    def tap_bytes(self) -> int:  # type: ignore[override]  # backends' states are float32
         return int(getattr(self.config, "hidden_size", 0)) * max(4, self.dtype.itemsize)
 
     @property
@@ -376,34 +376,34 @@ class Decoder(Model):
     @property
     def exact_bits(self) -> bool:
         """Whether a row's result depends on no other row of a forward, to the last bit."""
-        return self.executor is not None and self.executor.exact_bits
+        return self.backend is not None and self.backend.exact_bits
 
     @property
-    def usual_executor(self) -> str:  # type: ignore[override]
-        return "torch" if self.executor is None else self.executor.name
+    def usual_backend(self) -> str:  # type: ignore[override]
+        return "torch" if self.backend is None else self.backend.name
 
     @property
     def reads_segments(self) -> bool:  # type: ignore[override]
-        return self.executor is None or self.executor.takes_segments
+        return self.backend is None or self.backend.takes_segments
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        """Computes plain jobs by the executor and the others by torch, on the same caches."""
+        """Computes plain jobs by the backend and the others by torch, on the same caches."""
         return run_skipping(jobs, taps, self._compute_jobs)
 
     def _compute_jobs(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
-        executor = self.executor
-        if executor is None:
+        backend = self.backend
+        if backend is None:
             return self._by_torch(jobs, taps)
         job_kinds = ("layers", "segments", "watched", "canvases")
-        taken_kinds = [getattr(executor, f"takes_{job_kind}") for job_kind in job_kinds]
+        taken_kinds = [getattr(backend, f"takes_{job_kind}") for job_kind in job_kinds]
         plain_jobs = [job for job in jobs if job.suits(*taken_kinds)]
         other_jobs = [job for job in jobs if job not in plain_jobs]
         if not plain_jobs:
             return self._by_torch(jobs, taps)
-        computed = executor(plain_jobs, self._thread_count(), taps)
+        computed = backend(plain_jobs, self._thread_count(), taps)
         if computed is None:
             return self._by_torch(jobs, taps)
-        computed.computed_by, computed.width = executor.name, executor.size
+        computed.computed_by, computed.width = backend.name, backend.size
         if not other_jobs:
             return computed
         torch_result = self._by_torch(other_jobs, taps)

@@ -4,7 +4,7 @@ A family is named by the `model_type` of its config.json. Its file has two funct
 
     model_class(raw)   the class whose `from_pretrained` loads a folder with these settings;
                        raises BadModel for settings that it does not compute
-    make_adapter(hf, name, exact_bits, dtype, executor)
+    make_adapter(hf, name, exact_bits, dtype, backend)
                        the Decoder of such a model for the options of `load`, or None: the usual
                        one; raises Unsupported for options that ask for another way
 """
@@ -34,14 +34,14 @@ def own_adapter(
     model_name: str,
     exact_bits: bool = False,
     dtype: str = "auto",
-    executor: str = "auto",
+    backend: str = "auto",
 ) -> Decoder | None:
     """The adapter of a model of ours that needs one of its own. Raises Unsupported."""
     family_module = _family_module(hf_model.config.model_type)
     if family_module is None:
         return None
     own_decoder: Decoder | None = family_module.make_adapter(
-        hf_model, model_name, exact_bits, dtype, executor
+        hf_model, model_name, exact_bits, dtype, backend
     )
     return own_decoder
 

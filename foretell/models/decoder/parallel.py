@@ -22,9 +22,9 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import Computed, Model
 from foretell.core.types import Reply
+from foretell.models.backend import interleave_results
 from foretell.models.decoder.fused import Fused
 from foretell.models.decoder.loop import Block, Loop
-from foretell.models.executor import interleave_results
 
 if TYPE_CHECKING:
     from foretell.core.request import Request
@@ -76,7 +76,7 @@ class LayerParallel(Model):
     """A decoder as a draft model that is rough below the root of a tree.
 
     `run_with(..., loop)`: the decoder's `run` with another loop. `size`: of a group; 1: it is the
-    decoder itself. It has the decoder's rows, executor and turns with it.
+    decoder itself. It has the decoder's rows, backend and turns with it.
     """
 
     def __init__(self, base: Any, loop: Loop, group_size: int, run_with: Callable[..., Any]):

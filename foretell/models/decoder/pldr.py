@@ -155,7 +155,7 @@ def model_class(raw_settings: Mapping[str, Any]) -> type[PldrForCausalLM]:
 
 
 def make_adapter(
-    hf_model: Any, model_name: str, exact_bits: bool, dtype: str, executor: str
+    hf_model: Any, model_name: str, exact_bits: bool, dtype: str, backend: str
 ) -> MetricDecoder | None:
     """Makes the adapter, see own.py. Torch alone computes the nets, and metrics that they infer."""
     if hf_model.config.custom_G_type is not None:
@@ -165,8 +165,8 @@ def make_adapter(
         refused_options.append("exact_bits=True")
     if dtype in WHOLE_NUMBERS:
         refused_options.append(f"dtype={dtype!r}")
-    if executor not in ("auto", "torch"):
-        refused_options.append(f"executor={executor!r}")
+    if backend not in ("auto", "torch"):
+        refused_options.append(f"backend={backend!r}")
     if refused_options:
         need = "a metric that no text changes"
         cure = "leave it out, or freeze the metric (foretell train pldr writes OUT/frozen)"

@@ -1,7 +1,7 @@
 """Classifiers of transformers: a decoder's body whose head gives scores in place of logits.
 
 Reward models, value models and judges are stored so (`LlamaForSequenceClassification` and its like,
-with `num_labels` scores). They run as a Decoder does, packed and in trees, and by its executors;
+with `num_labels` scores). They run as a Decoder does, packed and in trees, and by its backends;
 row i holds the scores of the text that ends with node i, where transformers gives those of the last
 token alone. A head for a decoder that is there already is a views.Scored.
 """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from foretell.cache.job import Job
 from foretell.core.model import Computed
-from foretell.models.executor import interleave_results
+from foretell.models.backend import interleave_results
 
 Run = Callable[[Sequence[Job], Sequence[int]], Computed]
 

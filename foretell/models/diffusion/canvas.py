@@ -219,17 +219,17 @@ class Denoiser(Decoder):
         self.caps = frozenset({"canvas", "masks"})
         self.known_ids = self.vocab
 
-    def use(self, make_executor: Make) -> None:
+    def use(self, make_backend: Make) -> None:
         caps, self.caps = self.caps, Model.caps  # it is tested as any decoder
         try:
-            super().use(make_executor)
+            super().use(make_backend)
         finally:
             self.caps = caps
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         if "canvas" not in self.caps:  # while its layers are tested, as those of any decoder
             return super().cache(request, beside)
-        dtype = self.dtype if self.executor is None else self.executor.cache().dtype
+        dtype = self.dtype if self.backend is None else self.backend.cache().dtype
         cache = CanvasCache(self.layout, dtype, self.device)
         cache.mask_id, cache.shift, cache.block = self.mask_id, self.shift, self.block
         return self.prepare_cache(cache, request, beside)
@@ -241,16 +241,16 @@ def fills_canvases(config: Any) -> bool:
 
 
 def check_computed(
-    hf_model: PreTrainedModel, model_name: str, executor: str, exact_bits: bool
+    hf_model: PreTrainedModel, model_name: str, backend: str, exact_bits: bool
 ) -> None:
     """Raises Unsupported where a model that fills canvases is not computed as it is asked for."""
     is_noise = hf_model.config.model_type == KIND
-    executors = ("auto", "torch") if is_noise else ("auto", "torch", "native")
-    if executor in executors and not exact_bits:
+    backends = ("auto", "torch") if is_noise else ("auto", "torch", "native")
+    if backend in backends and not exact_bits:
         return
-    refused_option = "exact_bits=True" if exact_bits else f"executor={executor!r}"
-    executor_text = " and ".join(executors[1:])
-    need = f"a model that writes from left to right: canvases are computed by {executor_text}"
+    refused_option = "exact_bits=True" if exact_bits else f"backend={backend!r}"
+    backend_text = " and ".join(backends[1:])
+    need = f"a model that writes from left to right: canvases are computed by {backend_text}"
     raise Unsupported.missing_capability(refused_option, model_name, need, "leave it out")
 
 

@@ -41,15 +41,15 @@ SAMPLE = 16  # tokens of the source that stands for one where there is no reques
 
 
 def check_plain(
-    model_name: str, exact_bits: bool = False, executor: str = "auto", dtype: str = "auto"
+    model_name: str, exact_bits: bool = False, backend: str = "auto", dtype: str = "auto"
 ) -> None:
     """Raises Unsupported for what an encoder-decoder is asked and decoders alone have."""
     need = "a model that is a decoder only"
     if exact_bits:
         raise Unsupported.missing_capability("exact_bits=True", model_name, need, "leave it out")
-    if executor not in ("auto", "torch"):
-        cure = "leave executor out, and torch computes it"
-        raise Unsupported.missing_capability(f"executor={executor!r}", model_name, need, cure)
+    if backend not in ("auto", "torch"):
+        cure = "leave backend out, and torch computes it"
+        raise Unsupported.missing_capability(f"backend={backend!r}", model_name, need, cure)
     if dtype in WHOLE_NUMBERS:
         raise Unsupported.missing_capability(
             f"dtype={dtype!r}", model_name, need, "use bfloat16 or float32"

@@ -1,5 +1,5 @@
 """A model read from a .gguf file: packed as it lies there, where its blocks of 32 numbers are those
-of the C library in another order, or unpacked for other executors.
+of the C library in another order, or unpacked for other backends.
 
 Q8_0, Q4_0, Q4_1 and BF16 matrices keep their numbers to the last bit. Other formats are left to
 llama.cpp, or are unpacked.

@@ -299,7 +299,7 @@ def twin_of(hf_model: PreTrainedModel, mixers: Mapping[int, Mixer]) -> PreTraine
 
 
 def recurrent_adapter(
-    hf_model: PreTrainedModel, model_name: str, exact_bits: bool, dtype: str, executor: str
+    hf_model: PreTrainedModel, model_name: str, exact_bits: bool, dtype: str, backend: str
 ) -> Recurrent | None:
     """The adapter for the options of `load`; None: the model has no recurrent layers.
 
@@ -312,8 +312,8 @@ def recurrent_adapter(
         refused_options.append("exact_bits=True")
     if dtype in WHOLE_NUMBERS:
         refused_options.append(f"dtype={dtype!r}")
-    if executor not in ("auto", "torch"):
-        refused_options.append(f"executor={executor!r}")
+    if backend not in ("auto", "torch"):
+        refused_options.append(f"backend={backend!r}")
     if refused_options:
         need = "a model without recurrent layers"
         cure = "leave it out: torch computes these, in bfloat16 or float32"

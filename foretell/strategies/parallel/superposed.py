@@ -43,16 +43,7 @@ from foretell.core.settings import Range
 from foretell.core.spending import REASON, Spent
 from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
-from foretell.core.types import (
-    Ask,
-    Commit,
-    Drop,
-    Finish,
-    Fork,
-    Message,
-    Reply,
-    Steps,
-)
+from foretell.core.types import Ask, Commit, Drop, Finish, Fork, Message, Reply, Steps
 from foretell.speculation.strategy import Strategy
 from foretell.strategies.parallel.superposing import (
     WEIGHTS,

@@ -3,7 +3,7 @@
 Comments stand between the words of a task and the code that solves it: a model that writes one
 first says what the next lines are to do. The cue is put behind the prompt as if the answer began
 with it, and the answer is what follows, by plain decoding or as the inner drafter speeds it up. The
-warper `comments` goes with it, by which blocks of code open with a comment.
+processor `comments` goes with it, by which blocks of code open with a comment.
 
 Paper: Chen et al., Comments as Natural Logic Pivots: Improve Code Generation via Comment
 Perspective, arXiv:2404.07549

@@ -34,7 +34,7 @@ def merge_adapters(base: str, lora: Path, folder: Path) -> None:
 
     settings = adapted.read_settings(lora / adapted.CONFIG)
     canvas = settings.get(OURS)
-    lm = foretell.load(base, dtype="float32", executor="torch")
+    lm = foretell.load(base, dtype="float32", backend="torch")
     if canvas is None:
         hf: Any = copy_modules(lm.models["target"])
         adapted.merge_adapter(hf, lora, base)

@@ -91,12 +91,7 @@ def test_a_program_with_an_unknown_name_is_not_clean() -> None:
     one = {"without": [{"names": [("a", True), ("b", False)]}], "with": [{"names": [("a", True)]}]}
     answers = [{"ways": {"plain": one}, "questions": {"answered": 2}}] * 3
     found = monitor.summarise_modules(answers)
-    assert found["ways"]["plain"]["without"] == {
-        "names": 6,
-        "exist": 3,
-        "programs": 3,
-        "clean": 0,
-    }
+    assert found["ways"]["plain"]["without"] == {"names": 6, "exist": 3, "programs": 3, "clean": 0}
     assert found["ways"]["plain"]["more"] == {"mean": 1, "low": 1, "high": 1}
     assert found["questions"] == {"answered": 6}
 

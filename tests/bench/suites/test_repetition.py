@@ -94,28 +94,30 @@ def test_prompts_are_those_of_files_or_those_that_ship(tmp_path: Path) -> None:
 
 
 def test_contenders_are_methods_times_warpers() -> None:
-    usual = repetition.combine_warpers(Settings())
-    assert list(usual) == ["plain", *(f"plain {warp}" for warp in repetition.WARPS)]
-    settings = Settings(methods=("beam:width=3",), warps=("momentum+rpg", "presence_penalty:-1.5"))
-    found = repetition.combine_warpers(settings)
+    usual = repetition.combine_processors(Settings())
+    assert list(usual) == ["plain", *(f"plain {processor}" for processor in repetition.PROCESSORS)]
+    settings = Settings(
+        methods=("beam:width=3",), processors=("momentum+rpg", "presence_penalty:-1.5")
+    )
+    found = repetition.combine_processors(settings)
     assert list(found)[:2] == ["plain", "beam:width=3"] and len(found) == 6
     method, options = found["beam:width=3 momentum+rpg"]
-    assert method == "beam:width=3" and len(options["warp"]) == 2
+    assert method == "beam:width=3" and len(options["processor"]) == 2
     assert found["plain presence_penalty:-1.5"] == ("plain", {"presence_penalty": -1.5})
-    assert repetition.combine_warpers(Settings(methods=("suffix",))) == {
+    assert repetition.combine_processors(Settings(methods=("suffix",))) == {
         "plain": ("plain", {}),
         "suffix": ("suffix", {}),
     }
-    for warp in ("nothing", "momentum:alpha=-1", "no_repeat_ngram_size:2.5"):
+    for processor in ("nothing", "momentum:alpha=-1", "no_repeat_ngram_size:2.5"):
         with pytest.raises((BadConfig, UnknownMethod)):
-            repetition.begin(Settings(warps=(warp,)), [])
+            repetition.begin(Settings(processors=(processor,)), [])
 
 
 def test_it_runs_on_a_model_and_tables_show_pairs() -> None:
     settings = Settings(
         models=("tiny",),
         methods=("beam:width=2",),
-        warps=("no_repeat_ngram_size:1",),
+        processors=("no_repeat_ngram_size:1",),
         max_new_tokens=12,
     )
     items = [Item("texts", "The quick brown fox jumps over the lazy dog. " * 5, True)]
@@ -124,7 +126,7 @@ def test_it_runs_on_a_model_and_tables_show_pairs() -> None:
     repetition.run(settings, items, lambda *_: tiny.lm(draft=False), document)
     assert not repetition.failures(document)
     for answer in document["answers"]:
-        assert list(answer["texts"]) == list(repetition.combine_warpers(settings))
+        assert list(answer["texts"]) == list(repetition.combine_processors(settings))
         for name, one in answer["texts"].items():
             assert ("parses" in one) == (answer["set"] == "code")
             assert ("among" in one) == name.startswith("beam")
@@ -164,15 +166,18 @@ def test_the_command_takes_warpers_and_refuses_what_has_no_use(
     path = tmp_path / "a.jsonl"
     path.write_text('{"prompt": "the dog"}\n', "utf-8")
     capsys.readouterr()
-    assert cli.run([*suite, "--warp", "momentum:k=3,alpha=0.5", "--prompts", str(path)]) == 0
+    assert cli.run([*suite, "--processor", "momentum:k=3,alpha=0.5", "--prompts", str(path)]) == 0
     printed = capsys.readouterr().out
     assert "plain momentum:k=3,alpha=0.5" in printed and "1 prompts" in printed
     for given, said in (
         ([*suite, "--schemas", "a"], "--schemas: --suite repetition has no use"),
         ([*suite, "--reward", "length"], "--reward: --suite repetition has no use"),
         ([*suite, "--peers", "transformers"], "--peers: --suite repetition has no use"),
-        ([*words, "--warp", "momentum"], "add --suite repetition"),
-        ([*words, "--suite", "search", "--warp", "rpg"], "--warp: --suite search has no use"),
+        ([*words, "--processor", "momentum"], "add --suite repetition"),
+        (
+            [*words, "--suite", "search", "--processor", "rpg"],
+            "--processor: --suite search has no use",
+        ),
     ):
         assert cli.run(given) == 2
         assert said in capsys.readouterr().err

@@ -94,12 +94,7 @@ def test_it_runs_on_a_model_with_an_aligned_one_beside_it(monkeypatch: pytest.Mo
     assert not rewards.failures(document)
     (cell,) = document["cells"]
     ways = cell["words"]
-    assert list(ways) == [
-        "prompt alone",
-        "deal",
-        "transfer-q",
-        "transfer-q, rolling out the draft",
-    ]
+    assert list(ways) == ["prompt alone", "deal", "transfer-q", "transfer-q, rolling out the draft"]
     assert ways["prompt alone"]["forwards"] <= 4 < ways["deal"]["forwards"]
     assert set(ways["transfer-q, rolling out the draft"]["aligned"]) == {"mean", "low", "high"}
     shown = rewards.tables(document)

@@ -18,7 +18,7 @@ from tests.train.test_amateur import answers as false_answers
 
 @pytest.fixture
 def model(folder: str) -> list[str]:
-    return ["--model", folder, "--executor", "torch"]
+    return ["--model", folder, "--backend", "torch"]
 
 
 @pytest.fixture
@@ -83,13 +83,13 @@ def test_an_amateur(run: Any, folder: str, tmp_path: Path, monkeypatch: pytest.M
     report = json.loads(said)
     assert code == 0 and report["folder"] == out and report["after"] < report["before"]
     code, said, _ = run(*given, out)
-    assert code == 0 and said.count("\n") == 1 and f"--rows lol:amateur={out}" in said
-    options = ["--rows", f"lol:amateur={out}", "--max-new-tokens", "4"]
+    assert code == 0 and said.count("\n") == 1 and f"--guidance lol:amateur={out}" in said
+    options = ["--guidance", f"lol:amateur={out}", "--max-new-tokens", "4"]
     code, said, _ = run("generate", "--model", folder, *options, "Is 3 odd?")
     assert code == 0 and said
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("foretell.train.amateur.train_amateur", lambda *_: report)
-    assert "--rows lol:amateur=./here" in run(*given, "here")[1]
+    assert "--guidance lol:amateur=./here" in run(*given, "here")[1]
 
 
 def test_a_classifier_of_beginnings(
@@ -148,7 +148,7 @@ def test_thresholds_of_exits(run: Any, model: list[str], draft: str, tmp_path: P
 def test_a_filter(run: Any, denoiser: str, tmp_path: Path) -> None:
     out = tmp_path / "f.safetensors"
     prompts = rows(tmp_path / "p.jsonl", *({"prompt": text} for text in ("def", "The", "a b", "x")))
-    model = ["--model", denoiser, "--executor", "torch"]
+    model = ["--model", denoiser, "--backend", "torch"]
     given = ["train", "filter", *model, "--prompts", prompts, "--out", str(out)]
     given += ["--block", "4", "--length", "12", "--epochs", "20"]
     code, said, _ = run(*given, "--json")
@@ -165,7 +165,7 @@ def test_a_filter(run: Any, denoiser: str, tmp_path: Path) -> None:
 def test_gates(run: Any, text: str, tmp_path: Path) -> None:
     out = tmp_path / "g.safetensors"
     folder = tiny.save(tiny.llama(max_position_embeddings=512), tmp_path / "model")
-    model = ["--model", str(folder), "--executor", "torch"]
+    model = ["--model", str(folder), "--backend", "torch"]
     sizes = "--steps 2 --texts 1 --keys 1 --words 2 --shortest 260 --longest 260 --sinks 4"
     given = ["train", "gates", *model, "--text", text, "--out", str(out), *sizes.split()]
     code, said, _ = run(*given, "--recent", "20", "--json")

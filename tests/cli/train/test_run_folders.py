@@ -15,7 +15,7 @@ from tests.train.preferences.test_rollouts import written as written_rows
 
 PAIRS = "--rank 2 --length 120 --batch 4 --micro 4 --epochs 1".split()
 ROUNDS = "--rounds 1 --per-round 2 --group 2 --answer-tokens 4 --dtype float32".split()
-ROUNDS += "--executor torch --merged float32".split()
+ROUNDS += "--backend torch --merged float32".split()
 CORPUS = "--layers 1 --vocab-size 300 --tokens 128 --warmup 1 --micro 64 --batch 64".split()
 CANVASES = "--examples 16 --batch 8 --micro 512 --masks count".split()
 
@@ -61,7 +61,7 @@ def test_a_pldr_llm(run: Any, text: str, tmp_path: Path) -> None:
     code, said, _ = run(*args, "--json")
     assert code == 0 and json.loads(said)["metric"]["loss"]["cached"] > 0
     for model in ("model", "frozen"):
-        assert generate(run, out / model, "--executor", "torch") == 0
+        assert generate(run, out / model, "--backend", "torch") == 0
     code, _, said = run(*args, "--metric", "other")
     assert code == 2 and "metric='other'" in said and said.count("\n") == 1
 
@@ -94,7 +94,7 @@ def test_an_encoder_of_contexts(run: Any, folder: str, tmp_path: Path, kind: str
     code, said, _ = run(*given)
     assert code == 0 and f"--kv {kind}:folder={out / 'compressor'}" in said
     options = ["--context", str(tmp_path / "doc.txt"), "--kv", f"{kind}:folder={out}/compressor"]
-    assert generate(run, Path(folder), "--executor", "torch", *options) == 0
+    assert generate(run, Path(folder), "--backend", "torch", *options) == 0
     code, _, err = run(*given, "--kind", "zip")
     assert code == 2 and "kind='zip'" in err
 
@@ -109,7 +109,7 @@ def test_fewer_key_heads(run: Any, folder: str, tmp_path: Path) -> None:
     assert code == 0 and "1 key heads in place of 2" in said and "tuned" in said
     code, said, _ = run(*given, "--json")
     assert code == 0 and json.loads(said)["heads"] == {"before": 2, "after": 1}
-    assert generate(run, out / "model", "--executor", "torch") == 0
+    assert generate(run, out / "model", "--backend", "torch") == 0
     code, _, said = run(*given, "--merge", "3")
     assert code == 2 and "merge=3" in said and said.count("\n") == 1
 
@@ -120,7 +120,7 @@ def test_a_model_that_fills_canvases(run: Any, tmp_path: Path) -> None:
     code, said, err = run("train", "dlm", "--out", str(out), *size, *CANVASES)
     assert code == 0 and "16 examples seen" in said and said.count("\n") == 1, err
     assert "examples = 16" in (out / "recipe.toml").read_text()
-    assert generate(run, out / "model", "--executor", "torch") == 0
+    assert generate(run, out / "model", "--backend", "torch") == 0
     certain = "--objective certainty --own 40 --longest 6 --certain 4 --matrix-rate 0".split()
     given = ["train", "dlm", "--init", str(out / "model"), "--out", str(tmp_path / "sure")]
     code, said, err = run(*given, *CANVASES, *certain)
@@ -137,7 +137,7 @@ def test_pairs_make_another_model(run: Any, folder: str, tmp_path: Path) -> None
     assert {path.name for path in out.iterdir()} >= {"lora", "model", "report.json"}
     assert "beta = 0.1" in (out / "recipe.toml").read_text()
     assert generate(run, out / "model") == 0
-    assert generate(run, Path(folder), "--rows", f"lol:amateur={out}/lora") == 0
+    assert generate(run, Path(folder), "--guidance", f"lol:amateur={out}/lora") == 0
 
 
 def test_commented_code_makes_another_model(run: Any, folder: str, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_a_reward_makes_another_model(run: Any, folder: str, tmp_path: Path) -> 
     code, again, _ = run("train", "grpo", "--recipe", str(out / "recipe.toml"))
     assert code == 0 and again == said
     assert generate(run, out / "model") == 0
-    assert generate(run, Path(folder), "--rows", f"lol:amateur={out / 'lora'}") == 0
+    assert generate(run, Path(folder), "--guidance", f"lol:amateur={out / 'lora'}") == 0
 
 
 def test_a_corrector_and_its_drafter_of_blocks(run: Any, tmp_path: Path) -> None:

@@ -13,13 +13,7 @@ import pytest
 
 from foretell.cli import train
 from foretell.cli.train import _trainer
-from foretell.cli.train._trainer import (
-    Report,
-    progress,
-    read_settings,
-    show_report,
-    trainer,
-)
+from foretell.cli.train._trainer import Report, progress, read_settings, show_report, trainer
 from foretell.train import recipes
 from tests.cli.train.test_answer_runs import SIZE
 

@@ -123,10 +123,7 @@ def test_texts_of_a_model_have_distinct_items() -> None:
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        (
-            {"properties": {"a": {"uniqueItems": True}}},
-            "#/properties/a/uniqueItems: unique",
-        ),
+        ({"properties": {"a": {"uniqueItems": True}}}, "#/properties/a/uniqueItems: unique"),
         ({**TEXTS, "items": {"type": "string", "format": "date"}}, "at #/uniqueItems: uniqueItems"),
         ({**TEXTS, "items": {"type": "object"}}, "supported for free texts and numbers"),
         ({**TEXTS, "items": {"type": "integer", "maximum": 3}}, "supported for free texts"),

@@ -184,8 +184,7 @@ def test_a_text_beyond_the_denoisers_vocabulary_or_context_goes_on_without_draft
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
-    [("k_min=31", r"k_min=31: must be at most k_max \(30\)")],
+    ("spec", "said"), [("k_min=31", r"k_min=31: must be at most k_max \(30\)")]
 )
 def test_bad_settings_are_told(spec: str, said: str) -> None:
     with pytest.raises(BadConfig, match=f"diffuspec:{said}"):

@@ -262,13 +262,7 @@ def test_a_best_token_that_is_drawn_again_is_caught(monkeypatch: pytest.MonkeyPa
         laws.check_law(Speculative(OptimalDraft(1, (2,)), nodes=2), "plain", 2)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("branches", ()),
-        ("branches", (2, 0)),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("branches", ()), ("branches", (2, 0))])
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: Any) -> None:
     with pytest.raises(BadConfig, match=f"optimal-draft:{field}=.*between 1 and 64"):
         OptimalDraft(**{field: value})

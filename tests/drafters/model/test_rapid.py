@@ -174,8 +174,7 @@ def test_the_law_of_another_context_is_caught() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "allowed"),
-    [("context", 200, "at least 256, a chunk and the query")],
+    ("field", "value", "allowed"), [("context", 200, "at least 256, a chunk and the query")]
 )
 def test_a_bad_value_is_told_with_field_value_and_range(
     field: str, value: int, allowed: str

@@ -191,13 +191,7 @@ def test_a_token_drawn_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
         laws.check_law(Speculative(RsdC(1, (2,)), nodes=2), "plain", 2)
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("branches", ()),
-        ("branches", (2, 0)),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("branches", ()), ("branches", (2, 0))])
 def test_a_bad_value_is_told_with_field_value_and_range(field: str, value: Any) -> None:
     with pytest.raises(BadConfig, match=f"rsd-c:{field}=.*between 1 and 64"):
         RsdC(**{field: value})

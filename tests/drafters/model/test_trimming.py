@@ -258,7 +258,7 @@ def goes_on_by_kept_tokens(view: Trimmed, kept: list[int], tied: bool) -> None:
 
 @pytest.mark.parametrize("format", ["int8", "bfloat16"])
 def test_a_packed_head_on_the_c_library(format: str) -> None:
-    """Its executor computes the rows that are left, to the last bit those it computed before."""
+    """Its backend computes the rows that are left, to the last bit those it computed before."""
     if not built():
         pytest.skip("the C library is not built")
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2}
@@ -268,16 +268,16 @@ def test_a_packed_head_on_the_c_library(format: str) -> None:
     pack_layers(hf, format)
     model = foretell.wrap(hf).models["target"]
     assert isinstance(model, Decoder)
-    model.use(native.make_executor)
+    model.use(native.make_backend)
     want = rows_of(model)
     before = model_identity(model)
     kept = [*range(3, 40), 300]
     view = trim_head(model, kept)
     rows = rows_of(view)
     assert torch.equal(rows[:, kept], want[:, kept])
-    assert view.usual_executor == "native" and view.computed_by == "native" and view.exact_bits
+    assert view.usual_backend == "native" and view.computed_by == "native" and view.exact_bits
     goes_on_by_kept_tokens(view, kept, tied=format == "int8")
-    computed: Any = model.executor
+    computed: Any = model.backend
     assert computed.vocab == len(kept) and computed.loop.head.packed.outputs == len(kept)
     assert model_identity(view) != before
 
@@ -303,7 +303,7 @@ def test_a_draft_model_is_loaded_with_its_tokens(tmp_path: Path) -> None:
         return str(words.decode(list(ids), skip_special_tokens=True))
 
     trimming.save_kept_tokens(tmp_path / "kept.json", kept, len(words), decode, [])
-    options: dict[str, Any] = {"draft": draft, "executor": "torch"}
+    options: dict[str, Any] = {"draft": draft, "backend": "torch"}
     lm = foretell.load(target, draft_vocab=tmp_path / "kept.json", **options)
     small = lm.models["draft"]
     assert isinstance(small, Trimmed) and small.kept.tolist() == [0, *kept]  # with the end

@@ -23,8 +23,7 @@ LAW = [0.45, 0.05, 0.0, 0.3, 0.2]
 def test_tokens_come_in_the_law_and_the_order_of_gumbel_top_k() -> None:
     def once(door: Enumerator) -> tuple[int, ...]:
         ctx = Context(
-            Engine({"target": Toy(5)}),
-            Request([1], Plain(), Sampling(temperature=1.0), rng=door),
+            Engine({"target": Toy(5)}), Request([1], Plain(), Sampling(temperature=1.0), rng=door)
         )
         urn, tree = Urn(torch.tensor(LAW, dtype=torch.float64)), TokenTree(1)
         nodes = [urn.add_draw(ctx, tree, 0, key, "me") for key in range(1, 4)]

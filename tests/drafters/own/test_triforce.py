@@ -36,8 +36,7 @@ def world(vocab: int = 3, **options: Any) -> dict[str, Model]:
 
 
 @pytest.mark.parametrize(
-    ("ahead", "more"),
-    [(1, {}), (2, {}), (2, {"fresh": True}), (1, {"view": StreamingLlm(1, 4)})],
+    ("ahead", "more"), [(1, {}), (2, {}), (2, {"fresh": True}), (1, {"view": StreamingLlm(1, 4)})]
 )
 def test_a_draft_has_the_law_of_the_target_over_the_retrieved_rows(
     ahead: int, more: dict[str, Any]

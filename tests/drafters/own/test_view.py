@@ -50,8 +50,7 @@ def test_draws_over_all_rows_are_all_accepted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
-    [({}, r"view:kv=None: must be a cache policy, as in view:kv=quest")],
+    ("options", "message"), [({}, r"view:kv=None: must be a cache policy, as in view:kv=quest")]
 )
 def test_fields_have_ranges(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BadConfig, match=message):

@@ -71,8 +71,7 @@ class Loops(Twin):
 
 
 @pytest.mark.parametrize(
-    ("pool", "kernel", "window", "pseudo"),
-    [("mean", 1, 0, 1), ("mean", 3, 2, 7), ("max", 3, 4, 8)],
+    ("pool", "kernel", "window", "pseudo"), [("mean", 1, 0, 1), ("mean", 3, 2, 7), ("max", 3, 4, 8)]
 )
 def test_it_keeps_the_rows_that_loops_keep(
     pool: str, kernel: int, window: int, pseudo: int
@@ -123,10 +122,7 @@ def test_at_the_end_of_the_context_as_many_vote_as_there_are_positions() -> None
     assert cache.base == 10
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("budget", 8)],
-)
+@pytest.mark.parametrize(("name", "value"), [("budget", 8)])
 def test_bad_settings_are_refused(name: str, value: object) -> None:
     with pytest.raises(BadConfig, match=f"dapq:{name}"):
         Dapq(**{name: value})  # type: ignore[arg-type]

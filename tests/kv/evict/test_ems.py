@@ -240,10 +240,7 @@ def test_a_text_within_the_budget_is_bit_equal() -> None:
             assert all(map(torch.equal, ours, full))
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("budget", 36)],
-)
+@pytest.mark.parametrize(("name", "value"), [("budget", 36)])
 def test_bad_settings_are_refused(name: str, value: float) -> None:
     with pytest.raises(BadConfig, match=f"ems:{name}"):
         Ems(**{name: value})  # type: ignore[arg-type]

@@ -219,7 +219,7 @@ def test_drafts_of_first_layers_leave_the_text_as_it_is(exit_layer: int) -> None
         assert live.error is None and live.ctx.output == want.ctx.output
 
 
-def test_the_prompt_stays_on_an_executor_that_runs_parts_of_the_layers() -> None:
+def test_the_prompt_stays_on_an_backend_that_runs_parts_of_the_layers() -> None:
     """But for its last tokens, which are watched, all jobs are as plain as any."""
     watched = []
     model = target()
@@ -241,14 +241,7 @@ def test_the_prompt_stays_on_an_executor_that_runs_parts_of_the_layers() -> None
     assert watched == [(3, (0,)), (3, (1, 2))]
 
 
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("retain", 0.3),
-        ("budget", 8),
-        ("length", 8),
-    ],
-)
+@pytest.mark.parametrize(("field", "value"), [("retain", 0.3), ("budget", 8), ("length", 8)])
 def test_bad_settings_are_refused(field: str, value: float) -> None:
     with pytest.raises(BadConfig, match=f"fastkv:{field}"):
         build_cache_policy(f"fastkv:{field}={value}")

@@ -254,13 +254,7 @@ def test_the_states_of_the_last_token_are_its_own_in_every_layer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("at", "0.5/0.3"),
-        ("at", "half"),
-        ("at", "0.5/1"),
-        ("at", ""),
-    ],
+    ("field", "value"), [("at", "0.5/0.3"), ("at", "half"), ("at", "0.5/1"), ("at", "")]
 )
 def test_bad_settings_are_refused(field: str, value: Any) -> None:
     with pytest.raises(BadConfig, match=f"lazyllm:{field}"):

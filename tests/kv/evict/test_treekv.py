@@ -191,11 +191,7 @@ def test_what_a_model_without_rotations_can_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
-    [
-        ("budget=5", "budget"),
-        ("budget=20,recent=16", "budget"),
-    ],
+    ("spec", "said"), [("budget=5", "budget"), ("budget=20,recent=16", "budget")]
 )
 def test_bad_settings_are_refused(spec: str, said: str) -> None:
     with pytest.raises(BadConfig, match=said):

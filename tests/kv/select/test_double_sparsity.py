@@ -195,8 +195,7 @@ def test_a_table_of_other_weights_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [({"budget": 2}, "double-sparsity:budget=2.*at least 3")],
+    ("fields", "said"), [({"budget": 2}, "double-sparsity:budget=2.*at least 3")]
 )
 def test_bad_settings_are_named(fields: dict[str, int], said: str) -> None:
     with pytest.raises(BadConfig, match=said):

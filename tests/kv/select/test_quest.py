@@ -114,8 +114,7 @@ def test_one_row_at_a_time_is_a_tree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
-    [({"budget": 47}, "quest:budget=47.*at least 48.*3 pages of 16")],
+    ("fields", "said"), [({"budget": 47}, "quest:budget=47.*at least 48.*3 pages of 16")]
 )
 def test_bad_settings_are_named(fields: dict[str, int], said: str) -> None:
     with pytest.raises(BadConfig, match=said):

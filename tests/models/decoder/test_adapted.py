@@ -96,11 +96,11 @@ def test_it_is_an_amateur(tmp_path: Path) -> None:
     folder = saved(tmp_path / "amateur", hf)
     lm = foretell.wrap(hf, tiny.tokenizer(), name="tiny")
     spec = f"lol:amateur={folder},b=0.5"
-    plain = lm.generate(tiny.TEXTS[1], "plain", rows=spec, max_new_tokens=20)
-    drafted = lm.generate(tiny.TEXTS[1], "suffix:nodes=4", rows=spec, max_new_tokens=20)
+    plain = lm.generate(tiny.TEXTS[1], "plain", guidance=spec, max_new_tokens=20)
+    drafted = lm.generate(tiny.TEXTS[1], "suffix:nodes=4", guidance=spec, max_new_tokens=20)
     by_name = foretell.wrap(
         hf, tiny.tokenizer(), name="tiny", models={"amateur": merged(hf, folder, 3)}
-    ).generate(tiny.TEXTS[1], "plain", rows="lol:b=0.5", max_new_tokens=20)
+    ).generate(tiny.TEXTS[1], "plain", guidance="lol:b=0.5", max_new_tokens=20)
     assert plain.tokens == drafted.tokens == by_name.tokens
     assert plain.tokens != lm.generate(tiny.TEXTS[1], "plain", max_new_tokens=20).tokens
 
@@ -108,7 +108,7 @@ def test_it_is_an_amateur(tmp_path: Path) -> None:
 def test_on_packed_weights(tmp_path: Path) -> None:
     folder = saved(tmp_path / "amateur", tiny.llama())
     lm = foretell.load(str(tiny.save(tiny.llama(), tmp_path / "whole")), dtype="int8")
-    out = lm.generate("The dog", "plain", rows=f"lol:amateur={folder}", max_new_tokens=8)
+    out = lm.generate("The dog", "plain", guidance=f"lol:amateur={folder}", max_new_tokens=8)
     assert len(out.tokens) == 8 and out.stats.calls[str(folder)]
 
 

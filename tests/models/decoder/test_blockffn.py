@@ -121,7 +121,7 @@ def test_drafts_batches_and_folders(tmp_path: Path) -> None:
     for method in ("ngram:nodes=6", "token-recycling:nodes=8"):
         outs = lm.generate(prompts, method=method, max_new_tokens=16)
         assert [out.tokens for out in outs] == alone, method
-    for options in ({"executor": "openvino"}, {"dtype": "int8"}, {"exact_bits": True}):
+    for options in ({"backend": "openvino"}, {"dtype": "int8"}, {"exact_bits": True}):
         with pytest.raises(ForetellError, match="unions of blocks"):
             foretell.load(place, **options)  # type: ignore[arg-type]
     raw = json.loads((place / "config.json").read_text())

@@ -150,12 +150,12 @@ def test_generation_is_the_same_token_for_token() -> None:
 
 def test_load_builds_it(tmp_path: Path) -> None:
     path = small.save(small.llama(), tmp_path / "tiny")
-    lm: LM = foretell.load(path, dtype="int8", exact_bits=True, executor="torch")
+    lm: LM = foretell.load(path, dtype="int8", exact_bits=True, backend="torch")
     model = lm.models["target"]
-    assert isinstance(model, ExactDecoder) and model.exact_bits and model.executor is None
+    assert isinstance(model, ExactDecoder) and model.exact_bits and model.backend is None
     assert any(isinstance(m, PackedLinear) for m in model.hf.modules())
     assert compare_steps(model, 3, max_length=40) == (3, "")
-    ordinary = foretell.load(path, dtype="int8", executor="torch").models["target"]
+    ordinary = foretell.load(path, dtype="int8", backend="torch").models["target"]
     assert isinstance(ordinary, Decoder) and not ordinary.exact_bits
     assert model_identity(model) != model_identity(ordinary)  # their costs differ
 
@@ -165,8 +165,8 @@ def test_load_builds_it(tmp_path: Path) -> None:
     [
         ({"dtype": "float32"}, "dtype='float32' with exact_bits=True: must be auto, bfloat16, "),
         (
-            {"executor": "openvino"},
-            "executor='openvino' with exact_bits=True: must be auto, native or torch",
+            {"backend": "openvino"},
+            "backend='openvino' with exact_bits=True: must be auto, native or torch",
         ),
         ({"device": "meta", "dtype": "int8"}, "needs a CPU"),
     ],

@@ -83,7 +83,7 @@ def answer(
 
 
 def same_texts(quick: LM, slow: LM, method: str) -> None:
-    """Greedy, sampled and penalised ones, of one executor and another."""
+    """Greedy, sampled and penalised ones, of one backend and another."""
     for more in (
         {},
         {"temperature": 0.9, "seed": 3, "n": 2},

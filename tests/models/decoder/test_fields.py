@@ -85,9 +85,9 @@ def test_every_parameter_of_a_rotation_is_known() -> None:
 def test_the_c_library_computes_every_rotation(kind: str, tmp_path: Path) -> None:
     rope = {"rope_type": kind, **THETA, **ROTATIONS[kind]}
     hf = tiny.llama(**WIDE, initializer_range=0.2, rope_parameters=rope)
-    lm = foretell.load(tiny.save(hf, tmp_path), dtype="bfloat16", executor="native")
+    lm = foretell.load(tiny.save(hf, tmp_path), dtype="bfloat16", backend="native")
     target: Any = lm.models["target"]
-    assert target.usual_executor == "native"
+    assert target.usual_backend == "native"
     wanted = 64 if kind == "longrope" else tiny.CONTEXT  # beyond, it depends on the longest text
     assert target.context == wanted
     assert agrees(target, hf, list(range(1, wanted - 1)), 0.1)

@@ -226,8 +226,8 @@ def test_narrow_models_stay_near_and_trees_are_right(family: str, format: str) -
 
 @pytest.mark.parametrize(("format", "most"), [("int8", 1.01), ("int4", 1.2)])
 def test_the_embedded_model_loses_little(format: str, most: float) -> None:
-    narrow = foretell.load("demo", dtype=format, executor="torch")
-    wide = foretell.load("demo", executor="torch")
+    narrow = foretell.load("demo", dtype=format, backend="torch")
+    wide = foretell.load("demo", backend="torch")
     text = wide.encode(
         "def add(a, b):\n    return a + b\n\n\n"
         "class P:\n    def __init__(self, x):\n        self.x = x\n"

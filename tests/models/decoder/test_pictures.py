@@ -10,12 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    CLIPVisionConfig,
-    LlamaConfig,
-    LlavaConfig,
-    LlavaForConditionalGeneration,
-)
+from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 
 import foretell
 from foretell import LM, wrap

@@ -261,7 +261,7 @@ def test_a_frozen_metric_is_an_ordinary_decoder_on_disk(tmp_path: Path, lm: fore
     place = tiny.save(fixed, tmp_path / "frozen")
     said = json.loads((place / "config.json").read_text())
     assert said["model_type"] == "pldrllm" and said["custom_G_type"] == "external"
-    loaded = foretell.load(place, executor="torch")
+    loaded = foretell.load(place, backend="torch")
     model: Any = loaded.models["target"]
     assert type(model) is Decoder and model.cache().sharable
     assert torch.equal(model.hf.decoder.past_G_values[:, 2, 0], metrics)
@@ -339,7 +339,7 @@ def test_other_settings_are_refused_in_a_line(
 
 def test_what_needs_a_metric_that_stays_is_refused(tmp_path: Path, lm: foretell.LM) -> None:
     place = tiny.save(made(dtype=torch.float32), tmp_path / "model")
-    for options in ({"executor": "openvino"}, {"dtype": "int8"}, {"exact_bits": True}):
+    for options in ({"backend": "openvino"}, {"dtype": "int8"}, {"exact_bits": True}):
         with pytest.raises(ForetellError, match="freeze the metric"):
             foretell.load(place, **options)  # type: ignore[arg-type]
     model: Any = lm.models["target"]

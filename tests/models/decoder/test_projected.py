@@ -108,21 +108,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
 
 
-def test_a_folder_is_loaded_by_its_path_and_executors_take_it_or_say_why(folder: Path) -> None:
-    lm = foretell.load(folder, executor="torch")
+def test_a_folder_is_loaded_by_its_path_and_backends_take_it_or_say_why(folder: Path) -> None:
+    lm = foretell.load(folder, backend="torch")
     hf: Any = lm.models["target"].hf  # type: ignore[attr-defined]
     kept = load_file(folder / "model.safetensors")
     assert torch.equal(hf.model.layers[0].self_attn.key_basis, kept[f"{START}0.{BASIS}"])
     assert lm.models["target"].layout == ((1, 32, 32),)
     said = lm.generate(TEXTS[0], max_new_tokens=12, method="plain").tokens
-    fast = foretell.load(folder, executor="openvino")
-    assert fast.models["target"].usual_executor == "openvino"
+    fast = foretell.load(folder, backend="openvino")
+    assert fast.models["target"].usual_backend == "openvino"
     assert fast.generate(TEXTS[0], max_new_tokens=12, method="plain").tokens == said
     drafted = lm.generate(TEXTS[0], max_new_tokens=12, method="ngram")
     assert drafted.tokens == said
-    for executor, dtype in (("native", "bfloat16"), ("onnxruntime", "int8")):
+    for backend, dtype in (("native", "bfloat16"), ("onnxruntime", "int8")):
         with pytest.raises(Unsupported, match="rotated keys are projected to fewer heads"):
-            foretell.load(folder, executor=executor, dtype=dtype)
+            foretell.load(folder, backend=backend, dtype=dtype)
     exact = foretell.load(folder, dtype="int8", exact_bits=True)
     assert len(exact.generate(TEXTS[0], max_new_tokens=3, method="plain").tokens) == 3
     # It is known by its last norm, in exact bits too.
@@ -133,7 +133,7 @@ def test_heads_that_draft_for_the_model_before_do_not_draft_for_it(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its last norm is that of the model before, by which heads that ship are found."""
-    target: Any = foretell.load(folder, executor="torch").models["target"]
+    target: Any = foretell.load(folder, backend="torch").models["target"]
     monkeypatch.setattr(assets, "model_folders", lambda: [tmp_path])
     (tmp_path / "one").mkdir()
     for kv_heads, found in ((2, None), (1, tmp_path / "one")):
@@ -146,7 +146,7 @@ def test_heads_that_draft_for_the_model_before_do_not_draft_for_it(
 
 
 def test_keys_that_cannot_be_moved_are_not(folder: Path) -> None:
-    lm = foretell.load(folder, executor="torch")
+    lm = foretell.load(folder, backend="torch")
     out = lm.generate(TEXTS[0] * 2, max_new_tokens=4, kv="snapkv:budget=40", method="plain")
     assert len(out.tokens) == 4
     with pytest.raises(Unsupported, match="rotations"):
@@ -176,7 +176,7 @@ def test_other_weights_are_refused_in_a_line(
     config[FIELD] = field
     (other / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadModel) as caught:
-        foretell.load(other, executor="torch")
+        foretell.load(other, backend="torch")
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -189,4 +189,4 @@ def test_a_folder_without_its_bases_is_refused(folder: Path, tmp_path: Path) -> 
     del weights[f"{START}0.{BASIS}"]
     save_file(weights, other / "model.safetensors", {"format": "pt"})
     with pytest.raises(BadModel, match="key_basis"):
-        foretell.load(other, executor="torch")
+        foretell.load(other, backend="torch")

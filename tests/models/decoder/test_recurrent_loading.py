@@ -25,14 +25,7 @@ from foretell.speculation.strategy import Speculative
 from tests import tiny as small
 from tests.cache.users import Guess
 from tests.models.decoder.families import RECURRENT, tiny
-from tests.models.recurrent.test_recurrent import (
-    PROMPTS,
-    adapter,
-    answer,
-    every_family,
-    lm,
-    stock,
-)
+from tests.models.recurrent.test_recurrent import PROMPTS, adapter, answer, every_family, lm, stock
 
 # --- slips: each must be caught
 
@@ -49,9 +42,7 @@ def slip_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
     """All drafts are taken in, whatever was accepted."""
     after = Mixer.memory_after
     monkeypatch.setattr(
-        Mixer,
-        "memory_after",
-        lambda self, held, path: after(self, held, range(len(held.rows))),
+        Mixer, "memory_after", lambda self, held, path: after(self, held, range(len(held.rows)))
     )
 
 
@@ -87,9 +78,7 @@ def slip_window(monkeypatch: pytest.MonkeyPatch) -> None:
 def slip_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tree is convolved as if it were a chain."""
     monkeypatch.setattr(
-        mixers,
-        "convolve_rows",
-        lambda rows, parents, *rest: scans.convolve_rows(rows, None, *rest),
+        mixers, "convolve_rows", lambda rows, parents, *rest: scans.convolve_rows(rows, None, *rest)
     )
 
 
@@ -278,7 +267,7 @@ def test_folders_and_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixtu
 
 def test_options_that_torch_cannot_honour_are_refused(tmp_path: Any) -> None:
     folder = small.save(tiny("mamba2", vocab_size=len(small.tokenizer())), tmp_path / "mamba2")
-    for options in ({"dtype": "int8"}, {"executor": "native"}, {"exact_bits": True}):
+    for options in ({"dtype": "int8"}, {"backend": "native"}, {"exact_bits": True}):
         with pytest.raises(ForetellError, match="a model without recurrent layers") as caught:
             foretell.load(folder, **options)
         assert "\n" not in str(caught.value) and str(next(iter(options))) in str(caught.value)

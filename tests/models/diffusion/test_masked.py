@@ -146,11 +146,7 @@ FILES = {
     "sdar": ({**USUAL, "model_type": "sdar"}, LLAMA_NAMES, {"qk_norm": True}, 0, 4),
     "a2d": ({**USUAL, "model_type": "a2d-qwen3"}, LLAMA_NAMES, {"qk_norm": True}, 0, 0),
     "ours": (
-        {
-            **USUAL,
-            "model_type": "llama",
-            "canvas": {"mask_id": MASK, "shift": 1, "block": 0},
-        },
+        {**USUAL, "model_type": "llama", "canvas": {"mask_id": MASK, "shift": 1, "block": 0}},
         LLAMA_NAMES,
         {},
         1,
@@ -218,8 +214,8 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         load(place)
 
 
-def test_other_executors_are_refused(tmp_path: Path) -> None:
+def test_other_backends_are_refused(tmp_path: Path) -> None:
     place, _ = folder(tmp_path, "dream")
-    for options in ({"executor": "openvino"}, {"executor": "native"}, {"exact_bits": True}):
-        with pytest.raises(ForetellError, match=r"leave (it|executor) out"):
+    for options in ({"backend": "openvino"}, {"backend": "native"}, {"exact_bits": True}):
+        with pytest.raises(ForetellError, match=r"leave (it|backend) out"):
             load(place, dtype="bfloat16", **options)

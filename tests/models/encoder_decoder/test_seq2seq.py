@@ -446,14 +446,14 @@ def test_a_folder_is_loaded(family: str, tmp_path: Path) -> None:
     plain = own.generate(text, "plain", max_new_tokens=NEW)
     assert plain.tokens == lm(family).generate(own.encode(text), "plain", max_new_tokens=NEW).tokens
     (report,) = diagnose(own)
-    assert (report.family, report.executor, report.loop) == (family, "torch", True)
+    assert (report.family, report.backend, report.loop) == (family, "torch", True)
     if family != "t5":
         return
     for wrong, what in (({"dtype": "int8"}, "dtype='int8'"), ({"exact_bits": True}, "exact_bits")):
         with pytest.raises(Unsupported, match=f"{what}.*a decoder only"):
             foretell.load(folder, **wrong)
-    with pytest.raises(Unsupported, match=r"executor='native'.*a decoder only"):
-        foretell.load(folder, executor="native")
+    with pytest.raises(Unsupported, match=r"backend='native'.*a decoder only"):
+        foretell.load(folder, backend="native")
     softer = seq2seq("t5")
     with torch.no_grad():
         for p in softer.parameters():

@@ -61,7 +61,7 @@ def test_matrices_keep_the_file_s_numbers(kind: str, tmp_path: Path) -> None:
 def test_a_file_runs_as_it_is(kind: str, tmp_path: Path) -> None:
     lm = foretell.load(file_of(kind, tmp_path), exact_bits=True)
     target = lm.models["target"]
-    assert isinstance(target, Decoder) and target.usual_executor == "native"
+    assert isinstance(target, Decoder) and target.usual_backend == "native"
     assert lm.encode(TEXTS[0]) == tiny.tokenizer()(TEXTS[0])["input_ids"]
     wanted = [lm.generate(text, "plain", max_new_tokens=16).tokens for text in TEXTS]
     for text, tokens in zip(TEXTS, wanted, strict=True):
@@ -90,13 +90,13 @@ def test_other_formats_are_left_to_llama_cpp(tmp_path: Path) -> None:
     file = file_of("F16", tmp_path)
     with pytest.raises(LookupError, match=r"has the format F16, and it takes Q8_0, Q4_0, Q4_1"):
         gguf.read_packed(file)
-    with pytest.raises(Unsupported, match="executor='native' cannot run on"):
-        foretell.load(file, executor="native")
+    with pytest.raises(Unsupported, match="backend='native' cannot run on"):
+        foretell.load(file, backend="native")
 
 
 def test_a_damaged_file_is_one_line(tmp_path: Path) -> None:
     file = file_of("Q8_0", tmp_path)
     file.write_bytes(file.read_bytes()[:5000])
     with pytest.raises(ForetellError) as refused:
-        foretell.load(file, executor="native")
+        foretell.load(file, backend="native")
     assert "\n" not in str(refused.value) and "cannot be read" in str(refused.value)

@@ -169,7 +169,7 @@ def check(model: PreTrainedModel, folder: Path, **more: Any) -> None:
     assert torch.allclose(found, wanted, atol=1e-4 * float(wanted.abs().max()))
     if library.is_available():
         file = tiny.gguf(model, folder / "short.gguf", kind="BF16", **more)
-        last = foretell.load(file, executor="native").models["target"].score(IDS)[-1]
+        last = foretell.load(file, backend="native").models["target"].score(IDS)[-1]
         assert float((last - wanted[-1]).norm()) <= 0.1 * float(wanted[-1].norm())
 
 
@@ -278,11 +278,11 @@ def test_what_would_change_numbers_unread_is_refused_by_name(key: str, tmp_path:
 def test_a_refusal_says_the_key_in_every_runtime(tmp_path: Path) -> None:
     keys = {"llama.logit_scale": 4.0}
     file = tiny.gguf(llama(), tmp_path / "model.gguf", keys=keys, kind="BF16")
-    for executor in ("auto", "native", "torch"):
-        if executor == "auto" and find_spec("llama_cpp"):
+    for backend in ("auto", "native", "torch"):
+        if backend == "auto" and find_spec("llama_cpp"):
             continue
         with pytest.raises(ForetellError, match=r"llama\.logit_scale=4\.0") as refused:
-            foretell.load(file, executor=executor)
+            foretell.load(file, backend=backend)
         assert "; " in str(refused.value) and "\n" not in str(refused.value)
 
 
@@ -347,18 +347,18 @@ def test_a_key_has_one_meaning() -> None:
 
 @pytest.mark.parametrize("end", ["eos", "eot", "eom"])
 def test_every_end_that_a_file_names_ends_a_text(end: str, tmp_path: Path) -> None:
-    for executor in ("native", "torch") if library.is_available() else ("torch",):
+    for backend in ("native", "torch") if library.is_available() else ("torch",):
 
-        def text(token: int, executor: str = executor) -> list[int]:
+        def text(token: int, backend: str = backend) -> list[int]:
             keys = {f"tokenizer.ggml.{end}_token_id": token}
             file = tiny.gguf(llama(), tmp_path / "model.gguf", keys=keys, kind="BF16")
-            lm = foretell.load(file, executor=executor)
+            lm = foretell.load(file, backend=backend)
             return lm.generate(IDS[:9], "plain", max_new_tokens=12).tokens
 
         whole = text(329)
         last = whole[len(set(whole)) // 2]
         assert 329 not in whole and len(whole) == 12
-        assert text(last) == whole[: whole.index(last) + 1], executor
+        assert text(last) == whole[: whole.index(last) + 1], backend
 
 
 def test_a_control_token_of_a_known_text_is_an_end(tmp_path: Path) -> None:

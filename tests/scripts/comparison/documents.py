@@ -12,13 +12,7 @@ INT8 = "openvino int8"
 
 
 def described(bits: int, plain: bool, method: str | None, process: str) -> dict[str, Any]:
-    return {
-        "about": "as it is",
-        "bits": bits,
-        "plain": plain,
-        "method": method,
-        "process": process,
-    }
+    return {"about": "as it is", "bits": bits, "plain": plain, "method": method, "process": process}
 
 
 CONTENDERS = {

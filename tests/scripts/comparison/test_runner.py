@@ -58,9 +58,7 @@ def sides(log: list[tuple[str, Any]]) -> Sides:
     return Sides(contenders, {name: {} for name in ("ours", "peer", "lame")})
 
 
-def test_everybody_runs_every_prompt_and_one_that_fails_is_out(
-    log: list[tuple[str, Any]],
-) -> None:
+def test_everybody_runs_every_prompt_and_one_that_fails_is_out(log: list[tuple[str, Any]]) -> None:
     here = sides(log)
     part: dict[str, Any] = {"memory_rate": []}
     rows = runner.measure_set(here, [[1], [2]], Settings(rounds=2), part)

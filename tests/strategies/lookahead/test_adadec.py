@@ -25,11 +25,7 @@ VOCAB = 5
 
 
 def write(
-    config: Any,
-    sampling: Sampling,
-    seed: int = 0,
-    eos: tuple[int, ...] = (),
-    vocab: int = VOCAB,
+    config: Any, sampling: Sampling, seed: int = 0, eos: tuple[int, ...] = (), vocab: int = VOCAB
 ) -> Live:
     engine = Engine({"target": Toy(vocab, seed, copy=1.0)}, eos=eos)
     live = engine.add(Request(PROMPT, config, sampling))

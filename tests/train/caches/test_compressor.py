@@ -133,7 +133,7 @@ def test_a_decoder_that_learnt_is_a_model_of_its_own(tmp_path: Path) -> None:
     report = train_compressor(lm, DOCUMENTS, tmp_path / "run", config, quiet=True)
     assert torch.equal(lm.models["target"].hf.state_dict()["model.norm.weight"], before)
     assert report["parameters"] > lm.models["target"].hf.num_parameters()
-    tuned = foretell.load(tmp_path / "run" / "model", dtype="float32", executor="torch")
+    tuned = foretell.load(tmp_path / "run" / "model", dtype="float32", backend="torch")
     kv = f"lclm:folder={tmp_path / 'run' / 'compressor'}"
     question = Contexts([tiny.TEXTS[1]], "A")
     assert tuned.generate(question, "plain", max_new_tokens=4, kv=kv).tokens

@@ -52,12 +52,12 @@ def test_a_setting_decides_what_learns(tmp_path: Path, tune: str) -> None:
     now = lm.models["target"].hf.state_dict()
     assert all(torch.equal(weight, now[name]) for name, weight in before.items())
     assert report["heads"] == {"before": 2, "after": 1}
-    found = foretell.load(tmp_path / "model", executor="torch")
+    found = foretell.load(tmp_path / "model", backend="torch")
     hf: Any = found.models["target"].hf  # type: ignore[attr-defined]
     assert found.models["target"].layout == ((1, 8, 8),) * 2
     other = tmp_path / "before"
     train_kv_heads(lm, DOCUMENTS, other, replace(config, tune="none"), quiet=True)
-    start: Any = foretell.load(other / "model", executor="torch").models["target"]
+    start: Any = foretell.load(other / "model", backend="torch").models["target"]
     same = {
         name for name, weight in start.hf.state_dict().items()
         if torch.equal(weight, hf.state_dict()[name])
@@ -84,7 +84,7 @@ def test_what_is_lost_is_least_where_nothing_hinders_it(tmp_path: Path) -> None:
         config = replace(QUICK, basis=basis, tune="none", merge=4)
         report = train_kv_heads(lm, DOCUMENTS, tmp_path / basis, config, quiet=True)
         lost[basis] = report["lost"]["keys"]
-        loaded = foretell.load(tmp_path / basis / "model", executor="torch")
+        loaded = foretell.load(tmp_path / basis / "model", backend="torch")
         assert loaded.models["target"].layout == ((1, 8, 8),) * 2
     assert lost["svd"] < lost["folded"] < lost["mean"]
     ordinary = json.loads((tmp_path / "folded" / "model" / "config.json").read_text())

@@ -48,7 +48,7 @@ def test_what_adapters_have_learnt_can_be_added_again(block: int, cut: int, tmp_
     base = tiny.save(tiny.llama(num_hidden_layers=3), tmp_path / "base")
     run = {"block": block, "cut": cut, "rate": 0.01, "examples": 16, "batch": 8}
     config = TrainDLM(rank=2, matrix_rate=0.0, **run)  # type: ignore[arg-type]
-    lm = foretell.load(base, dtype="float32", executor="torch")
+    lm = foretell.load(base, dtype="float32", backend="torch")
     train_dlm(tmp_path / "run", config, lm, lists=40, quiet=True)
     made = tmp_path / "made"
     made.mkdir()

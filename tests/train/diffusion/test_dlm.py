@@ -130,7 +130,7 @@ def test_it_learns_and_resumes_to_the_same_weights(
 
 
 def test_what_it_writes_fills_canvases(made: Path) -> None:
-    lm = foretell.load(made / "model", dtype="float32", executor="torch")
+    lm = foretell.load(made / "model", dtype="float32", backend="torch")
     model: Any = lm.models["target"]
     check_read_as_trained(model, Reader(model.hf, 1))
     answer = lm.generate("Copy the list.", "threshold", max_new_tokens=8, ignore_eos=True)
@@ -140,9 +140,7 @@ def test_what_it_writes_fills_canvases(made: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "more",
-    [{}, {"masks": "rate"}, {"objective": "certainty", "certain": 4}, {"block": 5}],
-    ids=str,
+    "more", [{}, {"masks": "rate"}, {"objective": "certainty", "certain": 4}, {"block": 5}], ids=str
 )
 def test_a_step_is_the_same_however_it_is_cut(more: dict[str, Any], tmp_path: Path) -> None:
     """Gradients of texts of three lengths, in forwards of one text and of all."""
@@ -186,7 +184,7 @@ def test_a_model_that_wrote_from_left_to_right_is_converted(
     sizes = [p.numel() for p in lm.models["target"].hf.parameters()]  # type: ignore[attr-defined]
     adapted = 2 * 2 * (2 * (32 + 32) + 2 * (32 + 16) + 3 * (32 + 48))  # layers, rank, matrices
     assert report["parameters"] == (adapted if rank else sum(sizes) + 2 * 32), "a mask has two rows"
-    again = foretell.load(tmp_path / "run" / "model", dtype="float32", executor="torch")
+    again = foretell.load(tmp_path / "run" / "model", dtype="float32", backend="torch")
     model: Any = again.models["target"]
     assert (model.mask_id, model.shift, model.vocab) == (vocab, 1, vocab + 1)
     assert again.tokenizer.mask_token_id == vocab
@@ -208,7 +206,7 @@ def test_certainty_is_learnt_on_its_own_answers(
     config = replace(TUNED, objective="certainty", certain=8, longest=8, window=200)
 
     def start() -> foretell.LM:
-        return foretell.load(made / "model", dtype="float32", executor="torch")
+        return foretell.load(made / "model", dtype="float32", backend="torch")
 
     train_dlm(tmp_path / "run", config, start(), own=40, quiet=True)
     kept = load_file(tmp_path / "run" / "own.safetensors")

@@ -44,15 +44,7 @@ from foretell.train.heads.head_report import hit_shares, mean_overlaps
 from tests.models.decoder.families import tiny
 
 PROMPT, LENGTH = 4, 24
-SETTINGS = TrainHead(
-    tokens=512,
-    batch=64,
-    micro=64,
-    window=32,
-    common=60,
-    depths=2,
-    warmup=2,
-)
+SETTINGS = TrainHead(tokens=512, batch=64, micro=64, window=32, common=60, depths=2, warmup=2)
 
 
 @cache
@@ -74,10 +66,7 @@ def greedy(prompt: list[int]) -> answers.Text:
         logprobs.append(top.values.tolist())
         tokens.append(best[-1][0])
     return answers.Text(
-        np.array(tokens, np.int32),
-        PROMPT,
-        np.array(best, np.int32),
-        np.array(logprobs, np.float16),
+        np.array(tokens, np.int32), PROMPT, np.array(best, np.int32), np.array(logprobs, np.float16)
     )
 
 

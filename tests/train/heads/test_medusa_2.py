@@ -38,15 +38,7 @@ from tests.train.test_processes import apart, together
 
 PROMPT, LENGTH = 3, 20
 SETTINGS = TrainMedusa2(
-    rank=4,
-    alpha=4,
-    tokens=256 * 3,
-    batch=256,
-    micro=128,
-    window=32,
-    common=40,
-    depths=2,
-    warmup=2,
+    rank=4, alpha=4, tokens=256 * 3, batch=256, micro=128, window=32, common=40, depths=2, warmup=2
 )
 
 

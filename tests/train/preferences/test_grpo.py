@@ -49,7 +49,7 @@ QUICK = TrainGrpo(
     micro=6,
     precision="float32",
 )
-OPTIONS: dict[str, Any] = {"dtype": "float32", "executor": "torch"}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "backend": "torch"}
 PROMPTS = [Question((number, number + 1), Letters()) for number in range(5, 14)]
 
 

@@ -20,13 +20,7 @@ from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
 from foretell.engine.scheduler import FairPlan
 from foretell.errors import BadConfig, PromptTooLong, RequestFailed
-from foretell.train.preferences.pairs import (
-    Search,
-    pair_of,
-    read_pairs,
-    row_of,
-    write_pairs,
-)
+from foretell.train.preferences.pairs import Search, pair_of, read_pairs, row_of, write_pairs
 from foretell.train.preferences.preferences import Reader
 from tests import tiny
 from tests.speaking import Speaking, spell, tokens_of

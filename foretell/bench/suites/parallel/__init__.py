@@ -12,14 +12,4 @@ from foretell.bench.suites.parallel.runner import (
     tables,
 )
 
-__all__ = [
-    "CANVASES",
-    "TAKES",
-    "WAYS",
-    "begin",
-    "failures",
-    "html",
-    "prepare",
-    "run",
-    "tables",
-]
+__all__ = ["CANVASES", "TAKES", "WAYS", "begin", "failures", "html", "prepare", "run", "tables"]

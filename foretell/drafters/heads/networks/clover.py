@@ -92,11 +92,7 @@ class Clover(Recurrent):
         take_norm(self.norm, target.loop.norm)
 
     def text_vectors(
-        self,
-        states: torch.Tensor,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
+        self, states: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         h = self.entry(states, embedded)
         rotation = self.rotation(positions)

@@ -90,11 +90,7 @@ class Hydra(Recurrent):
             nn.init.zeros_(self.prefix.mlp.down_proj.weight)
 
     def text_vectors(
-        self,
-        states: torch.Tensor,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
+        self, states: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         if self.prefix is None:
             return states

@@ -120,11 +120,7 @@ class MlpSpeculator(Recurrent):
             take_norm(self.norm, target.loop.norm)
 
     def text_vectors(
-        self,
-        states: torch.Tensor,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
+        self, states: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         if self.stages is None:
             return unit_length(states) / math.sqrt(2)

@@ -81,7 +81,7 @@ class HeadModel(Model):
         self.tokens = self.output.tokens
         if is_packed and NativeLayer.suits_head(self):
             self.native = NativeLayer(self)
-            self.usual_executor = "native"
+            self.usual_backend = "native"
             # The library hands states on below the root without a norm in front of the stream.
             grows = shape is not None and not head.stream_normed
             self.caps = HeadModel.caps | ({"grows"} if grows else set())

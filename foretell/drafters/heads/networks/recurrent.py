@@ -43,11 +43,7 @@ class Recurrent(Head):
         return (self.config.target.layers,) * self.room
 
     def text_vectors(
-        self,
-        states: torch.Tensor,
-        embedded: torch.Tensor,
-        positions: torch.Tensor,
-        attend: Attend,
+        self, states: torch.Tensor, embedded: torch.Tensor, positions: torch.Tensor, attend: Attend
     ) -> torch.Tensor:
         """Vectors (..., E) of nodes of the text, for the target's states before them (..., E)."""
         raise NotImplementedError

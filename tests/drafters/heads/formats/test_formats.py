@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.backends.native import NativeExecutor
+from foretell.backends.native import NativeBackend
 from foretell.drafters.heads.attach import head_model
 from foretell.drafters.heads.formats.reading import check_taps, list_formats, load_any_head
 from foretell.drafters.heads.networks.folder import build_head, save_head, target_shape
@@ -49,7 +49,7 @@ def packed_target() -> Decoder:
     hf = families.tiny("llama", dtype=torch.bfloat16, tie_word_embeddings=True, **sizes)
     packed.pack_layers(hf, "int8")
     model = Decoder(hf, "llama", fused_blocks)
-    model.use(NativeExecutor)
+    model.use(NativeBackend)
     return model
 
 
@@ -329,10 +329,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "missing matrix": (lambda c, t: t.pop("lm_head.weight"), "lacks lm_head.weight"),
     "missing map": (lambda c, t: t.pop("d2t"), "lacks d2t"),
     "unknown": (lambda c, t: t.update(lstm=torch.ones(2)), "has lstm, which"),
-    "shape": (
-        lambda c, t: t.update({"norm.weight": torch.ones(31)}),
-        r"norm.weight is \(31,\)",
-    ),
+    "shape": (lambda c, t: t.update({"norm.weight": torch.ones(31)}), r"norm.weight is \(31,\)"),
     "rows": (
         lambda c, t: t.update({"lm_head.weight": torch.ones(39, 32)}),
         "lm_head.weight has 39 rows",

@@ -192,7 +192,7 @@ def test_tokens_are_those_of_plain_decoding_alone_and_beside_others(
 def test_nodes_keep_their_bits_in_the_library(kind: str, dtype: str, tmp_path: Path) -> None:
     """Also where their layers run in two forwards: the state in between is not rounded."""
     model: Any = foretell.load("demo", dtype=dtype).models["target"]
-    assert model.usual_executor == "native" and model.exact_bits
+    assert model.usual_backend == "native" and model.exact_bits
     made = build_head(kind, target_shape(model))
     made.take_weights(model)
     save_head(made, None, tmp_path, model, {})

@@ -163,7 +163,7 @@ def test_where_none_ships_the_command_that_makes_one_is_named() -> None:
 @pytest.mark.parametrize("method", ["eagle", "eagle2", "eagle3"])
 def test_texts_are_those_of_plain_decoding(method: str, tmp_path: Path) -> None:
     """In float32, with random weights."""
-    lm = foretell.load("demo", dtype="float32", device="cpu", executor="torch")
+    lm = foretell.load("demo", dtype="float32", device="cpu", backend="torch")
     decoder = lm.models["target"]
     kind = "eagle" if method == "eagle2" else method
     head = build_head(kind, target_shape(decoder))

@@ -51,7 +51,7 @@ def packed(form: str) -> Decoder:
                 p.mul_(0.4)
     pack_layers(hf, form)
     decoder = Decoder(hf, f"packed {form}", accelerate=fused_blocks)
-    decoder.use(native.make_executor)
+    decoder.use(native.make_backend)
     return decoder
 
 
@@ -282,7 +282,7 @@ def test_a_head_drafts_behind_shared_rows_as_behind_its_own(
 
 
 def test_a_long_prompt_in_pieces_is_drafted_as_whole() -> None:
-    lm = foretell.load("demo", dtype="float32", device="cpu", executor="torch")
+    lm = foretell.load("demo", dtype="float32", device="cpu", backend="torch")
     target: Any = lm.models["target"]
     prompt = [(11 * i + i * i) % 8000 for i in range(600)]
     drafter = Eagle3(depth=3, breadth=2, total=5)

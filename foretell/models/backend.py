@@ -1,8 +1,8 @@
-"""What computes a Decoder's forward in torch's place: an executor, and what it returns.
+"""What computes a Decoder's forward in torch's place: a backend, and what it returns.
 
-An executor stores the keys and values of the new nodes in the jobs' caches and returns logits and
+A backend stores the keys and values of the new nodes in the jobs' caches and returns logits and
 hidden states. It takes plain jobs only; for anything it cannot compute it returns None, and torch
-computes these jobs on the same caches. `registry.py` finds executors by their files' names.
+computes these jobs on the same caches. `registry.py` finds backends by their files' names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from foretell.cache.job import Job
 from foretell.core.model import Computed
 
 
-class Executor(Protocol):
+class Backend(Protocol):
     """Computes forwards in torch's place.
 
     `name`: the name of its file, as users give it. `size`: nodes that the last forward computed,
@@ -27,7 +27,7 @@ class Executor(Protocol):
     attention a cache policy computes. `takes_canvases`: and positions of canvases. `sizes`: the
     numbers of nodes that forwards are padded to, () if any number is computed as it is.
     `most_jobs`: how many jobs it takes in one forward, 0: any number; more are torch's.
-    `fallback`: the executor of what this one leaves, None: torch.
+    `fallback`: the backend of what this one leaves, None: torch.
     """
 
     name: str
@@ -39,10 +39,10 @@ class Executor(Protocol):
     takes_canvases: bool = False
     most_jobs: int = 0
     sizes: tuple[int, ...]
-    fallback: Executor | None
+    fallback: Backend | None
 
     def cache(self) -> Cache:
-        """An empty cache whose rows this executor, its fallback and torch can read and write."""
+        """An empty cache whose rows this backend, its fallback and torch can read and write."""
 
     def warm(self, job: Job, taps: Sequence[int] = ()) -> None:
         """Builds what this job needs, before its forward is timed. By default there is nothing."""
@@ -63,9 +63,9 @@ def join_results(results: Sequence[Computed]) -> Computed:
         return results[0]
     shared_taps = set.intersection(*(set(result.hidden) for result in results))
     hidden = {tap: torch.cat([result.hidden[tap] for result in results]) for tap in shared_taps}
-    executor_names = "+".join(dict.fromkeys(result.computed_by for result in results))
+    backend_names = "+".join(dict.fromkeys(result.computed_by for result in results))
     logits = torch.cat([result.logits for result in results])
-    return Computed(logits, hidden, executor_names, sum(result.width for result in results))
+    return Computed(logits, hidden, backend_names, sum(result.width for result in results))
 
 
 def interleave_results(jobs: Sequence[Job], *groups: tuple[Sequence[Job], Computed]) -> Computed:

@@ -1,4 +1,4 @@
-"""Executors are found by their files' names, and their order is what the files declare."""
+"""Backends are found by their files' names, and their order is what the files declare."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.models import executors as registry
-from foretell.models.executor import Executor
+from foretell.models import backends as registry
+from foretell.models.backend import Backend
 
 
-def test_the_executors_of_a_device_in_the_order_they_are_tried() -> None:
-    assert registry.executor_names() == ["openvino", "onnxruntime", "native", "graphs"]
-    assert registry.executor_names("cpu") == ["openvino", "onnxruntime", "native"]
-    assert registry.executor_names("cuda") == ["graphs"]
-    assert registry.executor_names("mps") == []
+def test_the_backends_of_a_device_in_the_order_they_are_tried() -> None:
+    assert registry.backend_names() == ["openvino", "onnxruntime", "native", "graphs"]
+    assert registry.backend_names("cpu") == ["openvino", "onnxruntime", "native"]
+    assert registry.backend_names("cuda") == ["graphs"]
+    assert registry.backend_names("mps") == []
     assert registry.device_of("graphs") == "cuda"
 
 
-@pytest.mark.parametrize("name", registry.executor_names())
+@pytest.mark.parametrize("name", registry.backend_names())
 def test_a_file_holds_what_it_declares_and_what_is_asked_of_it(name: str) -> None:
     module = registry.load_runtime(name)
-    assert registry.declared_executors()[name] == (module.DEVICE, module.PRIORITY)
+    assert registry.declared_backends()[name] == (module.DEVICE, module.PRIORITY)
     assert module.DTYPE is None or isinstance(module.DTYPE, torch.dtype)
-    assert callable(module.make_executor) and callable(module.suits_model)
+    assert callable(module.make_backend) and callable(module.suits_model)
     assert isinstance(module.WHOLE, bool)
     assert not module.WHOLE or callable(module.prepare_model)
 
 
-def test_a_name_that_is_no_executor_s() -> None:
+def test_a_name_that_is_no_backend_s() -> None:
     for find in (registry.load_runtime, registry.device_of):
         with pytest.raises(BadConfig, match="'pool': must be one of openvino, onnxruntime, native"):
             find("pool")
@@ -41,7 +41,7 @@ def test_a_name_that_is_no_executor_s() -> None:
 
 def test_listing_imports_no_runtime() -> None:
     code = (
-        "import sys; from foretell.models import executors; executors.executor_names(); "
+        "import sys; from foretell.models import backends; backends.backend_names(); "
         "print(sorted({'openvino', 'onnxruntime', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -54,19 +54,19 @@ def test_a_new_file_is_found_and_edits_no_list(
     backends = tmp_path / "backends"
     backends.mkdir()
     (backends / "fast.py").write_text('"""Fast."""\n\nDEVICE = "cpu"\nPRIORITY = 3\nDTYPE = None\n')
-    (backends / "helper.py").write_text('"""No executor."""\nDEVICES = "cpu"\n')
+    (backends / "helper.py").write_text('"""No backend."""\nDEVICES = "cpu"\n')
     (backends / "_private.py").write_text('DEVICE = "cpu"\nPRIORITY = 1\n')
     monkeypatch.setattr(registry, "PACKAGE", tmp_path)
-    registry.declared_executors.cache_clear()
+    registry.declared_backends.cache_clear()
     try:
-        assert registry.executor_names() == ["fast"] and registry.device_of("fast") == "cpu"
+        assert registry.backend_names() == ["fast"] and registry.device_of("fast") == "cpu"
     finally:
         monkeypatch.undo()
-        registry.declared_executors.cache_clear()
+        registry.declared_backends.cache_clear()
 
 
 class Suits:
-    """In place of an executor's module."""
+    """In place of a backend's module."""
 
     def __init__(self, suits: bool, whole: bool = False):
         self.answer = suits
@@ -76,7 +76,7 @@ class Suits:
         return self.answer
 
 
-def test_which_executors_are_tried_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_which_backends_are_tried_for_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {
         "openvino": Suits(True),
         "onnxruntime": Suits(False),
@@ -97,8 +97,8 @@ def test_which_executors_are_tried_for_a_model(monkeypatch: pytest.MonkeyPatch) 
     assert tried("cpu") == ["openvino", "onnxruntime"]
 
 
-class Fake(Executor):
-    def __init__(self, name: str, fallback: Executor | None = None):
+class Fake(Backend):
+    def __init__(self, name: str, fallback: Backend | None = None):
         self.name = name
         self.fallback = fallback
         self.size = 0
@@ -114,14 +114,14 @@ class Fake(Executor):
         return None
 
 
-def test_the_order_to_make_executors_in() -> None:
+def test_the_order_to_make_backends_in() -> None:
     assert registry.fallback_order(None) == []
     assert registry.fallback_order(Fake("b", Fake("a"))) == ["a", "b"]
     Fake("a").warm(None)  # type: ignore[arg-type]  # nothing to do, by default
 
 
 def test_those_that_compute_everything_are_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    modules = {name: Suits(True, whole=name == "native") for name in registry.executor_names()}
+    modules = {name: Suits(True, whole=name == "native") for name in registry.backend_names()}
     monkeypatch.setattr(registry, "load_runtime", modules.__getitem__)
 
     def tried(wanted: str = "auto", device: str = "cpu") -> list[str]:

@@ -1,4 +1,4 @@
-"""No executor computes what it cannot see: policies, prefixes, evicted rows under windows."""
+"""No backend computes what it cannot see: policies, prefixes, evicted rows under windows."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.backends.graphs import GraphsExecutor
-from foretell.backends.onnxruntime import OnnxRuntimeExecutor
-from foretell.backends.openvino import OpenVinoExecutor
+from foretell.backends.graphs import GraphsBackend
+from foretell.backends.onnxruntime import OnnxRuntimeBackend
+from foretell.backends.openvino import OpenVinoBackend
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.model import Computed
@@ -21,9 +21,9 @@ from foretell.core.request import Request
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask, Sampling
 from foretell.errors import Unsupported
+from foretell.models.backend import Backend
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
-from foretell.models.executor import Executor
 from foretell.spec import build_cache_policy
 from foretell.strategies.plain import Plain
 from tests import laws
@@ -40,14 +40,14 @@ def missing(*names: str) -> bool:
 
 
 MAKERS: list[Any] = [
-    pytest.param(partial(GraphsExecutor, record=None), id="graphs"),
+    pytest.param(partial(GraphsBackend, record=None), id="graphs"),
     pytest.param(
-        OpenVinoExecutor,
+        OpenVinoBackend,
         id="openvino",
         marks=pytest.mark.skipif(missing("openvino"), reason="openvino is not installed"),
     ),
     pytest.param(
-        OnnxRuntimeExecutor,
+        OnnxRuntimeBackend,
         id="onnxruntime",
         marks=pytest.mark.skipif(
             missing("onnx", "onnxruntime"), reason="onnx and onnxruntime are not installed"
@@ -58,10 +58,10 @@ makers = pytest.mark.parametrize("make", MAKERS)
 families = pytest.mark.parametrize("family", ["llama", "mistral"])  # without and with windows
 
 
-class Counting(Executor):
-    """An executor that notes which jobs it was given, and which of them it computed."""
+class Counting(Backend):
+    """A backend that notes which jobs it was given, and which of them it computed."""
 
-    def __init__(self, inner: Executor):
+    def __init__(self, inner: Backend):
         self.inner = inner
         self.given: list[Job] = []
         self.computed: list[Job] = []
@@ -97,23 +97,23 @@ def by_torch(family: str) -> Decoder:
 def quick(family: str, make: Any) -> Decoder:
     model = Decoder(tiny(family, head_dim=16), family, fused_blocks)
     model.use(make)
-    assert model.executor is not None
-    model.executor = Counting(model.executor)
+    assert model.backend is not None
+    model.backend = Counting(model.backend)
     return model
 
 
 def counted(model: Decoder) -> Counting:
-    assert isinstance(model.executor, Counting)
-    model.executor.given, model.executor.computed = [], []
-    model.executor.evicted = 0
-    return model.executor
+    assert isinstance(model.backend, Counting)
+    model.backend.given, model.backend.computed = [], []
+    model.backend.evicted = 0
+    return model.backend
 
 
 @families
 @makers
 @pytest.mark.parametrize("policy", [Sparse, Rounded])
 def test_attention_of_its_own_is_torchs(family: str, make: Any, policy: Any) -> None:
-    """Beside a plain request, which the executor goes on to compute."""
+    """Beside a plain request, which the backend goes on to compute."""
     model, slow = quick(family, make), by_torch(family)
     strategy = laws.build("suffix")
     mine = Request(TEXT, strategy, GREEDY, policy=policy())
@@ -185,8 +185,8 @@ def test_a_shared_prefix_is_torchs(make: Any) -> None:
     assert seen.computed and all(job.plain for job in seen.given)
 
 
-def test_an_executor_that_ignores_policies_would_be_noticed() -> None:
-    """The slip: all jobs called plain, the executor computes them as if they had no policy."""
+def test_an_backend_that_ignores_policies_would_be_noticed() -> None:
+    """The slip: all jobs called plain, the backend computes them as if they had no policy."""
     model, slow = quick("llama", MAKERS[0].values[0]), by_torch("llama")
     request = Request(TEXT, Plain(), GREEDY, policy=Sparse())
     want = run({"target": slow}, request)[0].ctx.output
@@ -204,12 +204,12 @@ def test_positions_far_beyond_the_rows(make: Any) -> None:
     """A few rows of a long text: rotations are those of positions, not of rows."""
     text = [(7 * i + i * i) % 90 for i in range(400)]
     rows = []
-    for executor in (None, make):
+    for backend in (None, make):
         model = Decoder(
             tiny("llama", head_dim=16, max_position_embeddings=2048), "far", fused_blocks
         )
-        if executor is not None:
-            model.use(executor)
+        if backend is not None:
+            model.use(backend)
         held = model.cache()
         held.use(Evictor())
         whole = False
@@ -240,8 +240,8 @@ def test_heads_with_rows_of_their_own_stay_on_it(make: Any, spec: str) -> None:
 @torch.inference_mode()
 def test_openvino_hides_no_row_of_a_head_from_one_node_alone() -> None:
     """Whatever the mask is: why heads that stream, whose nodes miss other rows, are refused."""
-    model = quick("llama", OpenVinoExecutor)
-    assert isinstance(model.executor, Counting)
+    model = quick("llama", OpenVinoBackend)
+    assert isinstance(model.backend, Counting)
     held = model.cache()
     job, _ = held.prepare(Ask(TokenTree(TEXT[-1]), rows=()), TEXT, 99)
     model.forward([job])
@@ -254,7 +254,7 @@ def test_openvino_hides_no_row_of_a_head_from_one_node_alone() -> None:
         rows = []
         for moved in (0.0, 2.0):
             held.v[0][0, 4] += moved
-            computed = model.executor([job], 1)
+            computed = model.backend([job], 1)
             assert computed is not None and job.start == held.base == before
             rows.append(computed.logits.clone())
         held.v[0][0, 4] -= 2.0
@@ -266,9 +266,9 @@ def test_openvino_hides_no_row_of_a_head_from_one_node_alone() -> None:
 @pytest.mark.parametrize("name", ["duo-attention", "lserve"])
 def test_heads_that_stream_are_refused_where_they_cannot_be_computed(name: str) -> None:
     class Named(Decoder):
-        usual_executor = "openvino"  # type: ignore[assignment]
+        usual_backend = "openvino"  # type: ignore[assignment]
 
     found = Named(tiny("llama", head_dim=16), "quick", fused_blocks)
-    with pytest.raises(Unsupported, match=rf"kv={name} cannot run on quick: .*executor='torch'"):
+    with pytest.raises(Unsupported, match=rf"kv={name} cannot run on quick: .*backend='torch'"):
         small(name).build_named(found)
     assert replace(small(name), sparsity=0.0).build_named(found).name == name  # type: ignore[call-arg]

@@ -1,11 +1,11 @@
-"""What executors return."""
+"""What backends return."""
 
 from __future__ import annotations
 
 import torch
 
 from foretell.core.model import Computed
-from foretell.models.executor import join_results
+from foretell.models.backend import join_results
 
 
 def test_results_of_several_forwards_are_one() -> None:
