@@ -70,7 +70,7 @@ def card(name: str, kind: str | None = None) -> Card:
 
 
 def _split_docstring(docstring: str) -> tuple[list[str], dict[str, str], list[str]]:
-    """Returns (lines before the labels, text behind each label, items of the list behind
+    """Returns (lines before the labels, text after each label, items of the list after
     Differs).
     """
     prose_lines: list[str] = []

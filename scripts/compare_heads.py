@@ -31,7 +31,7 @@ class Measured:
     """Of one head."""
 
     report: dict[str, Any]
-    # By number of nodes, of each prompt: tokens behind the first, and forwards.
+    # By number of nodes, of each prompt: tokens after the first, and forwards.
     tokens: dict[int, list[int]] = field(default_factory=dict)
     steps: dict[int, list[int]] = field(default_factory=dict)
 

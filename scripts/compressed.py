@@ -1,8 +1,8 @@
-"""Bits a byte behind contexts that a trained encoder has compressed.
+"""Bits a byte after contexts that a trained encoder has compressed.
 
     python scripts/compressed.py --kind arc-encoder --folder runs/arc/compressor --text books.jsonl
 
-Every text is cut into a context and what follows it. Its bits are measured behind the full context,
+Every text is cut into a context and what follows it. Its bits are measured after the full context,
 none, as many of the context's last tokens as there are rows, and the rows.
 """
 
@@ -25,7 +25,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--text", required=True)
     parser.add_argument("--length", type=int, default=256, help="tokens of a context")
-    parser.add_argument("--following", type=int, default=128, help="tokens behind it")
+    parser.add_argument("--following", type=int, default=128, help="tokens after it")
     parser.add_argument("--texts", type=int, default=64)
     given = parser.parse_args()
     lm = foretell.load(given.model, dtype="float32", backend="torch")

@@ -3,7 +3,7 @@
     python scripts/damage.py
     python scripts/damage.py heads gguf --mutations 5000 --seed 1
 
-Every file is small and was right before. A mutation changes bytes anywhere, or, behind a header
+Every file is small and was right before. A mutation changes bytes anywhere, or, after a header
 that stays right, numbers of tensors and fields of configurations. Whatever is read in spite of it
 drafts or computes, with the C library where it is built. Each reading must end in seconds with a
 model, or in one line of `foretell.errors`. `make sanitize` runs it with a C library that watches
@@ -169,7 +169,7 @@ def target() -> Any:
 
 
 def drafted(engine: Any, drafter: Any, tokens: int = 6) -> None:
-    """A few tokens behind a text. Raises what ended them."""
+    """A few tokens after a text. Raises what ended them."""
     from foretell.core.request import Request
     from foretell.core.types import Sampling
     from foretell.speculation.strategy import Speculative

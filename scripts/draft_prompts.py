@@ -7,7 +7,7 @@ The card of that model has the whole command. FOLDER holds public sets as JSON l
 that are there: spec_bench (`turns`), gsm8k (`question`), mbpp_sanitized and humaneval (`prompt`),
 and books and documents (`text`). Beside these come functions of installed packages with their
 docstrings, to be completed, and questions about many topics. With `--copies N` there are N more,
-whose answers repeat much of them: texts to be changed a little, questions behind passages,
+whose answers repeat much of them: texts to be changed a little, questions after passages,
 translations. What the package ships for measuring, `foretell/assets/prompts`, is left out: the
 prompts themselves, what has 13 words in a row with one of them, and every function of a name that
 occurs in them.

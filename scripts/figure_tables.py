@@ -86,7 +86,7 @@ def beside_plain(found: dict[str, Any]) -> str:
 
 
 def serving(found: dict[str, Any]) -> str:
-    """Tokens a second by clients, with drafts and without, and behind one beginning."""
+    """Tokens a second by clients, with drafts and without, and after one beginning."""
     parts = [where(found)]
     for title, levels in found["levels"].items():
         clients = sorted({level["clients"] for level in levels})
@@ -108,7 +108,7 @@ def serving(found: dict[str, Any]) -> str:
 
 
 def batch(found: dict[str, Any]) -> str:
-    """A file of chats behind one system prompt, by method."""
+    """A file of chats after one system prompt, by method."""
     rows = []
     for method, runs in found["runs"].items():
         speeds = ", ".join(f"{run['tokens_per_s']:.1f}" for run in runs)
@@ -118,7 +118,7 @@ def batch(found: dict[str, Any]) -> str:
 
 
 def kv(found: dict[str, Any]) -> str:
-    """Milliseconds a token behind a long prompt, by cache policy and format."""
+    """Milliseconds a token after a long prompt, by cache policy and format."""
     head = ["cache policy"]
     for dtype in found["seconds"]:
         head += [f"{BITS[dtype]}, ms a token", "times as quick as the full cache"]

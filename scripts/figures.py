@@ -45,9 +45,9 @@ MODEL = "smollm2"
 THREADS = "2"
 PORT = 8731
 POLICIES = ("", "snapkv:budget=1024", "streaming-llm:sinks=4,window=1020,every=64")
-LONG = 7900  # tokens of the prompt that cache policies are timed behind
-ANSWER = 80  # tokens written behind it
-QUESTIONS = 24  # of the batch behind one system prompt
+LONG = 7900  # tokens of the prompt that cache policies are timed after
+ANSWER = 80  # tokens written after it
+QUESTIONS = 24  # of the batch after one system prompt
 FEW = 4  # prompts of each kind
 RULES = 80  # lines of that prompt, some 12 tokens each
 DOCUMENTS = {"engines": "real.json"}  # of others: NAME.json
@@ -178,14 +178,14 @@ def served(keys: Path, *options: str) -> Iterator[str]:
 
 
 def serving(folder: Path) -> dict[str, Any]:
-    """Our server under load, with speculation and without, alone and behind one beginning."""
+    """Our server under load, with speculation and without, alone and after one beginning."""
     keys = folder / "keys.txt"
     keys.write_text("".join(f"k-{secrets.token_hex(12)}\n" for _ in range(99)))
     keys.chmod(0o600)
     loads = {
         "8 bits": ("int8", ["--clients", "1,2,4,8,16,32", "--rounds", "2", "--requests", "3"]),
         "16 bits": ("bfloat16", ["--clients", "1,4,16", "--rounds", "1", "--requests", "3"]),
-        "8 bits behind 1,200 words": (
+        "8 bits after 1,200 words": (
             "int8",
             ["--clients", "1,8,16", "--prefix", "1200", "--rounds", "1", "--requests", "2"],
         ),
@@ -206,7 +206,7 @@ def serving(folder: Path) -> dict[str, Any]:
 
 
 def batch(folder: Path) -> dict[str, Any]:
-    """`foretell batch`: chats behind one system prompt, by method, in turns."""
+    """`foretell batch`: chats after one system prompt, by method, in turns."""
     source = folder / "requests.jsonl"
     texts = (ROOT / "foretell" / "assets" / "texts" / "questions.jsonl").read_text("utf-8")
     rules = "\n".join(f"Rule {i}: be brief, be kind, and say so if unsure." for i in range(RULES))
@@ -233,7 +233,7 @@ def batch(folder: Path) -> dict[str, Any]:
                 )
                 told.write_text(said)
             runs.setdefault(method, []).append(told_of(told.read_text()))
-    how = f"{QUESTIONS} chats behind one system prompt, at most 64 tokens each, 8 bits, greedy."
+    how = f"{QUESTIONS} chats after one system prompt, at most 64 tokens each, 8 bits, greedy."
     return {"about": about(how), "runs": runs}
 
 
@@ -246,7 +246,7 @@ def told_of(said: str) -> dict[str, float]:
 
 
 def kv(folder: Path) -> dict[str, Any]:
-    """Plain decoding behind a long prompt, by cache policy and format, in turns."""
+    """Plain decoding after a long prompt, by cache policy and format, in turns."""
     seconds: dict[str, dict[str, list[float]]] = {}
     for dtype in ("int8", "bfloat16"):
         path = folder / f"{dtype}.json"

@@ -3,7 +3,7 @@
     python scripts/long_text.py --tokens 8000,100000 --depths 0.3,0.7 --threads 2 \\
         --kv "infllm:dir=/tmp" --kv "streaming-llm:window=4096" --json runs/long_text.json
 
-A pass key is planted in a text at each depth and asked for behind it. Of every answer it notes
+A pass key is planted in a text at each depth and asked for after it. Of every answer it notes
 whether the key is in it, the seconds of the prompt and of a step (the median), the most memory that
 lay in RAM meanwhile (mapped files counted, /proc/self/statm, so Linux only), and the most that lay
 in the folder of a policy's `dir`. Answers that --json holds already are not asked for again. Speed

@@ -70,7 +70,7 @@ def tokens_of(turns: Sequence[Turn]) -> list[int]:
 
 
 class Speaking(Toy):
-    """Its law behind an answer's beginning is the script's."""
+    """Its law after an answer's beginning is the script's."""
 
     recipe = None  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Many requests leave nothing behind in an engine; and the script that measures it on a real
+"""Many requests leave nothing after in an engine; and the script that measures it on a real
 model.
 """
 

@@ -1,11 +1,11 @@
-"""A prompt of several contexts that are read apart, each behind the same prefix: `Contexts`.
+"""A prompt of several contexts that are read apart, each after the same prefix: `Contexts`.
 
     prefix | context 1
            | context 2            | question
            | the longest context  |
 
 Which policy reads them, and how, is `kv/encoded/ape.py`. Others read each of them as a few rows
-that a trained encoder makes, one behind the other: `kv/encoded/arc_encoder.py`,
+that a trained encoder makes, one after the other: `kv/encoded/arc_encoder.py`,
 `kv/encoded/lclm.py`.
 """
 
@@ -28,7 +28,7 @@ MARK = "\ue000contexts\ue000"  # where a chat template puts them: characters for
 
 @dataclass(frozen=True)
 class Contexts:
-    """`question` stands behind all contexts: a text, token ids, or chat messages, in the last of
+    """`question` follows all contexts: a text, token ids, or chat messages, in the last of
     which the contexts stand before what it says. `prefix` stands before each of them; left out, it
     is what the tokenizer puts before any prompt, or what the chat has before the contexts.
     `expand`: numbers of contexts, from 1, which stand before the question as plain text too.

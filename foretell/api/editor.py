@@ -1,14 +1,14 @@
 """A text that is edited while its rows are kept: `LM.editor`.
 
 After an edit only the tokens that were replaced are computed, over the text before them. What
-stands behind them keeps its rows; their keys are turned to their new positions, so every position
-is right. What a recomputed text would have is another thing: the rows behind an edit still tell of
+follows them keeps its rows; their keys are turned to their new positions, so every position
+is right. What a recomputed text would have is another thing: the rows after an edit still tell of
 the text as it was when they were computed.
 
 Paper: He et al., Let the Code LLM Edit Itself When You Edit the Code, arXiv:2407.03157
-Guarantee: lossy: rows behind an edit are those of the text before it; nothing is lost where
-nothing stands behind it
-Cost: the replaced tokens, once, and a turn of the keys behind them
+Guarantee: lossy: rows after an edit are those of the text before it; nothing is lost where
+nothing follows it
+Cost: the replaced tokens, once, and a turn of the keys after them
 Needs: rotary positions
 Differs:
 - any number of edits follow each other, each can be taken back, and keys are always turned from
@@ -68,7 +68,7 @@ class Edit:
     start: int  # tokens before it, whose rows stay
     stop: int  # end of the tokens that it replaced
     computed: int  # tokens in their place
-    kept: int  # tokens behind it, whose rows are kept
+    kept: int  # tokens after it, whose rows are kept
 
     @property
     def saved(self) -> float:
@@ -160,7 +160,7 @@ class Editor:
             self._undos.pop()
 
     def complete(self, **options: Any) -> Output:
-        """Generates what the model writes behind the text.
+        """Generates what the model writes after the text.
 
         Options are those of `LM.generate`, except `method`, which the editor has, and `kv`.
         """
@@ -193,7 +193,7 @@ class Editor:
         return Edit(start, stop, end - start, kept_count)
 
     def _compute_rows(self, tokens: Sequence[int], prefix: Segment | None) -> Segment:
-        """The rows of these tokens behind those of `prefix`."""
+        """The rows of these tokens after those of `prefix`."""
         target = self.lm.models["target"]
         cache = target.cache()
         if self._taps:
@@ -208,7 +208,7 @@ class Editor:
         while not is_complete:
             job, is_complete = cache.prepare(ask, tokens, CHUNK)
             target.forward([job])
-        # A cache keeps all but the newest token, so another one stands behind them.
+        # A cache keeps all but the newest token, so another one follows them.
         computed = cache.share_rows([*tokens, 0])
         cache.drop()
         return part_of(computed, start, len(tokens))

@@ -241,7 +241,7 @@ class LM:
 
     def fill(self, parts: Sequence[str | int], method: Method = "auto", **sampling: Any) -> Output:
         """Fills the gaps of a text with a model that fills canvases. `parts`: texts, and numbers of
-        missing tokens between them. The answer is all that stands behind the first text.
+        missing tokens between them. The answer is all that follows the first text.
         """
         prompt, canvas = self._text.with_gaps(parts)
         options = {"max_new_tokens": len(canvas), "ignore_eos": True, **sampling}
@@ -464,7 +464,7 @@ class LM:
 
     def save_stores(self, folder: str | Path) -> list[Path]:
         """Writes what drafters have learnt into a folder; returns the files. Raises BadFile where
-        they cannot be written, and then leaves none behind.
+        they cannot be written, and then leaves none after.
         """
         return self.driver.run(lambda: stores.save_stores(self.engine, Path(folder)))
 

@@ -56,7 +56,7 @@ class Piece:
     stats: Stats | None = None  # on the last piece of an answer
     logprobs: list[dict[str, Any]] | None = None  # of each token, as in an Output
     step: TraceStep | None = None  # with trace=True: the step that the tokens came from
-    # What stands behind the prompt for now, where a method fills it out of order: the places that
+    # What follows the prompt for now, where a method fills it out of order: the places that
     # changed, from 0 on, each with its token, None: masked again. What is final in `tokens` too.
     placed: list[tuple[int, int | None]] = field(default_factory=list)
     length: int | None = None  # places that there are, told with `placed`

@@ -200,7 +200,7 @@ class Text:
 
     def with_gaps(self, parts: Iterable[Any]) -> tuple[list[int], list[int]]:
         """A text with gaps: texts, and numbers of missing tokens. Returns the tokens of its first
-        text, and those behind it, MASKED where they are missing. Raises BadConfig or BadModel.
+        text, and those after it, MASKED where they are missing. Raises BadConfig or BadModel.
         """
         text_parts = [parts] if isinstance(parts, str) else list(parts)
         prompt: list[int] = []
@@ -223,7 +223,7 @@ class Text:
         return prompt, suffix_ids
 
     def chat_around(self, messages: list[dict[str, Any]], mark: str) -> tuple[str, str]:
-        """The text of a chat before and behind the place where its last message begins. `mark`:
+        """The text of a chat before and after the place where its last message begins. `mark`:
         what no message has. Raises BadConfig.
         """
         last_message = messages[-1]
@@ -327,7 +327,7 @@ class Text:
         return sampling
 
     def sample(self, sampling: Sampling, k: int, prompt: Sequence[int], target: Model) -> Sampling:
-        """Sampling of the k-th sample behind a prompt, whose constraint knows the prompt.
+        """Sampling of the k-th sample after a prompt, whose constraint knows the prompt.
 
         Raises BadConfig or Unsupported.
         """

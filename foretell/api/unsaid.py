@@ -26,11 +26,11 @@ class Unsaid:
     pieces: Pieces
 
     def make_processor(self, prompt: int) -> Silence:
-        """The processor of a branch whose output begins behind so many tokens."""
+        """The processor of a branch whose output begins after so many tokens."""
         return Silence(self, prompt)
 
     def completing_tokens(self, written_bytes: bytes, vocab: int) -> list[int]:
-        """The tokens behind which the text would stand, if that is the end of what is before."""
+        """The tokens after which the text would stand, if that is the end of what is before."""
         spelled = _spell_tokens(self.pieces, vocab)
         completing_ids = spelled.tokens_having(self.text)
         begun = written_bytes.find(self.text[:1])

@@ -141,7 +141,7 @@ def _differences(
         row = rows[node]
         if not torch.equal(row, plain_row):
             differences.append(
-                f"node {node} of {len(check.tree)} behind {check.cut} tokens: "
+                f"node {node} of {len(check.tree)} after {check.cut} tokens: "
                 f"{int((row != plain_row).sum())} of {len(plain_row)} logits differ, by at most "
                 f"{float((row - plain_row).abs().max()):.2g}"
             )

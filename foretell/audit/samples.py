@@ -19,7 +19,7 @@ LEVEL = 1e-3  # the smallest p-value that is not a failure
 VARIATION = 0.1  # total variation whose power is reported
 PROMPTS = 4  # whose next tokens are sampled
 DEPTH = 3  # tokens of a text that are compared
-POSITIONS = 8  # compared behind one prompt at most
+POSITIONS = 8  # compared after one prompt at most
 ARRIVALS = 40.0  # samples expected at a position
 BATCH = 64  # requests at a time; later ones draft from what earlier ones taught
 
@@ -100,7 +100,7 @@ def sample_seeds(prompt: int, samples: int) -> range:
 
 
 def check_samples(runs: Runs, name: str, strategy: Strategy, exact: bool) -> Check:
-    """Samples DEPTH tokens behind each of the first PROMPTS prompts, at temperature 1."""
+    """Samples DEPTH tokens after each of the first PROMPTS prompts, at temperature 1."""
     target = runs.lm.models["target"]
     prompts = runs.prompts[:PROMPTS]
     sampling = Sampling(temperature=1.0)
@@ -145,7 +145,7 @@ def check_samples(runs: Runs, name: str, strategy: Strategy, exact: bool) -> Che
     )
     tokens = sum(int(count.sum()) for count in counts)
     detail = (
-        f"p={p_value:.2g}, {runs.samples} samples behind each of {len(prompts)} prompts, "
+        f"p={p_value:.2g}, {runs.samples} samples after each of {len(prompts)} prompts, "
         f"{tokens} tokens at {len(positions)} positions "
         f"({uncertain_count} uncertain ones), {power_text}, {drafts}"
     )

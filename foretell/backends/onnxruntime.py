@@ -169,7 +169,7 @@ class OnnxRuntimeBackend(Backend):
             self.size = new_count
             return self._run_session(job)
         # Who computes a token must not depend on whether it was drafted, as the two round
-        # differently: the fallback has a long text with and without a draft behind it.
+        # differently: the fallback has a long text with and without a draft after it.
         first_part, second_part = _split_job(job, text_count)
         first_result = (
             self._run_fallback([first_part], threads, taps)

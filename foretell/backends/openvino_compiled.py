@@ -215,7 +215,7 @@ class CompiledGraph:
         """The tables PLANNED for each number of key-value heads, for chains of so many nodes.
 
         A single node is put in twice: the runtime computes a sequence of one node in another way,
-        which rounds differently. Padding repeats the first node, as a sequence behind the others,
+        which rounds differently. Padding repeats the first node, as a sequence after the others,
         and writes to rows that belong to no cache.
         """
         if counts in self.plans:

@@ -1,7 +1,7 @@
-"""Code that uses invented modules, and which of the names behind its dots exist.
+"""Code that uses invented modules, and which of the names after its dots exist.
 
 Modules of two classes are made up, whose attributes have names that no model has seen, and three
-prompts for each that use their objects and end behind a dot or shortly before one.
+prompts for each that use their objects and end after a dot or shortly before one.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def write_modules(modules: Sequence[Module], root: Path) -> None:
 
 
 def judge_names(prompt: str, text: str, judge: Documents) -> list[tuple[str, bool]]:
-    """The names behind dots in the whole lines of an answer, where the server has any there."""
+    """The names after dots in the whole lines of an answer, where the server has any there."""
     code, answer_start = (prompt + text).encode(), len(prompt.encode())
     code = code[: max(code.rfind(b"\n") + 1, answer_start)]
     judged_names = []

@@ -7,9 +7,9 @@ the seconds of a target's and of a draft model's forward. Then
 
     speed = batch x MAT(D, N, length) / (length x t_draft(N, batch) + t_verify(batch, length))
 
-is worked out wherever that was asked for. Lengths are carried over by the chance a that a draft is
-accepted if the one before it was: MAT = 1 + a + ... + a^length. What lies more than ten times
-beyond the measurements is refused.
+is worked out wherever that was asked for. Lengths are carried over by the probability a that a
+draft is accepted if the one before it was: MAT = 1 + a + ... + a^length. What lies more than ten
+times beyond the measurements is refused.
 """
 
 from __future__ import annotations
@@ -107,18 +107,18 @@ def draft_points(parameters: float, costs: Costs, max_tokens: int) -> Rows:
     ]
 
 
-# --- tokens a step, and the chance of a draft
+# --- tokens a step, and the probability of a draft
 
 
 def mean_tokens(acceptance: float, length: int) -> float:
-    """Tokens a step where each of `length` drafts is accepted with this chance if those before it
-    were.
+    """Tokens a step where each of `length` drafts is accepted with this probability if those before
+    it were.
     """
     return float(sum(acceptance**depth for depth in range(length + 1)))
 
 
 def acceptance_for(tokens: float, length: int) -> float:
-    """The chance that gives so many tokens a step; what is out of reach is taken for 0 or 1."""
+    """The probability that gives so many tokens a step; what is out of reach is taken for 0 or 1."""
     lower_bound, upper_bound = 0.0, 1.0
     for _ in range(60):
         middle = (lower_bound + upper_bound) / 2

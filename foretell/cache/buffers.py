@@ -40,7 +40,7 @@ class Rows:
     any_length = True  # whether buffers are of the length they are asked for
     first_rows = 1  # that its buffers begin with, where nobody says how many
     guest: object = (
-        None  # who else has rows behind the committed ones, until room is made: ops/viewed
+        None  # who else has rows after the committed ones, until room is made: ops/viewed
     )
 
     def __init__(
@@ -110,7 +110,7 @@ class Rows:
         return bytes_of((*self.keys, *self.values)) // max(1, self.sharers[0])
 
     def move_rows(self, sources: Sequence[int], target: int) -> None:
-        """Copies these rows to `target` and behind it. The buffers must be this cache's alone."""
+        """Copies these rows to `target` and after it. The buffers must be this cache's alone."""
         source_rows = torch.tensor(list(sources), dtype=torch.long, device=self.device)
         target_range = slice(target, target + len(source_rows))
         for buffer in (*self.keys, *self.values):

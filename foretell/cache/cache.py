@@ -5,7 +5,7 @@
 
 This file knows rows, tokens and which of them belong together; it knows no model. A cache is told
 the branch's tokens and finds out by itself what it already has: it walks the scratch rows by token
-and keeps those of the path that was committed. So a drafter's cache that is ahead, behind or on
+and keeps those of the path that was committed. So a drafter's cache that is ahead, after or on
 another path needs no bookkeeping. The last committed token is never kept: it is the root of the
 next tree and is computed again, which is what gives its row of logits.
 
@@ -148,7 +148,7 @@ class Cache(EvictedRows):
             self._plan_change()
 
     def keep_nodes(self, nodes: Sequence[int]) -> int:
-        """Moves these scratch rows, a path, behind the committed ones; returns how many it could.
+        """Moves these scratch rows, a path, after the committed ones; returns how many it could.
 
         A cache whose rows lie elsewhere, or cannot be cut anywhere, has a `keep_nodes` of its own.
         """

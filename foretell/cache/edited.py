@@ -1,4 +1,4 @@
-"""Rows of a text that is edited: what stood behind an edit is kept, and moved to where it is now.
+"""Rows of a text that is edited: what stood after an edit is kept, and moved to where it is now.
 
     text    0 ........ start | stop ........ n          rows 0 .. start-1 stay as they are,
     edited  0 ........ start | fresh | .......... n'    those of `stop` on move by n' - n
@@ -102,7 +102,7 @@ def part_of(segment: Segment, start: int, end: int) -> Segment:
 
 
 def join_layers(parts: Sequence[Layers]) -> list[torch.Tensor]:
-    """Rows of every layer, those of all parts one behind the other; layers of one shape lie in one
+    """Rows of every layer, those of all parts one after the other; layers of one shape lie in one
     tensor.
     """
     layer_sizes = [(layer.shape[0], layer.shape[2]) for layer in parts[0]]

@@ -45,7 +45,7 @@ class EvictedRows(SharedRows):
 
     def give_rows(self, count: int, skipped: int = 0) -> tuple[list[Any], list[Any]]:
         """Copies of keys and of values of every layer (KV, count, D; None: it has no rows) of
-        `count` committed rows behind the `skipped` ones, which leave the cache: who asks keeps
+        `count` committed rows after the `skipped` ones, which leave the cache: who asks keeps
         them.
         """
         k, v = (copy_rows(layers, slice(skipped, skipped + count)) for layers in (self.k, self.v))

@@ -17,7 +17,7 @@ from foretell.ops.attention import Attention, Bias, LayerQuery, merge_parts, sel
 
 @dataclass(slots=True, frozen=True)
 class RowMemory:
-    """The memory in which a backend stores new rows, behind `start` others: keys and values
+    """The memory in which a backend stores new rows, after `start` others: keys and values
     (layers, KV, rows, D). Every new node sees the first `common` rows, new ones too.
     """
 
@@ -29,9 +29,9 @@ class RowMemory:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """n new nodes, stored behind `start` cache rows that are there already.
+    """n new nodes, stored after `start` cache rows that are there already.
 
-    A node sees every committed row, and of the scratch rows (those behind the committed ones) what
+    A node sees every committed row, and of the scratch rows (those after the committed ones) what
     `seen` says, bool (n, scratch rows); None: a chain, each node sees all rows before it.
     """
 

@@ -66,7 +66,7 @@ def plan_tree(ask: Ask, pending_tokens: Sequence[int], scratch: Scratch) -> Plan
     depths = [*range(pending), *(depth + pending for depth in tree.depths)]
     layers = scratch.all_layers if ask.layers is None else frozenset(ask.layers)
     # The same nodes again, entered with states: further layers of a forward that stopped before.
-    # Rows that have no token may stand behind them: no layer below knows these.
+    # Rows that have no token may follow them: no layer below knows these.
     known_count = len(tokens)
     while known_count > len(scratch.tokens) and tokens[known_count - 1] < 0:
         known_count -= 1

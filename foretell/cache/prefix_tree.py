@@ -29,7 +29,7 @@ SHORT = 256  # tokens below which a leaf is joined with what follows it
 
 @dataclass(eq=False)
 class Node:
-    """A segment and what texts have gone on with behind it, by their next token."""
+    """A segment and what texts have gone on with after it, by their next token."""
 
     segment: Segment
     parent: Node | None
@@ -168,7 +168,7 @@ class PrefixTree:
         return node
 
     def _cut_node(self, node: Node, length: int) -> Node:
-        """Divides a node behind `length` tokens; returns the first part."""
+        """Divides a node after `length` tokens; returns the first part."""
         old_segment = node.segment
         first_node = Node(
             cut_segment(old_segment, old_segment.start, old_segment.start + length),

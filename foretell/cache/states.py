@@ -9,7 +9,7 @@ import torch
 
 from foretell.cache.buffers import roomy_length
 
-PIECES = 16  # pieces that wait to be put behind the others: one by one this would cost more
+PIECES = 16  # pieces that wait to be put after the others: one by one this would cost more
 SHORT = 1 << 20  # bytes of a forward's states that may be held for the sake of a few of them
 NO_STATES: Mapping[int, torch.Tensor] = {}
 Piece = torch.Tensor | Mapping[int, torch.Tensor]  # (taps, rows, E), or by tap (rows, E)
@@ -92,7 +92,7 @@ class TappedStates:
             self.join_pieces()
 
     def join_pieces(self) -> None:
-        """Puts the states of the newest committed tokens behind the others."""
+        """Puts the states of the newest committed tokens after the others."""
         if not self.fresh:
             return
         fresh_states, self.fresh = torch.cat([*map(self._stack_taps, self.fresh)], 1), []
@@ -113,7 +113,7 @@ class TappedStates:
         """Takes a segment's states of the next tokens, of all taps, to read them where they are;
         there are none of its own yet.
         """
-        assert self.length == self.start, "states of its own stand behind shared ones"
+        assert self.length == self.start, "states of its own follow shared ones"
         self.shared = (*self.shared, states)
         self.none = {tap: states[tap][:0] for tap in self.taps}
         self.length += len(next(iter(states.values()), ()))

@@ -1,4 +1,4 @@
-"""A canvas on a terminal while it is filled: behind the final text what is there for now."""
+"""A canvas on a terminal while it is filled: after the final text what is there for now."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FRESH, STANDING, OPEN = "bold", "", "dim"  # filled by the last step, by one bef
 
 
 class Canvas:
-    """A text, and behind it what stands on the canvas for now."""
+    """A text, and after it what stands on the canvas for now."""
 
     def __init__(self, prompt: Text, decode: Callable[[Sequence[int]], str]):
         self.text = prompt
@@ -58,7 +58,7 @@ class Canvas:
 def show_canvas(
     prompt: Text, pieces: Iterator[Piece], decode: Callable[[Sequence[int]], str], console: Console
 ) -> Piece | None:
-    """Shows an answer behind its prompt while its canvas fills, and then as any other. Returns its
+    """Shows an answer after its prompt while its canvas fills, and then as any other. Returns its
     last piece.
     """
     canvas = Canvas(prompt, decode)

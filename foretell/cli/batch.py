@@ -46,7 +46,7 @@ def batch(
         typer.Option(
             "--out",
             metavar="OUT.jsonl",
-            help="Results. If some are there already, the run goes on behind them.",
+            help="Results. If some are there already, the run goes on after them.",
         ),
     ],
     models: ChatModelOptions,

@@ -100,7 +100,7 @@ def bench(
         typer.Option(
             help="Tasks with figures of their own in place of prompts: jsonschema; search, what "
             "searches, samples and other methods solve, and what they compute for it; repetition, "
-            "whether texts go in circles; monitor, whether names behind dots exist; rewards, what "
+            "whether texts go in circles; monitor, whether names after dots exist; rewards, what "
             "rewards and choices by them are worth; parallel, what is lost where tokens are "
             "decoded together."
         ),

@@ -127,7 +127,7 @@ class Session:
                 lines.append(line[:-1])
         except UnicodeDecodeError as error:
             decoding_fault = f"not UTF-8 text (byte 0x{error.object[error.start]:02x})"
-            if not self.interactive:  # the lines behind it are lost as well
+            if not self.interactive:  # the lines after it are lost as well
                 raise BadConfig(
                     f"standard input: {decoding_fault}; convert it, for example with iconv -t UTF-8"
                 ) from None

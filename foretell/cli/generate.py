@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from foretell.api.lm import LM
     from foretell.api.outputs import Output, Piece
 
-# A text to continue, a conversation to answer, or either of them behind contexts.
+# A text to continue, a conversation to answer, or either of them after contexts.
 Question = str | list[dict[str, str]]
 Asked = Question | Contexts
 ROUNDS = 3  # of --compare
@@ -179,7 +179,7 @@ def _print_samples(output: Output, method: str, seed: int, fills: bool) -> None:
 
 
 def _print_stream(prompt: Asked, pieces: Iterator[Piece], lm: LM | None = None) -> Piece | None:
-    """Writes an answer as it comes; on a terminal behind the end of its prompt, and coloured, or,
+    """Writes an answer as it comes; on a terminal after the end of its prompt, and coloured, or,
     where `lm` fills canvases, with what stands on its canvas. Returns the last piece.
     """
     console = Console(highlight=False, soft_wrap=True)

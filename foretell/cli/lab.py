@@ -38,7 +38,7 @@ def lab(
     ] = "1",
     k: Annotated[int, typer.Option("--k", "-k", help="Tokens drafted at a place at most.")] = 4,
     length: Annotated[int, typer.Option(help="Tokens of a drafted chain at most.")] = 4,
-    positions: Annotated[int, typer.Option(help="Places in the text behind each prompt.")] = 8,
+    positions: Annotated[int, typer.Option(help="Places in the text after each prompt.")] = 8,
     limit: Annotated[int, typer.Option(help="Prompts of each set, the first ones.")] = 2,
     draws: Annotated[int, typer.Option(help="Draws at each place of what has no closed form.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the texts and of all draws.")] = 0,

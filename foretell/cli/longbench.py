@@ -60,7 +60,7 @@ def longbench(
     modes: Annotated[
         str,
         typer.Option(
-            help="How questions are put. requests: by themselves, behind a context that was read "
+            help="How questions are put. requests: by themselves, after a context that was read "
             "before; turns: in one conversation; single: each in one prompt with the context."
         ),
     ] = "requests,turns",

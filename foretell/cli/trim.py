@@ -77,7 +77,7 @@ def trim(
 def _counted_tokens(
     lm: LM, sources: Sequence[str], answers: int, prompt: int
 ) -> Iterator[list[int]]:
-    """The tokens to count: of the texts themselves, or of what the model writes behind each."""
+    """The tokens to count: of the texts themselves, or of what the model writes after each."""
     with progress_bar() as progress:
         bar = progress.add_task("answering" if answers else "reading", total=None)
         for texts_done, text in enumerate(source_texts(sources), 1):

@@ -1,4 +1,4 @@
-"""The server on a Ray cluster: data parallel replicas of one model behind one door, as
+"""The server on a Ray cluster: data parallel replicas of one model after one door, as
 `foretell serve --ray` starts them.
 
     client -> Ray's proxy -> Door: reads the body, knows its prefix -> PrefixRouter -> Replica
@@ -260,7 +260,7 @@ def scope_of(request: Request) -> Message:
 
 
 def build_application(make: Callable[[], App], scale: Scale) -> serve.Application:
-    """Builds the application that Ray Serve runs: the door, and behind it the replicas."""
+    """Builds the application that Ray Serve runs: the door, and after it the replicas."""
     count: dict[str, Any] = {"num_replicas": scale.min_replicas}
     if scale.max_replicas > scale.min_replicas:
         count = {

@@ -54,7 +54,7 @@ def prompt_codes(body: Mapping[str, Any]) -> list[int]:
 
 
 def text_of(prompt: Any) -> str:
-    """All texts of a prompt, one behind the other, whatever it is made of."""
+    """All texts of a prompt, one after the other, whatever it is made of."""
     if isinstance(prompt, Mapping):
         return "\n".join(map(text_of, prompt.values()))
     if isinstance(prompt, list):

@@ -1,4 +1,4 @@
-"""Texts of code in which a language server says which names may stand behind a dot: a Constraint.
+"""Texts of code in which a language server says which names may follow a dot: a Constraint.
 
 What may follow a text is a function of the text and of the server's answers. Each question is
 asked once, and its answer kept, so that it is the same for all branches and drafts of a request.
@@ -45,11 +45,11 @@ class Documents:
         weakref.finalize(self, server.unused.append, self.uri)
 
     def known_names(self, text: bytes) -> frozenset[bytes] | None:
-        """The names that may stand behind a text; None: it was not asked about."""
+        """The names that may follow a text; None: it was not asked about."""
         return self.answers.get(blake2b(text, digest_size=16).digest())
 
     def complete_names(self, text: bytes) -> frozenset[bytes]:
-        """The names that may stand behind a text, asked for if they are not known; none where the
+        """The names that may follow a text, asked for if they are not known; none where the
         server has no answer.
         """
         text_key = blake2b(text, digest_size=16).digest()
@@ -73,7 +73,7 @@ class Vocabulary:
     """A vocabulary as a monitor needs it.
 
     `first`: tokens that begin with a dot and go on; `dotted_tokens`: those with a dot further
-    inside, with more behind it. `dotted_stems`: the stems of what stands behind the first dot,
+    inside, with more after it. `dotted_stems`: the stems of what follows the first dot,
     where there are letters of names among them; else None.
     """
 
@@ -96,7 +96,7 @@ class Vocabulary:
         self._tokens_by_code: dict[Code, torch.Tensor] = {}
 
     def tokens_inside(self, code: Code) -> torch.Tensor:
-        """The tokens (n,) that would go on behind a dot of theirs that asks for a member behind
+        """The tokens (n,) that would go on after a dot of theirs that asks for a member after
         `code`, a dot at their beginning left aside.
         """
         inside_tokens = self._tokens_by_code.get(code.state_key)
@@ -115,7 +115,7 @@ class Vocabulary:
 
 
 class Place(NamedTuple):
-    """The state behind a text. `length`: bytes of the text; `dot`: bytes up to the dot of the name
+    """The state after a text. `length`: bytes of the text; `dot`: bytes up to the dot of the name
     that is being written, None: there is none; `typed`: what is written of the name.
     """
 
@@ -136,7 +136,7 @@ class Place(NamedTuple):
 
 
 class Completing:
-    """The constraint of code behind `preceding`. The branches of a request share it."""
+    """The constraint of code after `preceding`. The branches of a request share it."""
 
     asks = endless = True
 
@@ -170,7 +170,7 @@ class Names:
         self.documents = config.documents
         self.path: list[int] = []
         self.checked_count = 0  # tokens of the path that are known to be allowed
-        self.places = [config.start_place]  # behind each token of the path, and before the first
+        self.places = [config.start_place]  # after each token of the path, and before the first
         self.masks: list[torch.Tensor | None] = [None]  # of what may follow, once it was asked for
         self.text = bytearray(config.preceding)
         self.turn = RLock()

@@ -12,8 +12,8 @@ from llguidance import LLMatcher
 
 from foretell.constraints.endings import RUN, Search
 
-EFFORT = 512  # of a search behind a text
-LITTLE = 32  # of one behind a token that may come
+EFFORT = 512  # of a search after a text
+LITTLE = 32  # of one after a token that may come
 ANCHORS = 64  # tokens from one place to the next at which an ending is looked for anew
 KEPT = 64  # texts whose endings are kept
 
@@ -33,7 +33,7 @@ class Spellings:
 
 @dataclass(frozen=True)
 class Place:
-    """The state behind some text: matchers of tokens and of bytes, and an ending as both; without
+    """The state after some text: matchers of tokens and of bytes, and an ending as both; without
     an ending, the bytes that may follow.
     """
 
@@ -78,11 +78,11 @@ class Endings:
         return Endings(self.search, self.spellings, self.places[()])
 
     def ending_after(self, output: Sequence[int]) -> list[int] | None:
-        """Tokens that complete a text behind an allowed `output`; None: none were found."""
+        """Tokens that complete a text after an allowed `output`; None: none were found."""
         return self._place_after(tuple(output)).ending
 
     def ends_within(self, output: Sequence[int], token: int, room: int) -> bool:
-        """Whether behind `output` and a token an ending of at most `room` tokens is found."""
+        """Whether after `output` and a token an ending of at most `room` tokens is found."""
         preceding_place = self._place_after(tuple(output))
         if preceding_place.ending and token == preceding_place.ending[0]:
             return len(preceding_place.ending) - 1 <= room
@@ -137,7 +137,7 @@ class Endings:
             del self.places[next(kept_text for kept_text in self.places if kept_text)]
 
     def _place_anchor(self, text: tuple[int, ...]) -> Place:
-        """Makes the place behind a text by reading on from the nearest known one."""
+        """Makes the place after a text by reading on from the nearest known one."""
         nearest_text = max(
             (kept_text for kept_text in self.places if text[: len(kept_text)] == kept_text), key=len
         )

@@ -152,7 +152,7 @@ class Search:
     def find_ending(
         self, matcher: LLMatcher, text: Sequence[int], known_words: Sequence[list[int]], effort: int
     ) -> list[int] | None:
-        """Finds an ending behind `text`, where `matcher` stands; None: none was found.
+        """Finds an ending after `text`, where `matcher` stands; None: none was found.
         `known_words`: known endings of other texts, which often have its last part; `effort`: of
         each of three tries.
         """
@@ -360,7 +360,7 @@ class Search:
 
     def without_detours(self, start: LLMatcher, ending: list[int]) -> list[int]:
         """Shortens the ending by parts that may be left out, such as properties a schema does not
-        ask for: those between two places behind the same byte, or before such a place.
+        ask for: those between two places after the same byte, or before such a place.
         """
         matcher = start.deep_copy()
         remaining_checks = CHECKED

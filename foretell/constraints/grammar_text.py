@@ -211,10 +211,10 @@ def _bound_lark(source: str, max_characters: int) -> str:
 
 def make_lazy(source: str, is_dead: Callable[[str], bool]) -> str:
     """The grammar with what its free parts take in: where a regular expression would go on over
-    what must stand behind it, it ends where that first comes.
+    what must follow it, it ends where that first comes.
 
     llguidance reads a terminal as far as it goes, so that no text has the form
-    `/(.|\\n)*/ "</think>"` there. `is_dead`: whether no text has the form of a grammar. Behind a
+    `/(.|\\n)*/ "</think>"` there. `is_dead`: whether no text has the form of a grammar. After a
     free part may stand a text, an expression, a terminal, one of several of these in parentheses,
     or a rule that is no more than that.
     """
@@ -249,7 +249,7 @@ def make_lazy(source: str, is_dead: Callable[[str], bool]) -> str:
             if (free_text, end_text) not in lazy_names:
                 if len(lazy_names) >= PAIRS:
                     return source
-                # Behind nothing both may stand for the same text.
+                # After nothing both may stand for the same text.
                 nonempty_rules = [
                     f"{OWN}: {choice} & /(?s:.+)/" for choice in choices if choice[0] != '"'
                 ]
@@ -284,7 +284,7 @@ def _join_choices(choices: Sequence[str]) -> str:
 
 
 def _choices_at(pieces: Sequence[Piece], piece_index: int, rules: Rules) -> tuple[list[str], int]:
-    """The texts, expressions and terminals one of which stands at an index, and the index behind
+    """The texts, expressions and terminals one of which stands at an index, and the index after
     them; no choices where something else stands there. `rules`: rules that are no more than that.
     """
     if piece_index >= len(pieces):
@@ -304,7 +304,7 @@ def _choices_at(pieces: Sequence[Piece], piece_index: int, rules: Rules) -> tupl
 
 
 def _alternatives(pieces: Sequence[Piece], piece_index: int, rules: Rules) -> tuple[list[str], int]:
-    """The choices from an index on, with | between them, and the index behind them."""
+    """The choices from an index on, with | between them, and the index after them."""
     choices: list[str] = []
     while True:
         more_choices, piece_index = _choices_at(pieces, piece_index, rules)

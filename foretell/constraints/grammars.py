@@ -236,7 +236,7 @@ class Grammar:
 class Matcher:
     """The place of one branch in a grammar; a Tracker.
 
-    It stands behind the output it was last asked about, `path`, and goes from there to the next
+    It follows the output it was last asked about, `path`, and goes from there to the next
     one: back to where they part, then on. Where that is far, as with texts that are written side by
     side, a copy stays. Where a form leaves no choice of characters, llguidance allows the tokens
     alone that the tokenizer would write them with.

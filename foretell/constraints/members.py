@@ -28,7 +28,7 @@ class Code(NamedTuple):
     """The state of reading code up to some place. `Code()` is the beginning."""
 
     context: bytes = b""  # "#" in a comment, the quotes that end it in a string, nothing in code
-    # The name that is being written, or a number: 1, 1. behind its dot, 1x with a letter in it.
+    # The name that is being written, or a number: 1, 1. after its dot, 1x with a letter in it.
     word: bytes = b""
     follows_value: bool = False  # whether a value stands before this place, or before the word
     quote_count: int = 0  # of the same kind in a row, where they may begin or end a string
@@ -36,7 +36,7 @@ class Code(NamedTuple):
     brackets: bytes = b""  # what closes those that are open
 
     def read_byte(self, byte: int) -> tuple[Code, bool]:
-        """Returns the state behind one more byte, and whether that dot asks for a member."""
+        """Returns the state after one more byte, and whether that dot asks for a member."""
         if self.context == b"#":
             return (self._read_code(byte) if byte == NEWLINE else self), False
         if self.context:
@@ -69,7 +69,7 @@ class Code(NamedTuple):
         return self.word not in NO_VALUES if self.word else self.follows_value
 
     def _read_code(self, byte: int) -> Code:
-        """Returns the state behind a byte of code, or the end of a comment, that belongs to no name
+        """Returns the state after a byte of code, or the end of a comment, that belongs to no name
         and is no dot.
         """
         follows_value = self._after_value() if not self.context else self.follows_value
@@ -77,7 +77,7 @@ class Code(NamedTuple):
             context=b"", word=b"", follows_value=follows_value, is_escaped=byte == BACKSLASH
         )
         if byte == NEWLINE:
-            # In brackets, and behind a backslash, an expression goes on in the next line.
+            # In brackets, and after a backslash, an expression goes on in the next line.
             return (
                 next_code
                 if self.brackets or self.is_escaped
@@ -123,7 +123,7 @@ class Code(NamedTuple):
 
 
 def find_member_dots(text: bytes, state: Code | None = None) -> tuple[Code, list[int]]:
-    """Reads a text; returns the state behind it, and the positions in it of dots that ask for
+    """Reads a text; returns the state after it, and the positions in it of dots that ask for
     members.
     """
     state = state or Code()

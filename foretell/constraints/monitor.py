@@ -1,6 +1,6 @@
-"""Behind a dot only names that a language server completes may follow, then the end of the name.
+"""After a dot only names that a language server completes may follow, then the end of the name.
 
-The text is code: the prompt (or `prefix`) and what is written behind it, a file of a folder `root`
+The text is code: the prompt (or `prefix`) and what is written after it, a file of a folder `root`
 that need not exist. Where a dot asks for a member of what stands before it, a language server that
 knows the folder is asked which names complete the text there. Only these may be written: tokens
 that begin a name or go on with it and, once a whole one stands there, what cannot go on a name, or
@@ -11,7 +11,7 @@ well, and one text is asked about once. A text that `max_new_tokens` cuts may en
 
 Paper: Agrawal et al., Monitor-Guided Decoding of Code LMs with Static Analysis of Repository
 Context, arXiv:2306.10763
-Guarantee: lossy: other names have no chance behind a dot, on purpose; whatever drafts, the text has
+Guarantee: lossy: other names have no chance after a dot, on purpose; whatever drafts, the text has
 exactly the law that this leaves
 Cost: target 1, and a question to the server for each dot
 Needs: a tokenizer whose tokens are pieces of the text, and a language server: pip install
@@ -20,7 +20,7 @@ Trains: nothing
 Differs:
 - dots in strings, comments, numbers and `from . import` ask for nothing; the paper's asks at any
 dot, and stays free where no answer comes
-- tokens that go on behind a dot are asked about, too, where the vocabulary has such with letters:
+- tokens that go on after a dot are asked about, too, where the vocabulary has such with letters:
 the paper's looks at the end of a token only. With anything before such a dot they are left out,
 since shorter tokens write the same text
 - of tokens with the same bytes all are allowed, where the paper's code knows one

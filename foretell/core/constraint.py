@@ -64,7 +64,7 @@ class EndingTracker(Tracker, Protocol):
         """Tokens that make an allowed text of these, as few as it finds; None: it finds none."""
 
     def ends_within(self, output: Sequence[int], token: int, room: int) -> bool:
-        """Whether it finds an ending of at most `room` tokens behind `output` and a token."""
+        """Whether it finds an ending of at most `room` tokens after `output` and a token."""
 
 
 class AskingTracker(Tracker, Protocol):
@@ -114,7 +114,7 @@ class TextConstraint(Settings):
     kind = "constraint"
 
     def on(self, prompted: Prompted) -> Constraint:
-        """Returns the constraint of a text behind this prompt. Raises BadConfig or Unsupported."""
+        """Returns the constraint of a text after this prompt. Raises BadConfig or Unsupported."""
         raise NotImplementedError
 
 
@@ -162,7 +162,7 @@ class Guide:
     """The constraint of one branch, the tokens that end its text, `stops`, and how many tokens it
     may have, `longest`.
 
-    Where a text is about to reach that length, only tokens may follow behind which an ending still
+    Where a text is about to reach that length, only tokens may follow after which an ending still
     fits, if the tracker is an EndingTracker and finds one. Nothing is looked at before `longest` is
     near, so that a text may still be cut where one token asks for an ending of more than MARGIN
     others, or one that is AHEAD longer than the shortest text.
@@ -255,7 +255,7 @@ class Guide:
         return ending if 0 <= spare <= MARGIN else None
 
     def _in_time(self, output: Sequence[int], token: int) -> bool:
-        """Whether the text can be whole in time behind `output` and a token that may follow."""
+        """Whether the text can be whole in time after `output` and a token that may follow."""
         if token in self.stops and self.tracker.whole(output):
             return True
         tracker: Any = self.tracker
@@ -264,7 +264,7 @@ class Guide:
     def _in_time_only(
         self, scores: torch.Tensor, output: Sequence[int], ending: Sequence[int], only_best: bool
     ) -> torch.Tensor:
-        """The scores of the tokens behind which the text can end in time, of the LOOKED_AT best
+        """The scores of the tokens after which the text can end in time, of the LOOKED_AT best
         ones or the best alone, and what comes next in `ending`; all where these have no chance.
         """
         best_scores, best_ids = (part.tolist() for part in scores.topk(min(LOOKED_AT, len(scores))))

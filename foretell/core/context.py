@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass
 class Branch:
-    """A text of a request. `output` is what stands in `tokens` behind the prompt."""
+    """A text of a request. `output` is what stands in `tokens` after the prompt."""
 
     tokens: list[int]
     output: list[int]
@@ -126,7 +126,7 @@ class Context:
         return depth
 
     def ends(self, tree: TokenTree, node: int) -> bool:
-        """Whether the text ends with this node of a tree below it: nothing is asked behind it."""
+        """Whether the text ends with this node of a tree below it: nothing is asked after it."""
         return self.sampler.ends(tree, node, self.output)
 
     def on(self, branch: int) -> Context:

@@ -109,7 +109,7 @@ class Sampler:
     def ends(self, tree: TokenTree, node: int, output: Sequence[int]) -> bool:
         """Whether the text ends with this node of a tree below `output`.
 
-        Nothing may be asked behind it: plain decoding would not, and a grammar may have no answer.
+        Nothing may be asked after it: plain decoding would not, and a grammar may have no answer.
         The same holds for a node that a constraint forbids, which no rule accepts.
         """
         if node == 0:

@@ -12,7 +12,7 @@ from foretell.ops.logits import reads_in_library
 
 
 class TopP:
-    """The fewest tokens whose chances reach `share`: those that transformers' warper keeps.
+    """The fewest tokens whose probabilities reach `share`: those that transformers' warper keeps.
 
     The C library finds them where no rounding could decide otherwise; else, and elsewhere, all
     tokens are sorted.

@@ -57,7 +57,7 @@ class Look(Ask):
 
 
 def canvas_of(user_canvas: Any, vocab: int, mask_id: int | None) -> tuple[int, ...]:
-    """Checks a user's canvas behind a prompt: token ids, MASKED where to be filled. Raises
+    """Checks a user's canvas after a prompt: token ids, MASKED where to be filled. Raises
     BadConfig.
     """
     expected = f"a list of token ids (0 to {vocab - 1}), with {MASKED} where to be filled"
@@ -102,9 +102,10 @@ USUAL = 32  # the size where it has none, as in the published samplers
 class Sheet:
     """A canvas while it is filled.
 
-    `known`: of each position behind the prompt that was committed, in what round and with what
-    chance of its token (the model's own, before temperature and filters). `logprobs`: of each the
-    entry that stats.row_logprobs made of the row it was committed by, where these are asked for.
+    `known`: of each position after the prompt that was committed, in what round and with what
+    probability of its token (the model's own, before temperature and filters). `logprobs`: of each
+    the entry that stats.row_logprobs made of the row it was committed by, where these are asked
+    for.
     `shown`: of masked positions the tokens that the model reads there for the time being.
     `own_block`: positions of a block of the model's, where it sees whole blocks and those before
     them; else 0. Blocks are then counted from the text's beginning, not from the prompt's end.
@@ -112,13 +113,13 @@ class Sheet:
 
     canvas: list[int]
     first: int
-    given: frozenset[int] = frozenset()  # positions behind the prompt whose token was given
+    given: frozenset[int] = frozenset()  # positions after the prompt whose token was given
     rounds: int = 0
     commits: int = 0  # tokens that were committed, those that were taken back included
     known: dict[int, tuple[int, float]] = field(default_factory=dict)
     logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(default_factory=dict)
     reported_tokens: list[int] | None = (
-        None  # what stood behind the prompt when `take_changes` was called last
+        None  # what stood after the prompt when `take_changes` was called last
     )
     shown: dict[int, int] = field(default_factory=dict)
     own_block: int = 0

@@ -144,7 +144,7 @@ def compute_footprint(
 
 
 def _of_canvases(target: Sizes, demand: Demand, batch: int) -> Footprint:
-    """A row, and a mask's law beside its logits, of every position behind the prompt."""
+    """A row, and a mask's law beside its logits, of every position after the prompt."""
     copies = batch * demand.canvases
     masked_count = copies * (demand.length - demand.prompt)
     pair_count = copies * demand.length**2 if target.blocks else 0

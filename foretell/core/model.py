@@ -144,7 +144,7 @@ class Model:
         raise NotImplementedError
 
     def head_rows(self, h: torch.Tensor) -> torch.Tensor:
-        """Rows (n, V) that norm and head make of states (n, E) behind any layer. As `embed`."""
+        """Rows (n, V) that norm and head make of states (n, E) after any layer. As `embed`."""
         raise NotImplementedError
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:

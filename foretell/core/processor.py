@@ -2,7 +2,7 @@
 
 A processor is a function of the path, like every option of sampling, so it holds inside drafts as
 it does in plain decoding. What it has found out about a text grows with the text: a `Track` stands
-behind the one it was asked about last, and goes to the next by going back to where they part.
+after the one it was asked about last, and goes to the next by going back to where they part.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Track:
         raise NotImplementedError
 
     def forget_behind(self, length: int) -> None:
-        """Forgets what was found out behind the first `length` tokens."""
+        """Forgets what was found out after the first `length` tokens."""
         raise NotImplementedError
 
     def warp_scores(self, scores: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ class Text(Protocol):
     """A text that must not come out: api.unsaid.Unsaid."""
 
     def make_processor(self, prompt: int) -> Any:
-        """A processor for the output behind so many tokens."""
+        """A processor for the output after so many tokens."""
 
 
 ANSWER_TOKENS = 512  # of an answer at most: a whole one, in general

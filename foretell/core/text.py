@@ -57,7 +57,7 @@ def completes_stop(
 
 
 def _find_stop(text: str, stop: str, early_length: int) -> int:
-    """Position of the first stop string that ends behind `early_length` characters; -1: none
+    """Position of the first stop string that ends after `early_length` characters; -1: none
     does.
     """
     return text.find(stop, max(0, early_length + 1 - len(stop)))
@@ -104,7 +104,7 @@ class Detokenizer:
         return certain_text
 
     def _take_tokens(self, tokens: Sequence[int], final: bool = False) -> None:
-        """Puts the text that is complete with these tokens behind what is held."""
+        """Puts the text that is complete with these tokens after what is held."""
         self.tokens += tokens
         known_text = self.decode(self.tokens[self.start : self.read])
         text = self.decode(self.tokens[self.start :])

@@ -170,7 +170,7 @@ def piece_bytes(piece: str, byte_level: bool) -> bytes:
 @cache
 def byte_table() -> dict[str, int]:
     """The byte of each character by which byte-level tokenizers write it, as GPT-2 began it: bytes
-    that are seen stand for themselves, the others follow behind character 255.
+    that are seen stand for themselves, the others follow after character 255.
     """
     printable_bytes = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in printable_bytes}
@@ -303,7 +303,7 @@ def whole_characters(data: bytes) -> int:
 def continue_tokens(
     words: Words, preceding_tokens: Sequence[int], data: bytes, window: int
 ) -> list[int]:
-    """The tokens that `data` is written with behind these.
+    """The tokens that `data` is written with after these.
 
     It is divided together with the last `window` tokens, up to a special one, as the whole text
     would be. Where that would also divide these otherwise, it is divided alone: tokens that are

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-NEXT = 0.75  # chance that a node is accepted if its parent is, where a drafter has no estimate
+NEXT = 0.75  # probability that a node is accepted if its parent is, where a drafter has no estimate
 
 
 class Law:
@@ -99,8 +99,8 @@ class TokenTree:
         """Adds a child and returns its node.
 
         A token already there stays one node; drawn again it is tried once more. `value`: the
-        drafter's estimate of the chance that verification reaches the node, by which the policy
-        decides what is worth drafting; None: NEXT times its parent's.
+        drafter's estimate of the probability that verification reaches the node, by which the
+        policy decides what is worth drafting; None: NEXT times its parent's.
         """
         node = self.find_child(parent, token)
         if node >= 0:

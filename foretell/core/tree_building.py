@@ -1,4 +1,6 @@
-"""Ways to make a tree: all nodes at once, best first from estimated chances, or from two trees."""
+"""Ways to make a tree: all nodes at once, best first from estimated probabilities, or from two
+trees.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +63,9 @@ def grow_tree(
 
     `successors(tree, node)` gives (token, chance that it is accepted if `node` is), best first. It
     is asked once of every node, and what it gives is read only as far as needed. A node's value is
-    the product of the chances on its path; nodes of a smaller value than `floor` are left out. The
-    N largest values are closed under parents, so any prefix of the nodes is the best tree of its
-    own size.
+    the product of the probabilities on its path; nodes of a smaller value than `floor` are left
+    out. The N largest values are closed under parents, so any prefix of the nodes is the best tree
+    of its own size.
     """
     tree = TokenTree(root)
     # The inner loop of many drafters, hence local names.
@@ -100,7 +102,7 @@ def grow_tree(
 
 
 def best_first(tokens: Sequence[int], chances: list[float]) -> Iterable[tuple[int, float]]:
-    """The pairs (token, chance), best first. Most are in order already."""
+    """The pairs (token, probability), best first. Most are in order already."""
     pairs = zip(tokens, chances, strict=True)
     if chances == sorted(chances, reverse=True):
         return pairs
@@ -110,7 +112,7 @@ def best_first(tokens: Sequence[int], chances: list[float]) -> Iterable[tuple[in
 def merge_trees(tree: TokenTree, other_tree: TokenTree) -> TokenTree:
     """Adds the nodes of `other_tree`, which has the same root, to `tree` by prefix; returns `tree`.
 
-    Deterministic children come behind drawn ones. A drawn node of `other_tree` is allowed only
+    Deterministic children come after drawn ones. A drawn node of `other_tree` is allowed only
     where `tree` has no drawn children yet, else ValueError; a deterministic sibling of the same
     token then gives way to it, which changes no law. What both trees hold names both as its source.
     """

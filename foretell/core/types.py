@@ -72,8 +72,8 @@ class Reply:
     nodes: list[int]  # the tree's nodes whose rows these are
     # the tree's nodes whose hidden states these are; below 0: the text before it
     new: list[int] = field(default_factory=list)
-    # What follows the last node, at most `follow` levels: (token, its chance, place of the one it
-    # follows, -1 the last node), parents first. None, where the model takes one forward a level.
+    # What follows the last node, at most `follow` levels: (token, its probability, place of the one
+    # it follows, -1 the last node), parents first. None, where the model takes one forward a level.
     followed: list[tuple[int, float, int]] = field(default_factory=list)
     seconds: float = 0.0  # this ask's share of the forward's time
     computed_by: str = "torch"
@@ -98,9 +98,9 @@ class Commit:
 
 @dataclass(slots=True)
 class Tell:
-    """Tells who streams a branch what stands behind its text for now. Answered with None.
+    """Tells who streams a branch what follows its text for now. Answered with None.
 
-    `placed`: what changed, each (place behind the prompt, token), None: it was taken back;
+    `placed`: what changed, each (place after the prompt, token), None: it was taken back;
     `length`: places that there are, None: any number.
     """
 
@@ -192,7 +192,7 @@ Steps = Generator[Message, Any, Any]
 class Outcome:
     """`path`: accepted nodes, root excluded; `token`: what the target says after them.
 
-    `token` is None where the path's last node ends the text: nothing may be asked behind an end.
+    `token` is None where the path's last node ends the text: nothing may be asked after an end.
     `tested`: (node, accepted) for every node the rule looked at, which is all that acceptance may
     be learnt from.
     """

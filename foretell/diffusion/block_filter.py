@@ -1,8 +1,8 @@
 """A small network that says which tokens of a block need no further step, and its file.
 
-It reads the chances of the likeliest token at every position of a block, committed ones included,
-and says of each position whether its token is the final one. Blocks shorter than its own are padded
-with zeros. A file is safetensors, for one model and one length of blocks.
+It reads the probabilities of the likeliest token at every position of a block, committed ones
+included, and says of each position whether its token is the final one. Blocks shorter than its own
+are padded with zeros. A file is safetensors, for one model and one length of blocks.
 
 Source: Bao et al., Learning to Parallel: Accelerating Diffusion Large Language Models via Adaptive
 Parallel Decoding, arXiv:2509.25188.
@@ -31,7 +31,7 @@ MAKE = "make one with `foretell train filter --model MODEL --prompts FILE --out 
 
 
 class BlockFilter(nn.Module):
-    """B chances -> B logits, by way of B units; 2,112 numbers for blocks of 32."""
+    """B probabilities -> B logits, by way of B units; 2,112 numbers for blocks of 32."""
 
     def __init__(self, block: int):
         super().__init__()

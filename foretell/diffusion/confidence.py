@@ -1,8 +1,8 @@
 """Commits the tokens that the model is surest of.
 
-Every forward proposes a token for each masked position of the block; those with the highest chance
-are committed, as many as the steps need. Committed tokens stay. With one token a step and no block
-this is what the published samplers call low-confidence remasking.
+Every forward proposes a token for each masked position of the block; those with the highest
+probability are committed, as many as the steps need. Committed tokens stay. With one token a step
+and no block this is what the published samplers call low-confidence remasking.
 
 Paper: Nie et al., Large Language Diffusion Models, arXiv:2502.09992, section 2.4
 Guarantee: lossy: which position is filled depends on the token that was drawn for it
@@ -11,7 +11,7 @@ Needs: a model that fills canvases
 Trains: nothing
 Differs:
 - tokens are drawn from the law with temperature and filters, by inverse transform in place of
-Gumbel noise; chances are the model's own, as in the published code
+Gumbel noise; probabilities are the model's own, as in the published code
 - a proposal is never the mask itself
 """
 

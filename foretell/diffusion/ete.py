@@ -1,6 +1,6 @@
 """Explores the most uncertain position where deciding it would settle others.
 
-A round commits all proposals of at least the chance `tau`, of the current block and, under a
+A round commits all proposals of at least the probability `tau`, of the current block and, under a
 stricter bound, of the next `ahead` ones. Where fewer than `least` are that sure, the next round
 explores: the most uncertain position of the block is tried with its `values` likeliest tokens, each
 on a canvas of its own in one forward, and the one stays that makes the most other positions sure.
@@ -18,7 +18,7 @@ Differs:
 reading, and `explore=commit` is the other one
 - a token ahead of the block is not taken back
 - the token that is explored is chosen, not drawn, among those that sampling leaves; temperature,
-filters and biases are in the chance that it is chosen by
+filters and biases are in the probability that it is chosen by
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Ete(Denoising):
     """Settings of exploration; `values` 1 and `ahead` 0 is `threshold`."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
-    tau: Annotated[float, Range(0, 1)] = 0.9  # chance of a token
+    tau: Annotated[float, Range(0, 1)] = 0.9  # probability of a token
     values: Annotated[int, Range(1, 64)] = 4  # that are tried
     # blocks beyond the current one whose sure tokens are committed
     ahead: Annotated[int, Range(0)] = 2
@@ -120,7 +120,8 @@ class Ete(Denoising):
         self, sheet: Sheet, proposals: Proposals, block: tuple[int, int]
     ) -> list[tuple[Sheet, float]]:
         """Commits what is sure. Where that is little: copies that are to be tried, each with
-        another token at one position, and the chance of that by the law it would be drawn from.
+        another token at one position, and the probability of that by the law it would be drawn
+        from.
         """
         sure_indices = self.sure_indices(proposals, block)
         tried_index = None

@@ -1,7 +1,7 @@
-"""Commits as many sure tokens together as their chances bear.
+"""Commits as many sure tokens together as their probabilities bear.
 
-Of the proposals in order of their chances, the n surest are committed where the n-th has at least
-1 - f / (n + 1): then the likeliest tokens one by one would be the likeliest ones together.
+Of the proposals in order of their probabilities, the n surest are committed where the n-th has at
+least 1 - f / (n + 1): then the likeliest tokens one by one would be the likeliest ones together.
 
 Paper: Wu et al., Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and
 Parallel Decoding, arXiv:2505.22618, section 3.3

@@ -59,7 +59,7 @@ class Freedave(Denoising):
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
     drafts: Annotated[int, Range(1, 64)] = 4  # canvases of a forward
     plus: bool = False  # FreeDave++
-    tau: Annotated[float, Range(0, 1)] = 0.95  # chance of a token, of plus
+    tau: Annotated[float, Range(0, 1)] = 0.95  # probability of a token, of plus
     eager: bool = False  # whether drafts go beyond the block
 
     @property
@@ -119,7 +119,7 @@ class Freedave(Denoising):
     def commit_order(self, sheet: Sheet, proposals: Proposals) -> list[int]:
         """Numbers of the proposals as they are committed: an earlier block first, then the surest.
 
-        Of equal chances the earlier position.
+        Of equal probabilities the earlier position.
         """
         ranking = rank_positions(proposals.token_probs())
         block_size = sheet.size_of(self.block)

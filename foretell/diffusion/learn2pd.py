@@ -1,13 +1,13 @@
 """Commits what a small trained filter says is final, and cuts the canvas at its end.
 
-A filter of some 2,000 numbers reads the chances of the likeliest tokens of the whole block, and
-says of each position whether its token is what the final text has there; where it is surer than
+A filter of some 2,000 numbers reads the probabilities of the likeliest tokens of the whole block,
+and says of each position whether its token is what the final text has there; where it is surer than
 `tau`, the token is committed. The surest token is committed in any case. It was taught by an oracle
 that knows the final text: see diffusion/block_filter.py.
 
-With `crop` the canvas becomes shorter as soon as an end is foreseen: behind an end that was
-committed, or one that is proposed with at least the chance `tau_end` where nothing else stands
-behind it.
+With `crop` the canvas becomes shorter as soon as an end is foreseen: after an end that was
+committed, or one that is proposed with at least the probability `tau_end` where nothing else stands
+after it.
 
 Paper: Bao et al., Learning to Parallel: Accelerating Diffusion Large Language Models via Adaptive
 Parallel Decoding, arXiv:2509.25188
@@ -53,7 +53,7 @@ class Learn2Pd(Denoising):
     filter: str = ""  # a file
     tau: Annotated[float, Range(0, 1)] = 0.96  # of the filter's own sureness
     crop: bool = True  # whether the canvas is cut at its end
-    tau_end: Annotated[float, Range(0, 1)] = 0.9  # chance of an end that is only proposed
+    tau_end: Annotated[float, Range(0, 1)] = 0.9  # probability of an end that is only proposed
 
     def check_request(self, ctx: Context, planner: Planner) -> None:
         self.find_filter(ctx)
@@ -75,7 +75,7 @@ class Learn2Pd(Denoising):
     def propose_tokens(
         self, ctx: Context, sheet: Sheet, planner: Planner, state: Any
     ) -> Generator[Message, Any, Proposals]:
-        """Proposes tokens for all positions of the block, and for the masks behind it."""
+        """Proposes tokens for all positions of the block, and for the masks after it."""
         start, end = sheet.block(state.block)
         later_masks = (
             [position for position in sheet.masked if position >= end] if self.crop else []
@@ -121,7 +121,7 @@ class Learn2Pd(Denoising):
         return [ranking[0], *passing]
 
     def cut_canvas(self, sheet: Sheet, proposals: Proposals, block: tuple[int, int]) -> None:
-        """Cuts the canvas behind an end."""
+        """Cuts the canvas after an end."""
         stops = proposals.ctx.sampler.stops
         canvas_positions = range(sheet.first, sheet.end)
         end_positions = [

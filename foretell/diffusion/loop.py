@@ -48,7 +48,7 @@ OF_GIVEN: tuple[None, list[Any]] = (
     None,
     [],
 )  # entry of a token that was given: the model had no say in it
-CANVAS = "canvas"  # of a request's inputs: the tokens behind its prompt, MASKED where to be filled
+CANVAS = "canvas"  # of a request's inputs: the tokens after its prompt, MASKED where to be filled
 
 
 class Proposals:
@@ -156,7 +156,7 @@ def rank_positions(scores: torch.Tensor) -> list[int]:
 
 @dataclass(frozen=True)
 class Denoising(Strategy):
-    """The base of methods that fill a canvas of max_new_tokens masks behind the prompt."""
+    """The base of methods that fill a canvas of max_new_tokens masks after the prompt."""
 
     block = OWN  # positions filled before later ones; 0: all; -1: the model's, else 32
     kind = "diffusion"
@@ -288,8 +288,8 @@ class Quotas:
 
 
 def take_back(sheet: Sheet, block: tuple[int, int], count: int) -> None:
-    """Masks again the committed tokens of a block that had the lowest chances, of equal ones the
-    earlier.
+    """Masks again the committed tokens of a block that had the lowest probabilities, of equal ones
+    the earlier.
     """
     committed_positions = [position for position in sheet.known if block[0] <= position < block[1]]
     for position in sorted(
@@ -328,7 +328,7 @@ def open_sheet(ctx: Context) -> Sheet:
     suffix = list(ctx.request.inputs.get(CANVAS, [MASKED] * canvas_of(target, ctx, max_tokens)))
     if CANVAS in ctx.request.inputs and len(suffix) > max_tokens:
         raise Unsupported(
-            f"{method_name}: the canvas has {len(suffix)} positions behind its prompt, and there "
+            f"{method_name}: the canvas has {len(suffix)} positions after its prompt, and there "
             "is room "
             f"for {max_tokens}; shorten it, or raise max_new_tokens"
         )

@@ -1,6 +1,6 @@
 """Commits tokens where the likeliest is far ahead of the next one.
 
-Positions are ranked by the chance of their likeliest token less that of the second; which is
+Positions are ranked by the probability of their likeliest token less that of the second; which is
 committed there is drawn afterwards.
 
 Paper: Kim et al., Train for the Worst, Plan for the Best: Understanding Token Ordering in Masked

@@ -1,8 +1,8 @@
 """Fills the whole block in every step, and takes back what it was least sure of.
 
 Every forward commits a proposal at each masked position of the block; then those committed tokens
-of the block that had the lowest chances when they were committed are masked again, as many as the
-remaining steps are to fill. So a token may be corrected as long as its block is not done.
+of the block that had the lowest probabilities when they were committed are masked again, as many as
+the remaining steps are to fill. So a token may be corrected as long as its block is not done.
 
 Paper: He et al., MDPO: Overcoming the Training-Inference Divide of Masked Diffusion Language
 Models, arXiv:2508.13148 (running confidence remasking)

@@ -1,7 +1,7 @@
 """Takes back the tokens that were least sure, near the end of a block, and fills them anew.
 
 It goes on as `confidence` does; once seven eighths of a block's steps are over, `further` steps
-each mask the committed tokens of the block with the lowest chances again, and fill as many.
+each mask the committed tokens of the block with the lowest probabilities again, and fill as many.
 
 Paper: Wang et al., Remasking Discrete Diffusion Models with Inference-Time Scaling,
 arXiv:2503.00307, as ParallelBench (arXiv:2510.04767) runs it
@@ -26,7 +26,7 @@ from foretell.diffusion.loop import Ordered, Proposals, Quotas, rank_positions, 
 if TYPE_CHECKING:
     from foretell.core.context import Context
 
-SHARE = 7 / 8  # of a block's steps, behind which tokens are taken back
+SHARE = 7 / 8  # of a block's steps, after which tokens are taken back
 
 
 class Again:

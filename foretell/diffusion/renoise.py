@@ -8,7 +8,7 @@ may be other noise in the next step. The model reads its own last proposals besi
 
 A canvas is done when its likeliest tokens were the same in `stable` steps before and the mean
 entropy is below `sure`, or after `steps` steps. These likeliest tokens are its text, and the next
-canvas begins behind them.
+canvas begins after them.
 
 Paper: Google, DiffusionGemma, as transformers generates with it
 (`models/diffusion_gemma/generation_diffusion_gemma.py`); the bound: Ben-Hamu et al., Accelerated
@@ -24,7 +24,7 @@ given the same tokens, accepted sets and texts are transformers'
 - the request's temperature and filters shape what is drawn, beside the falling temperature; at
 temperature 0 the best token is proposed
 - the text is cut at its limit, where transformers returns whole canvases
-- in a text with gaps the given tokens of a canvas stay, and the tokens behind it are not read
+- in a text with gaps the given tokens of a canvas stay, and the tokens after it are not read
 - settings are these, whatever generation_config.json says
 """
 
@@ -88,7 +88,7 @@ class Renoise(Denoising):
     def propose_tokens(
         self, ctx: Context, sheet: Sheet, planner: Planner, state: Canvas
     ) -> Generator[Message, Any, Proposals]:
-        """Proposes tokens for all positions of the canvas, behind the text that is final."""
+        """Proposes tokens for all positions of the canvas, after the text that is final."""
         model: Any = ctx.models["target"]
         start, end = sheet.block(self.block or model.canvas_length)
         start = max(start, len(ctx.tokens))  # given tokens that nothing open precedes are text

@@ -1,7 +1,7 @@
 """Commits every token that the model is sure enough of.
 
-All proposals of the block whose chance is at least `tau` are committed together, and the surest one
-in any case.
+All proposals of the block whose probability is at least `tau` are committed together, and the
+surest one in any case.
 
 Paper: Wu et al., Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and
 Parallel Decoding, arXiv:2505.22618, section 3.3
@@ -29,7 +29,7 @@ class Threshold(Denoising):
     """Above 1, `tau` is one token a step."""
 
     block: int = -1  # positions filled before later ones; 0: all; -1: the model's, else 32
-    tau: Annotated[float, Range(0, 2)] = 0.9  # chance of a token
+    tau: Annotated[float, Range(0, 2)] = 0.9  # probability of a token
 
     def choose_positions(self, sheet: Sheet, proposals: Proposals, state: Any) -> Sequence[int]:
         probabilities = proposals.token_probs()

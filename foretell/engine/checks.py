@@ -106,7 +106,7 @@ def check_prefix(request: Request, models: Mapping[str, Model]) -> None:
     if prefix is None:
         return
     if tuple(request.prompt[: prefix.end]) != prefix.tokens or prefix.end >= len(request.prompt):
-        raise BadConfig("prefix: the prompt does not go on behind the tokens of these rows")
+        raise BadConfig("prefix: the prompt does not go on after the tokens of these rows")
     if request.policy is not None:
         raise BadConfig("kv: rows that were made before come under no cache policy; leave kv out")
     model_names = {name for part in request.parts for name in part.models}

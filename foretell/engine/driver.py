@@ -430,7 +430,7 @@ async def _received_async(
 
 
 def _join_events(events: list[Event]) -> list[Event]:
-    """Joins the events of each request: its tokens together, its end behind them."""
+    """Joins the events of each request: its tokens together, its end after them."""
     if len(events) < 2:
         return events
     events_by_request: dict[int, Event] = {}

@@ -31,7 +31,7 @@ from foretell.core.types import Ask, Reply
 from foretell.errors import RequestFailed, Unsupported
 
 WORKER = "foretell.loading.model_worker"
-HEAD = struct.Struct("<II")  # bytes of the JSON, bytes behind it
+HEAD = struct.Struct("<II")  # bytes of the JSON, bytes after it
 LAST = 2000  # bytes of its standard error that are looked through for its last words
 CLOSING = 5.0  # seconds that it has to end by itself
 
@@ -53,7 +53,7 @@ def send_message(pipe: IO[bytes], message: dict[str, Any], data: bytes = b"") ->
 
 
 def receive_message(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes] | None:
-    """A message and the bytes behind it; None: the other side is gone."""
+    """A message and the bytes after it; None: the other side is gone."""
     head = pipe.read(HEAD.size)
     if len(head) < HEAD.size:
         return None

@@ -1,9 +1,9 @@
 """Classifier-free guidance: the text goes away from what the model would say without the prompt.
 
-Beside the prompt's rows c the target is read behind another prompt u, which the same output
+Beside the prompt's rows c the target is read after another prompt u, which the same output
 follows: a `negative` one, or none but the prompt's last token. The row is
 ln u + g (ln c - ln u): g=1 is the prompt alone, more follows it the more strictly. With `model` u
-is another model's row (of a weaker or a worse one, say) behind the same prompt, or behind
+is another model's row (of a weaker or a worse one, say) after the same prompt, or after
 `negative` where that is given too. Both rows come of one forward where the model is the same, and
 a draft's whole tree is read on both branches.
 
@@ -16,7 +16,7 @@ Cost: target 1
 Needs: nothing; with `model`, a model of that name with the target's tokenizer
 Trains: nothing
 Differs:
-- the model needs no training with prompts left out: u is read behind another prompt
+- the model needs no training with prompts left out: u is read after another prompt
 - the paper's form with a language model's row beside both (alpha, beta) is not here
 - `least` leaves out tokens that the prompt makes implausible, as in contrastive decoding; it is off
 unless given
@@ -61,7 +61,7 @@ class Cfg(Source):
     g: Annotated[float, Range(0, 100)] = 1.5  # the paper's tables have 1 to 4
     negative: TokenIds = ()  # the other prompt, as token ids; none: the prompt's last token
     model: str = ""  # whose rows u are; none: the target's
-    # share of the best token's chance below which c leaves a token out
+    # share of the best token's probability below which c leaves a token out
     least: Annotated[float, Range(0, 1)] = 0.0
 
     def __post_init__(self) -> None:

@@ -2,9 +2,9 @@
 
 Some of the earlier layers are read with the model's own norm and head. In every row the one whose
 law is farthest from the last layer's, by their Jensen-Shannon divergence, is its opponent: the row
-is ln q of the last layer less ln q of the opponent, for tokens of which the last layer's chance is
-at least `least` times its best one's; others come far behind. What is there early (grammar, common
-words) cancels, what comes late (facts) stays.
+is ln q of the last layer less ln q of the opponent, for tokens of which the last layer's
+probability is at least `least` times its best one's; others come far behind. What is there early
+(grammar, common words) cancels, what comes late (facts) stays.
 
 Paper: Chuang et al., DoLa: Decoding by Contrasting Layers Improves Factuality in Large Language
 Models, arXiv:2309.03883
@@ -56,7 +56,7 @@ class Dola(Source):
     """The settings of DoLa; with layers=none the rows are the target's own."""
 
     layers: str = "low"  # candidates: low, high, none, or numbers of layers, as in 2 4 6
-    # share of the best token's chance below which a token is left out
+    # share of the best token's probability below which a token is left out
     least: Annotated[float, Range(0, 1)] = 0.1
     reference: bool = False  # the divergence as the paper's code computes it
 

@@ -5,7 +5,7 @@ LoRA weights, which then runs on the target's own weights. With o the model's la
 amateur's, the contrast of a layer is (1 + b) ln o - b ln a, where a layer is read with the model's
 own norm and head. The row is the last layer's contrast, w times the lower layer's, and g times what
 an instruction to be truthful before the prompt changes in ln o. Tokens below `least` times the
-best one's chance by the last layer's o come far behind.
+best one's probability by the last layer's o come far behind.
 
 Paper: Chen et al., Lower Layers Matter: Alleviating Hallucination via Multi-Layer Fusion
 Contrastive Decoding with Truthfulness Refocused, arXiv:2408.08769
@@ -72,7 +72,7 @@ class Lol(Source):
     g: Annotated[float, Range(0, 100)] = 0.5  # weight of the instruction
     # the lower layer: what leaves the first so many; 0: half of them
     layer: Annotated[int, Range(0)] = 0
-    # share of the best token's chance below which a token is left out
+    # share of the best token's probability below which a token is left out
     least: Annotated[float, Range(0, 1)] = 0.1
     icd: bool = False  # the plain difference ln o - ln a in place of the contrast
     instruction: TokenIds = ()  # before the whole prompt, as token ids; none: one of ours
@@ -141,7 +141,7 @@ class Lol(Source):
         return instructed_branch
 
     def instructed_prompt(self, ctx: Context) -> list[int]:
-        """Returns the prompt with the instruction, which stands behind what begins every prompt."""
+        """Returns the prompt with the instruction, which follows what begins every prompt."""
         prompt = list(ctx.tokens[: len(ctx.tokens) - len(ctx.output)])
         if self.instruction:
             check_ids("lol:instruction", self.instruction, ctx.models["target"].vocab)

@@ -1,7 +1,7 @@
 """Rows that are mixed of several: of other prompts, other models and other layers.
 
-Mixed are logarithms of chances, so what a model adds to all logits of a row changes nothing. A
-token that one of the rows calls impossible stays so: no difference of infinities is taken.
+Mixed are logarithms of probabilities, so what a model adds to all logits of a row changes nothing.
+A token that one of the rows calls impossible stays so: no difference of infinities is taken.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from foretell.core.context import Context
     from foretell.core.model import Model
 
-FAR = 1000.0  # nats below the others, which no temperature in use makes a chance of
+FAR = 1000.0  # nats below the others, which no temperature in use makes a probability of
 NEVER = -1e9  # a logarithm of chance below which a token counts as impossible
 
 
@@ -84,7 +84,7 @@ def mask_implausible(
 
 @dataclass(slots=True)
 class Beside:
-    """A quiet branch: another prompt, and behind it the output of the text."""
+    """A quiet branch: another prompt, and after it the output of the text."""
 
     branch: int
     start: int  # tokens that the text had when it was opened
@@ -120,7 +120,7 @@ def open_beside(
 def ask_beside(
     ctx: Context, other_branch: Beside, tree: TokenTree, nodes: Sequence[int]
 ) -> Generator[Message, Any, Ask]:
-    """The ask for the rows of these nodes of `tree` behind the other prompt."""
+    """The ask for the rows of these nodes of `tree` after the other prompt."""
     yield from follow_text(ctx, other_branch.branch, other_branch.start)
     last_token = ctx.on(other_branch.branch).tokens[-1]
     return Ask(tree.reroot_at(last_token), other_branch.model, other_branch.branch, rows=nodes)

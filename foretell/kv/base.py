@@ -36,7 +36,7 @@ class KV(Settings):
     # kv.store.composition; "": it goes alone.
     role: ClassVar[str] = ""
     aligned: ClassVar[bool] = False  # an encoder for which a row is one token's in all layers
-    settles: ClassVar[bool] = False  # an evictor that gives up rows of a prompt alone, behind it
+    settles: ClassVar[bool] = False  # an evictor that gives up rows of a prompt alone, after it
 
     def build_policy(self, target: Model) -> CachePolicy:
         """The policy of a request's caches. Raises Unsupported where the target has no such
@@ -98,9 +98,9 @@ def check_budget(name: str, budget: int, min_rows: int, reserved_rows: str) -> N
 
 @dataclass
 class Evicting(CachePolicy):
-    """Holds at most `budget` rows of a text behind its prompt, and `every` - 1 more in between.
+    """Holds at most `budget` rows of a text after its prompt, and `every` - 1 more in between.
 
-    A prompt is read as a whole, and what it has too much is given up behind it. `every` 0: what
+    A prompt is read as a whole, and what it has too much is given up after it. `every` 0: what
     follows the prompt stays.
     """
 
@@ -273,7 +273,7 @@ class Attended(Watching, Evicting):
 
 
 def _pad_rows(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Rows with zeros behind them, `count` in all (..., count)."""
+    """Rows with zeros after them, `count` in all (..., count)."""
     missing = count - rows.shape[-1]
     return torch.nn.functional.pad(rows, (0, missing)) if missing else rows
 

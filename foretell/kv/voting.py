@@ -1,4 +1,4 @@
-"""Rows of a prompt that tokens vote for: its own last ones, as in SnapKV, or any behind it."""
+"""Rows of a prompt that tokens vote for: its own last ones, as in SnapKV, or any after it."""
 
 from __future__ import annotations
 

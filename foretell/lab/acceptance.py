@@ -1,9 +1,9 @@
 """How often a rule accepts one of k tokens that were drafted at a place, from the two laws there.
 
 p is the target's law (V,) and q the draft model's, both float64. Every function returns the
-acceptance for k = 1, 2, ..., `max_count`: the chance that one of the k drafted tokens is accepted,
-over drafting and verification. Where fewer tokens are possible than k, all of them are drafted.
-What has no closed form is a mean over draws, with its variance.
+acceptance for k = 1, 2, ..., `max_count`: the probability that one of the k drafted tokens is
+accepted, over drafting and verification. Where fewer tokens are possible than k, all of them are
+drafted. What has no closed form is a mean over draws, with its variance.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ def walk_unreplaced(
     """Accepts where the target's own sample is among the drafts. Exact for k up to 2; what later
     draws add to it is a mean over `draws` of them, at least 2.
     """
-    # Drawn second is x behind each y: with q(y) q(x) / (1 - q(y)).
+    # Drawn second is x after each y: with q(y) q(x) / (1 - q(y)).
     odds = torch.where(complement_probs(q) > 0, q / complement_probs(q), 0.0)
     second_probs = q + q * (odds.sum() - odds)
     exact_chances = [Chance(float(p @ q)), Chance(min(1.0, float(p @ second_probs.clamp_max(1))))][

@@ -2,8 +2,8 @@
 
 A rule couples the draft with the target's token so that this is one of the drafted tokens as often
 as possible: an optimal transport. By its dual that chance is 1 + the least P(H) - Q(H) of any set H
-of tokens, where Q(H) is the chance that all drafted tokens are in H. The least one is found among
-the beginnings of the tokens in the order of p / q: one sort and one scan. (Hu et al.,
+of tokens, where Q(H) is the probability that all drafted tokens are in H. The least one is found
+among the beginnings of the tokens in the order of p / q: one sort and one scan. (Hu et al.,
 arXiv:2502.18779)
 
 p and q are laws (V,) in float64. Every function returns the optimum for k = 1, 2, ..., `max_count`.
@@ -19,7 +19,7 @@ import torch
 from foretell.lab.acceptance import complement_probs, split_one_drawn
 
 STEP = 0.25  # of the logarithm of time, for errors of at most 1e-12
-EARLIEST = -13.0  # what happens before has a chance of 1e-17
+EARLIEST = -13.0  # what happens before has a probability of 1e-17
 LATEST = 40.0  # in units of the slowest decay
 CHUNK = 1 << 20  # numbers that are integrated at a time
 

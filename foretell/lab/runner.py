@@ -118,7 +118,7 @@ def lab(
     sets: Mapping[str, Sequence[Prompt]],
     tell: Tell = lambda what, done, total: None,
 ) -> Report:
-    """Measures at places of the target's texts behind these prompts.
+    """Measures at places of the target's texts after these prompts.
 
     Calls `tell` before each place. Raises Unsupported without a draft model, PromptTooLong, and
     BadConfig where the draft model has a law at no place.
@@ -143,7 +143,7 @@ def lab(
         collector = Collector(report, temperature, name, door, tell, done_count, position_count)
         strategy = Observed(chain_strategy.drafter, settings.length, settings.positions, collector)
         sampling = Sampling(
-            # Room for a whole chain behind the last place.
+            # Room for a whole chain after the last place.
             max_new_tokens=settings.positions + settings.length + 1,
             temperature=temperature,
             seed=settings.seed,

@@ -1,4 +1,4 @@
-"""The process behind lane=process: makes one model by a recipe and answers what is asked of it.
+"""The process after lane=process: makes one model by a recipe and answers what is asked of it.
 
 Run as `python -m foretell.loading.model_worker` by engine/remote.py, which says what goes over the
 pipe. Standard input brings asks, standard output takes answers; whatever else prints goes to

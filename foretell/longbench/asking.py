@@ -1,8 +1,8 @@
 """How a context is read once and asked many times: methods that the runner gives to the engine.
 
-A context is one branch of a request, and each answer is a fork of it, which is dropped behind the
+A context is one branch of a request, and each answer is a fork of it, which is dropped after the
 answer; so what an answer wrote leaves no trace, and the rows of the context are computed once
-however much is asked. Under a cache policy forks have copies of the policy as it stands behind the
+however much is asked. Under a cache policy forks have copies of the policy as it follows the
 context: rows that were given up before the question are given up for all questions.
 """
 
@@ -38,7 +38,7 @@ class Held:
 @dataclass
 class Answered:
     """The tokens of an answer. `first_s`: seconds from the question's arrival to its first token;
-    `token_s`: a token behind it, None where there is none.
+    `token_s`: a token after it, None where there is none.
     """
 
     tokens: list[int]
@@ -51,7 +51,7 @@ class Answered:
 class Questions(Strategy):
     """A method that asks about the prompt, which is the context; greedy answers, in `answers`.
 
-    `golden` None: every question is asked by itself behind the context and `head`, which is read
+    `golden` None: every question is asked by itself after the context and `head`, which is read
     before the questions are known. Else the questions are turns of one conversation, in which each
     is followed by the answer in `golden`, and the prompt has the first question in it.
     """
@@ -86,7 +86,7 @@ class Questions(Strategy):
         yield Finish(ctx.branch)
 
     def write_answer(self, ctx: Context, asked_at: float) -> Generator[Message, Any, None]:
-        """Writes an answer behind the text of a branch that is dropped after it."""
+        """Writes an answer after the text of a branch that is dropped after it."""
         token_times = []
         output: list[int] = []
         while len(output) < self.max_tokens:
@@ -108,7 +108,7 @@ class Questions(Strategy):
 
 @dataclass(frozen=True, eq=False)
 class Scored(Strategy):
-    """A method that scores a text behind the prompt: the bits of each of its tokens, in `bits`.
+    """A method that scores a text after the prompt: the bits of each of its tokens, in `bits`.
 
     Tokens are given, several to a forward where no rows change between them; so each is computed
     over the rows that plain decoding would have.

@@ -44,7 +44,7 @@ def shipped_sentences() -> tuple[str, ...]:
 
 def draw_sentences(random_source: random.Random) -> Iterator[str]:
     """Yields sentences that answer no question, without end: those that ship in some order, and
-    made ones among and behind them.
+    made ones among and after them.
     """
     shipped_order = random_source.sample(shipped_sentences(), len(shipped_sentences()))
     while True:

@@ -36,7 +36,7 @@ MERGED = 0.2  # weight of a token that several of theirs write
 KEPT = 64  # likeliest shared tokens of the target's law; all others are one
 WINDOW = 1024  # tokens of a lesson, the last ones of its text
 PLACES = 64  # of a text, those where the draft was furthest from the target
-LEFT_OUT = -1e30  # logarithm of the chance of a token that a trimmed model has no row for
+LEFT_OUT = -1e30  # logarithm of the probability of a token that a trimmed model has no row for
 LEAST = 1e-6  # probability that is told from 0
 
 
@@ -62,7 +62,7 @@ class Lesson:
         return len(self.direct) + len(self.merged)
 
     def loss(self, logits: torch.Tensor, row_tokens: torch.Tensor | None = None) -> torch.Tensor:
-        """Loss of rows (L, V') behind each of `ids`, in nats, summed over tokens of ours.
+        """Loss of rows (L, V') after each of `ids`, in nats, summed over tokens of ours.
 
         `row_tokens` (V',): the tokens that the rows are of, in ascending order; None: all. Of the
         others nothing is learnt: the target's law is taken without them.
@@ -109,7 +109,7 @@ def restrict_probs(
 
 def reverse_divergence(draft_log_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
     """D(q || p) (n,) of a draft's laws from the target's: log q of some tokens (n, K), and their
-    chances in p (n, K). All other tokens count as one.
+    probabilities in p (n, K). All other tokens count as one.
     """
     q = draft_log_probs.exp()
     q_rest = (1 - q.sum(-1)).clamp_min(LEAST)
@@ -329,11 +329,13 @@ class Corrections(Pupil):
     tested.
 
     Source: Liu et al., "Online Speculative Decoding" (arXiv 2310.07177), algorithm 1. Of a text at
-    most PLACES are kept. Those come first where the chances that draft model and target gave the
-    drafted token differ most: no difference of the two laws in total variation is less than that.
+    most PLACES are kept. Those come first where the probabilities that draft model and target gave
+    the drafted token differ most: no difference of the two laws in total variation is less than
+    that.
     """
 
-    # (that difference, minus the place in the text, the target's likeliest tokens, their chances)
+    # (that difference, minus the place in the text, the target's likeliest tokens, their
+    # probabilities)
     worst_positions: list[tuple[float, int, torch.Tensor, torch.Tensor]] = field(
         default_factory=list
     )

@@ -121,7 +121,7 @@ class Translated:
     # --- back into our tokens
 
     def translate_back(self, tokens: Sequence[int], drafted_tokens: Sequence[int]) -> list[int]:
-        """Translates tokens of theirs, drafted behind `token_ids`, into ours behind `tokens`.
+        """Translates tokens of theirs, drafted after `token_ids`, into ours after `tokens`.
 
         A character that is not whole yet is left out, and what follows a special token that we do
         not have.

@@ -121,7 +121,7 @@ class Attention:
         return partial_attention(self.q, keys, values, mask, self.scale, self.softcap)
 
     def among(self, keys: torch.Tensor, values: torch.Tensor, first_count: int = 0) -> Attention:
-        """Adds further rows, which every node sees, behind the `first_count` ones."""
+        """Adds further rows, which every node sees, after the `first_count` ones."""
         mask = self.mask
         if mask is not None:
             visible_mask = mask.new_zeros(*mask.shape[:-1], keys.shape[1])

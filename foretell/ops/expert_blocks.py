@@ -58,7 +58,7 @@ def active_blocks(
 
 
 def consecutive_runs(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Yields runs of ascending numbers, each as its first one and the one behind its last."""
+    """Yields runs of ascending numbers, each as its first one and the one after its last."""
     run_start = 0
     for position in range(1, len(numbers) + 1):
         if position == len(numbers) or numbers[position] != numbers[position - 1] + 1:

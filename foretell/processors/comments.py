@@ -1,6 +1,6 @@
 """Where a block of Python begins, it begins with a comment.
 
-Behind a line that opens a block (`for ...:`, `else:`, `def ...:` and so on), and behind a docstring
+After a line that opens a block (`for ...:`, `else:`, `def ...:` and so on), and after a docstring
 that follows one, tokens that begin a comment gain `boost` in their logits, as long as nothing but
 spaces stands in the new line. So do tokens of spaces alone, so that a comment is indented as the
 model would indent code. The prompt's lines count as the answer's do, so that an answer that begins
@@ -62,7 +62,7 @@ class Comments(Processor):
 
 @dataclass(frozen=True)
 class Place:
-    """The state of reading behind a token, and what may follow."""
+    """The state of reading after a token, and what may follow."""
 
     window_start: int = 0  # of the detokenizer's window
     window_end: int = 0
@@ -78,7 +78,7 @@ class Blocks(Track):
         super().__init__()
         self.boost = boost
         self.reader = reader
-        self.places = [Place()]  # before the text, and behind each token
+        self.places = [Place()]  # before the text, and after each token
         self.texts: dict[int, str] = {}  # of tokens that were looked at
 
     def take_token(self, token: int) -> None:
@@ -134,7 +134,7 @@ class Blocks(Track):
 
 
 def read_line(place: Place, line: str) -> Place:
-    """Returns the state behind a full line."""
+    """Returns the state after a full line."""
     if place.open_quotes:
         return replace(place, open_quotes="" if place.open_quotes in line else place.open_quotes)
     if not line.strip():

@@ -9,18 +9,18 @@ n-grams are kept in a table that grows with the text and is taken back with it.
 
 Paper: Lan et al., Momentum Decoding: Open-ended Text Generation As Graph Exploration,
 arXiv:2212.02175
-Guarantee: lossy: tokens that repeat the text lose chance, on purpose; whatever drafts, the text has
-exactly the law that this leaves
+Guarantee: lossy: tokens that repeat the text lose probability, on purpose; whatever drafts, the
+text has exactly the law that this leaves
 Cost: target 1
 Needs: nothing
 Trains: nothing
 Differs:
 - it changes rows, so that it goes with any method and at any temperature; at temperature 0 its
-tokens are the paper's. Above it, a token is drawn with a chance in proportion to p - alpha f(r),
-where that is positive
+tokens are the paper's. Above it, a token is drawn with a probability in proportion to p - alpha
+f(r), where that is positive
 - the paper's other tables are spec strings: `resistance=0 1 1 2 3 4` is its Chinese one; its table
 that blocks 4-grams is `no_repeat_ngram_size` of sampling
-- tokens beyond the k best come behind them, in their own order, so that a grammar that forbids all
+- tokens beyond the k best come after them, in their own order, so that a grammar that forbids all
 k finds another
 """
 
@@ -44,7 +44,8 @@ SMALL = 1e-3  # a score below which its logarithm is continued by a straight lin
 class Momentum(Processor):
     """The settings of momentum decoding; with alpha=0 nothing changes."""
 
-    alpha: Annotated[float, Range(0, 100)] = 0.2  # chance that each unit of resistance takes off
+    # probability that each unit of resistance takes off
+    alpha: Annotated[float, Range(0, 100)] = 0.2
     k: Annotated[int, Range(1, 1000000)] = 5  # best tokens that are compared
     resistance: tuple[int, ...] = (0, 1, 2, 3, 4, 5)  # f of r = 0 and so on to the longest
 
@@ -91,7 +92,7 @@ class Grams(Track):
         del self.new_grams[length:]
 
     def repeat_length(self, token: int) -> int:
-        """Returns r of a token behind the path: the length of the longest n-gram it would
+        """Returns r of a token after the path: the length of the longest n-gram it would
         repeat.
         """
         repeated_length = 0

@@ -1,4 +1,5 @@
-"""Where code goes round in circles, what would begin the next round loses chance, an end gains it.
+"""Where code goes round in circles, what would begin the next round loses probability, an end gains
+it.
 
 A round is found in two ways. By content: the answer ends with a stretch of tokens that stands right
 before it already, n times; of such stretches the shortest counts. By structure: a lexer makes
@@ -11,7 +12,7 @@ the text nothing is read again: tokens and lines are taken in one by one, and ta
 
 Paper: Dong et al., Rethinking Repetition Problems of LLMs in Code Generation (grammar-based
 repetition penalization), arXiv:2505.10402
-Guarantee: lossy: tokens that repeat code lose chance and ends gain some, on purpose; whatever
+Guarantee: lossy: tokens that repeat code lose probability and ends gain some, on purpose; whatever
 drafts, the text has exactly the law that this leaves
 Cost: target 1
 Needs: a tokenizer

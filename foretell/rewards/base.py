@@ -53,7 +53,7 @@ class Reward(Settings):
 def score_outputs(
     ctx: Context, reward: Reward, outputs: Sequence[Sequence[int]]
 ) -> Generator[Message, Any, list[float]]:
-    """Returns the rewards of these outputs behind the prompt; -inf for those that have none."""
+    """Returns the rewards of these outputs after the prompt; -inf for those that have none."""
     decode_tokens = ctx.request.text
     assert decode_tokens is not None, "refused before by `needs_text`"
     prompt = decode_tokens(list(ctx.request.prompt))

@@ -38,7 +38,7 @@ SPLITS = (
     (re.compile(r"([\{-\~\[-\` -\&\(-\+\:-\@\/])"), r" \1 "),  # punctuation
     (re.compile(r"([^0-9])([\.,])"), r"\1 \2 "),  # full stops and commas, unless a digit precedes
     (re.compile(r"([\.,])([^0-9])"), r" \1 \2"),  # or follows
-    (re.compile(r"([0-9])(-)"), r"\1 \2 "),  # a dash behind a digit
+    (re.compile(r"([0-9])(-)"), r"\1 \2 "),  # a dash after a digit
 )
 
 

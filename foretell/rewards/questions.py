@@ -165,8 +165,8 @@ def open_branches(
     reserve_room: Callable[[int], int] = lambda room: 0,
 ) -> Generator[Message, Any, list[list[int]]]:
     """Opens quiet branches for answers of at most `max_tokens` tokens: of each prompt so many
-    copies, which share its rows. `reserve_room`: tokens to leave free behind an answer, of so many
-    behind the prompt.
+    copies, which share its rows. `reserve_room`: tokens to leave free after an answer, of so many
+    after the prompt.
 
     Raises PromptTooLong.
     """

@@ -37,7 +37,7 @@ from foretell.rewards.base import Reward
 
 LONGEST = 512  # tokens that the encoder reads, the last ones of a longer text
 CLOSED = 5.12 / 3.5  # from the range of relevance to references to that of the other product
-# Behind one of these a model goes on with somebody else's turn, or with another document.
+# After one of these a model goes on with somebody else's turn, or with another document.
 ENDS = re.compile(r"\n\n\n\n|\n\n[-_]{2,}|\n(?:Human|User|Assistant|###)")
 
 

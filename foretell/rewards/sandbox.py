@@ -1,4 +1,4 @@
-"""Runs programs that nobody has read: a fresh interpreter for each, behind the kernel's walls.
+"""Runs programs that nobody has read: a fresh interpreter for each, after the kernel's walls.
 
 A program is loaded and some of its functions are called; what they give comes back as plain data.
 Who asked compares: what a call should give never enters the program's process, so a program cannot
@@ -11,7 +11,7 @@ memory, output and files are limited. Which walls a machine allows is found out 
 with a program that pushes against each. Where they cannot be had nothing is run: Unsupported.
 
 Two things hold only where user namespaces are allowed: that a program learns nothing of other
-files, and that its files never take more than their limit. Behind Landlock alone it can ask for
+files, and that its files never take more than their limit. After Landlock alone it can ask for
 names, sizes and times (`stat`), never for contents, and what its files take is counted 20 times a
 second, with those that it has deleted and holds open: in between it may go over.
 """

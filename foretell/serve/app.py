@@ -41,7 +41,7 @@ for _status in (400, 401, 404, 408, 413, 415, 429, 500, 503):
 
 
 def build_app(served: Served, settings: Settings | None = None) -> FastAPI:
-    """Builds the application. Its `state.service` is the Service behind it."""
+    """Builds the application. Its `state.service` is the Service after it."""
     settings = settings or Settings()
     answer_service = Service(served, settings)
     app = FastAPI(

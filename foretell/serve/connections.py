@@ -1,6 +1,6 @@
 """Connections: how long a request may take to come, and how many there may be.
 
-A connection waits for the head of a request, then for its body; what still comes of a body behind
+A connection waits for the head of a request, then for its body; what still comes of a body after
 its answer is thrown away for a moment. Each has a time in all, however often a byte comes. Where
 there are more connections than the process has descriptors for, or one peer has more unfinished
 requests than its share, the one goes that has waited longest: who sends slowly keeps nobody out.
@@ -17,7 +17,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 15.0  # that the first line and headers of a request may take
-LINGER_SECONDS = 2.0  # that the rest of a body may take behind an answer that did not need it
+LINGER_SECONDS = 2.0  # that the rest of a body may take after an answer that did not need it
 MOST = 1024  # connections
 SPARE = 16  # descriptors left for everything else
 PARTS = 1024  # of a body that may be tiny

@@ -32,7 +32,7 @@ Scores = Sequence[Sequence[Entry]]  # of each prompt, from its second token on
 
 @dataclass
 class Spelling:
-    """Finds which tokens of one answer its text holds: nothing behind a stop string is told.
+    """Finds which tokens of one answer its text holds: nothing after a stop string is told.
 
     `ends`: ids that end a text and are no part of it.
     """
@@ -189,7 +189,7 @@ class Answer:
 
     def _trace_piece(self, piece: Piece) -> dict[str, Any]:
         """Tells the source of each token of a piece and the tree of its step; where a text is
-        filled out of order, also the tokens that stand behind the text for now.
+        filled out of order, also the tokens that follow the text for now.
         """
         tree_document = None
         if piece.step is not None and len(piece.step.tree) > 1:

@@ -201,7 +201,7 @@ class Request(Fields):
     structured_outputs: StructuredOutputs | None = None
     guidance: Words | None = None
     kv: Words | None = None
-    # Texts that are read apart, each behind the prefix, and before what is asked.
+    # Texts that are read apart, each after the prefix, and before what is asked.
     contexts: Annotated[list[Passage], Field(min_length=1, max_length=4096)] | None = None
     prefix: Passage | None = None
     expand: Annotated[list[Count], Field(max_length=4096)] | None = None

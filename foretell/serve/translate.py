@@ -210,7 +210,7 @@ def _encode_prompts(
 
 
 def _add_contexts(request: Request, prompt: Any) -> Any:
-    """Returns the prompt behind its contexts, where the request has some."""
+    """Returns the prompt after its contexts, where the request has some."""
     if request.contexts is None:
         return prompt
     return Contexts(request.contexts, prompt, request.prefix or "", request.expand or ())

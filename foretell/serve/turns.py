@@ -1,6 +1,6 @@
 """Turns for work that takes long: a few at once, and clients one after the other.
 
-Used by one event loop. A client that has asked for much waits behind those with little.
+Used by one event loop. A client that has asked for much waits after those with little.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Turns:
             queue = self._queues.pop(client)
             turn = queue.popleft()
             if queue:
-                self._queues[client] = queue  # behind the others
+                self._queues[client] = queue  # after the others
             if not turn.done():
                 self.taken[client] += 1
                 turn.set_result(None)

@@ -215,7 +215,7 @@ class Promise:
             self.note_tree(list(np.cumprod(hit_rates)))
 
     def note_tree(self, chances: Sequence[float]) -> None:
-        """A tree was proposed, whose nodes will be reached with these chances."""
+        """A tree was proposed, whose nodes will be reached with these probabilities."""
         self.rest = 0
         self.trees += 1
         ordered_chances = sorted(chances, reverse=True)[: PROMISED - 1]

@@ -2,12 +2,13 @@
 
 The expectation is of each kind of node's acceptance rate.
 
-Of every kind of node, told apart by its source, rank, depth and the length of the match behind it,
+Of every kind of node, told apart by its source, rank, depth and the length of the match after it,
 the policy counts how often it was accepted once its parent was, starting from the drafter's own
 estimate; only tested nodes count. A deterministic tree is cut, best first, to the size n that
-maximises (1 + chances of its n nodes) / cost(n + 1), 0 unless that wins by a margin; now and then
-twice that is tried, where that is cheap. A drafter that gains less time than it takes is asked more
-rarely; what a request's first draft takes does not count, since it takes in the whole text as well.
+maximises (1 + probabilities of its n nodes) / cost(n + 1), 0 unless that wins by a margin; now and
+then twice that is tried, where that is cheap. A drafter that gains less time than it takes is asked
+more rarely; what a request's first draft takes does not count, since it takes in the whole text as
+well.
 
 Where other drafts would mean other samples (drawn trees, some rules) neither the draw nor a clock
 may decide, or a seed would not give its tokens again: `DrawnSizes` chooses the number of nodes
@@ -38,12 +39,13 @@ PROBE = 16  # every so many proposals a larger tree is tried, more rarely where 
 PROBE_LOSS = 0.005  # share of the time that it may lose
 LIMIT = 80  # nodes, unless a number is given
 PRIOR = 4.0  # trials a drafter's own estimate counts for
-OTHERS = 0.6  # chance of the next continuation of a copy, to that of the one before it
+OTHERS = 0.6  # probability of the next continuation of a copy, to that of the one before it
 KEEP = 1 - 1 / 64  # what a trial leaves of the weight of earlier ones
 DRAWN_SIZES = (0, 4, 8, 16, 32, 64, LIMIT)  # nodes that drawn trees may have
 DRAWN_START = 16  # nodes of the first drawn tree
 PAUSE = 32  # steps without a draft after which one is tried again
-# Of a node: source, rank, and the length of its copy, or its depth and the drafter's own chance.
+# Of a node: source, rank, and the length of its copy, or its depth and the drafter's own
+# probability.
 Kind = tuple[str, int, int]
 Chances = dict[Kind, list[float]]  # [trials, accepted]
 
@@ -84,7 +86,7 @@ def chances_of(ctx: Context) -> Chances:
 
 
 def estimate_nodes(tree: TokenTree, chances: Chances) -> tuple[list[float], list[Kind]]:
-    """The chance of each node to be reached, and the kinds of the nodes."""
+    """The probability of each node to be reached, and the kinds of the nodes."""
     reach_values = [1.0] * len(tree)
     node_kinds: list[Kind] = [("", 0, 0)] * len(tree)
     for parent, siblings in enumerate(tree.tries):

@@ -1,4 +1,4 @@
-"""Paths behind a row: some first tokens, each continued, side by side on one branch.
+"""Paths after a row: some first tokens, each continued, side by side on one branch.
 
 The paths are one tree, so what they share is computed once, and the rows of the one that is taken
 stay in the cache. Each level is one forward, of the newest nodes alone.
@@ -40,7 +40,7 @@ class Path:
         return self.total / len(self.tokens)
 
 
-# The row (V,) behind a path -> its next token, and the log-probability that it counts with. May
+# The row (V,) after a path -> its next token, and the log-probability that it counts with. May
 # also end the path with it.
 NextToken = Callable[[Path, torch.Tensor], tuple[int, float]]
 RowsReply = Generator[Message, Any, Reply]
@@ -60,7 +60,7 @@ def begin_paths(
 
 
 def likeliest_tokens(ctx: Context, row: torch.Tensor, count: int) -> list[tuple[int, float]]:
-    """The best tokens of a row (V,) behind the text, those that are possible."""
+    """The best tokens of a row (V,) after the text, those that are possible."""
     logs = log_probs(ctx, row, ctx.output)
     best_log_probs, tokens = logs.topk(min(count, len(logs)))
     pairs = zip(tokens.tolist(), best_log_probs.tolist(), strict=True)

@@ -9,7 +9,7 @@ is involved: the text is that of the smaller models.
 
 Paper: Del Corro, Del Giorno, Agarwal, Yu, Awadallah, Mukherjee, SkipDecode: Autoregressive Skip
 Decoding with Batching and Caching for Efficient LLM Inference, arXiv:2307.02628
-Guarantee: lossy: behind the first token layers are left out, more and more of them; with most and
+Guarantee: lossy: after the first token layers are left out, more and more of them; with most and
 least as large as the model has layers it is plain decoding bit for bit
 Cost: target 1
 Needs: a model whose layers can be run one by one

@@ -54,7 +54,7 @@ def last_tap(model: Model) -> int:
 
 
 def apply_norm(model: Model, states: torch.Tensor) -> torch.Tensor:
-    """States (n, E) of the last tap behind the last norm, where the model has one that is known:
+    """States (n, E) of the last tap after the last norm, where the model has one that is known:
     what its head reads, and transformers calls the last hidden states.
     """
     last_norm: Any = getattr(getattr(model, "loop", None), "norm", None)

@@ -86,8 +86,8 @@ class Toy(Model):
     None: all.
 
     `noise` makes a relative that agrees in part: a draft model. `copy` makes texts that repeat: the
-    chance mass of the token that followed the same token before grows. `hidden[0]`, `hidden[1]` and
-    `hidden[2]`, (T, 2) float64, are hashes of what each node sees, as logits are.
+    probability mass of the token that followed the same token before grows. `hidden[0]`,
+    `hidden[1]` and `hidden[2]`, (T, 2) float64, are hashes of what each node sees, as logits are.
     """
 
     caps = Model.caps | {"taps"}
@@ -322,7 +322,7 @@ class ToyHead(Toy):
     those of a Toy with the same seed, plus `noise` times a hash of every (token, position, feature)
     it sees: it agrees with its target in part, and any wrong or missing feature changes its answer.
     Its own hidden states, (T, 2), may be the features of nodes that follow. A row holds `laws` laws
-    side by side; those behind the first agree by chance. `kind`: of the head whose cache it has.
+    side by side; those after the first agree by chance. `kind`: of the head whose cache it has.
     """
 
     feeds = (2,)  # the taps of the target that its nodes read
@@ -379,7 +379,7 @@ class RecurrentCache(Cache):
     scratch as well.
 
     There are none in between, so a part of the scratch can neither be kept nor built on: then the
-    state after the committed tokens is the one to go on from, and the tokens behind it are computed
+    state after the committed tokens is the one to go on from, and the tokens after it are computed
     again. `next_state` is what the running forward found, which `finish` makes `ahead`.
     """
 

@@ -85,7 +85,7 @@ class ToyCanvas(Toy):
 
 
 class Oracle(ToyCanvas):
-    """A toy that knows all texts: behind a prompt of `first` tokens stands one of the `texts`, each
+    """A toy that knows all texts: after a prompt of `first` tokens stands one of the `texts`, each
     with its probability.
     """
 

@@ -28,7 +28,7 @@ Seen = tuple[np.ndarray, np.ndarray]  # keys and positions of rows, (m,) each
 
 
 class ToyLayers(Toy):
-    """A toy whose layers are computed one behind the other, so that some can be left out.
+    """A toy whose layers are computed one after the other, so that some can be left out.
 
     What a layer passes on of a node, (1 + V,), is a hash of all that it has seen and, beside it,
     the logits so far. Each half of a layer (attention, which alone sees other nodes, and MLP)
@@ -139,7 +139,7 @@ class ToyLayers(Toy):
         return seen_rows
 
     def attended(self, layer: int, states: np.ndarray, seen_rows: Sequence[Seen]) -> np.ndarray:
-        """States (n, 1 + V) behind the attention of a layer in which they see these rows."""
+        """States (n, 1 + V) after the attention of a layer in which they see these rows."""
         keys = np.array([path_key(*rows) for rows in seen_rows])[:, None]
         share = self.sharpness * self.shares[0] * self.fading**layer
         logits = states[:, 1:] + share * spread_numbers(keys, self.seed + TAP * layer, self.vocab)
@@ -154,7 +154,7 @@ class ToyLayers(Toy):
         return np.concatenate([whole_numbers(keys), logits], 1)
 
     def after_mlp(self, layer: int, states: np.ndarray) -> np.ndarray:
-        """States (n, 1 + V) behind the MLP of a layer."""
+        """States (n, 1 + V) after the MLP of a layer."""
         with np.errstate(over="ignore"):
             keys = mix_bits(states[:, :1].astype(np.uint64) * GOLDEN + np.uint64(layer))
         share = self.sharpness * self.shares[1] * self.fading**layer

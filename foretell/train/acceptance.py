@@ -4,8 +4,8 @@ acceptance-head`.
 As Huang et al. (arXiv:2405.19715) do it: at every token of a text the draft model draws one of its
 own, y of its law q, which the target of law p would accept with probability min(1, p(y) / q(y)).
 The draft model then reads the text with most tokens replaced by these draws, the others mixed in as
-they are, and the head learns from the state at each draw what its chance was. A rejection weighs
-more than an acceptance. Both models stay as they are.
+they are, and the head learns from the state at each draw what its probability was. A rejection
+weighs more than an acceptance. Both models stay as they are.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.ops.logits import resize_row
 from foretell.train import recipes
 
-LEAST = 8  # tokens that a text must have behind its beginning to be of use
+LEAST = 8  # tokens that a text must have after its beginning to be of use
 HELD_OUT = 8  # every so many texts one is kept from training
 ANSWERS = 8  # prompts answered at once
 SECONDS = 0.1  # between two calls of `tell` while the head is trained
@@ -71,8 +71,8 @@ class TrainHead:
 
 @dataclass
 class Examples:
-    """Drafted tokens: of each the draft model's state (n, E), the chance (n,) that the target
-    accepts it, and the draft model's own best chance (n,), to compare with.
+    """Drafted tokens: of each the draft model's state (n, E), the probability (n,) that the target
+    accepts it, and the draft model's own best probability (n,), to compare with.
     """
 
     states: torch.Tensor
@@ -89,7 +89,7 @@ class Examples:
 def answer_prompts(
     lm: LM, prompts: Sequence[Prompt], config: TrainHead, tell: Tell
 ) -> Iterator[Text]:
-    """Yields the target's answers to prompts, each behind its prompt."""
+    """Yields the target's answers to prompts, each after its prompt."""
     for first_number in range(0, len(prompts), ANSWERS):
         tell("answering", first_number, len(prompts))
         prompt_group = [
@@ -141,7 +141,7 @@ def answer_ask(model: Model, ask: Ask) -> Reply:
 
 
 def answer_laws(model: Model, text: Text, vocab: int, temperature: float) -> torch.Tensor:
-    """(n, vocab): the model's laws of the n tokens behind a text's beginning."""
+    """(n, vocab): the model's laws of the n tokens after a text's beginning."""
     tokens, prompt_length = text
     logit_rows = read_tokens(model, tokens[:-1], prompt_length - 1).logits.cpu()
     logit_rows = torch.stack([resize_row(row, vocab) for row in logit_rows])
@@ -153,7 +153,7 @@ def answer_laws(model: Model, text: Text, vocab: int, temperature: float) -> tor
 def draw_examples(
     target: Model, draft: Model, text: Text, config: TrainHead, generator: torch.Generator
 ) -> Examples:
-    """Examples of a text, one for every token behind its beginning that a draw replaced."""
+    """Examples of a text, one for every token after its beginning that a draw replaced."""
     tokens, prompt_length = text
     q = answer_laws(draft, text, target.vocab, config.temperature)
     p = answer_laws(target, text, target.vocab, config.temperature)
@@ -219,7 +219,7 @@ def _join_examples(parts: Sequence[Examples]) -> Examples:
 
 
 def acceptance_loss(logits: torch.Tensor, chances: torch.Tensor, rejected: float) -> torch.Tensor:
-    """The mean cross entropy of logits (n, 2) with the chances (n,) of acceptance, in which a
+    """The mean cross entropy of logits (n, 2) with the probabilities (n,) of acceptance, in which a
     rejection weighs `rejected` times as much.
     """
     logs = logits.log_softmax(-1)
@@ -257,7 +257,7 @@ def auc(scores: torch.Tensor, chances: torch.Tensor) -> float:
     """The probability that an accepted token has a higher score than a rejected one; ties count
     half. 0.5: the scores tell nothing. NaN: all are accepted, or all rejected.
 
-    scores, chances (n,): each token is accepted with its chance.
+    scores, probabilities (n,): each token is accepted with its probability.
     """
     distinct_scores, score_numbers = scores.double().unique(return_inverse=True)
     accepted = torch.zeros(len(distinct_scores), dtype=torch.float64)

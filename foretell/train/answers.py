@@ -4,7 +4,7 @@ Answers are written by the engine, many at once, each token with the model's lik
 there. A file holds some hundred of them as flat arrays, so that a run can be interrupted and
 continued: what is on disk is not written again.
 
-    tokens     (n,)     all texts behind each other, prompts included
+    tokens     (n,)     all texts after each other, prompts included
     starts     (m + 1,) where each text begins
     prompts    (m,)     how many of its tokens are prompt
     best       (n, K)   the K likeliest tokens there; 0 in prompts
@@ -45,7 +45,7 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass
 class Text:
-    """Answer behind its prompt: tokens (n,), best and logprobs (n - prompt, K)."""
+    """Answer after its prompt: tokens (n,), best and logprobs (n - prompt, K)."""
 
     tokens: np.ndarray
     prompt: int
@@ -151,7 +151,7 @@ def own_questions(lm: LM, count: int, tokens: int, seed: int) -> list[list[dict[
 
 
 def turn_of(lm: LM) -> tuple[list[int], str]:
-    """The tokens before a user's words in the model's chat template, and the text behind them."""
+    """The tokens before a user's words in the model's chat template, and the text after them."""
     tokenizer: Any = lm.tokenizer
     if tokenizer is None or not tokenizer.chat_template:
         raise BadConfig("the model asks itself nothing without a chat template; give prompts")

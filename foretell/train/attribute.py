@@ -64,7 +64,7 @@ class TrainAttribute:
 
 
 def answers_to(lm: LM, ids: Sequence[int], config: TrainAttribute) -> list[list[int]]:
-    """The model's own texts behind a prompt, each once."""
+    """The model's own texts after a prompt, each once."""
     texts: list[list[int]] = []
     if config.beams:
         method = f"beam:width={config.beams},penalty=0"

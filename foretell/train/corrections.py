@@ -69,7 +69,7 @@ def split_sentences(paragraphs: list[str]) -> Iterator[str]:
 
 
 def spoil_sentence(sentence: str, rate: float, seed: int, round: int = 0) -> str:
-    """The sentence with mistakes: each of its words has one with chance `rate`."""
+    """The sentence with mistakes: each of its words has one with probability `rate`."""
     generator = random.Random(f"{seed} {round} {sentence}")
     words = []
     for word in sentence.split(" "):

@@ -6,9 +6,9 @@ the likeliest tokens and all others together: how far its own are from them, by 
 answers are those of `answers.py`.
 
 Beside a reference, another draft model that has learnt already, it learns at those tokens alone
-where it is furthest behind that one.
+where it is furthest after that one.
 
-With `exits` it learns them behind several of its layers at once, by the mean of the exits' losses,
+With `exits` it learns them after several of its layers at once, by the mean of the exits' losses,
 each read by the same last norm and head: a draft model for `s2d`.
 
 Of the vocabulary a step looks at the commonest tokens, those of the batch's laws and a random
@@ -73,7 +73,7 @@ class TrainDraft:
     seed: int = 0  # of the weights and of the order of texts
     objective: str = "kl"  # kl, ce, tv, tvd++ or certainty
     keep: float = 0.4  # share of the tokens that is learnt from beside a reference
-    exits: str = ""  # layers behind which it learns as well, as in 2,4: a model for s2d
+    exits: str = ""  # layers after which it learns as well, as in 2,4: a model for s2d
 
     def __post_init__(self) -> None:
         sizes = ("hidden", "layers", "heads", "kv_heads", "intermediate", "context", "common")
@@ -91,7 +91,7 @@ class TrainDraft:
 
     @property
     def exit_layers(self) -> tuple[int, ...]:
-        """Layers behind which the model learns, the last one included. Raises BadConfig."""
+        """Layers after which the model learns, the last one included. Raises BadConfig."""
         try:
             exits = [int(part) for part in self.exits.split(",") if part.strip()]
         except ValueError:

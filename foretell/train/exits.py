@@ -1,7 +1,7 @@
 """Thresholds of a draft model's exits for a target: what `s2d` drafts by.
 
-On answers of the target that the draft model did not learn from, each exit's best chance and its
-agreement with the target are read at every token, by the rows of both models. What a forward of
+On answers of the target that the draft model did not learn from, each exit's best probability and
+its agreement with the target are read at every token, by the rows of both models. What a forward of
 each exit takes, with and without the others, is timed, as is the target's. Of all thresholds on a
 grid, those are kept that promise the most tokens a second: of drafts that begin at any token, the
 expected number of accepted tokens and one more, over the seconds of drafting and verifying. Tokens
@@ -44,8 +44,9 @@ Tell = Callable[[str, int, int], None]
 
 @dataclass
 class Seen:
-    """At every token of some answers: of each exit the chance of its best token, and the chance
-    that the target accepts one, at temperature 0 and at 1; (exits, n). `starts`: of each answer.
+    """At every token of some answers: of each exit the probability of its best token, and the
+    probability that the target accepts one, at temperature 0 and at 1; (exits, n). `starts`: of
+    each answer.
     """
 
     chances: np.ndarray
@@ -57,7 +58,7 @@ class Seen:
 @dataclass
 class Seconds:
     """`draft`: by the places of the exits in use, what a token's forward up to each of them takes
-    behind the one below; `target`: a verification of a whole draft.
+    after the one below; `target`: a verification of a whole draft.
     """
 
     draft: Mapping[tuple[int, ...], Sequence[float]]
@@ -72,7 +73,7 @@ def held_back(files: Sequence[Path], window: int) -> Iterator[Text]:
 
 @torch.inference_mode()
 def exit_rows(model: Model, text: Sequence[int], prompt: int) -> list[torch.Tensor]:
-    """Rows (n, V) of the answer behind `prompt` tokens, of each exit; of a model without exits
+    """Rows (n, V) of the answer after `prompt` tokens, of each exit; of a model without exits
     those of its last layer.
     """
     answer_tree = TokenTree(int(text[prompt - 1])).chain(int(token) for token in text[prompt:-1])
@@ -142,7 +143,7 @@ def promised_speed(
 
 def mean_accepted(agreements: np.ndarray, starts: Sequence[int], length: int) -> float:
     """The mean number of tokens of a draft that are accepted, over the places where a whole one
-    fits: `agreements` (n,) are the chances of each token, if those before it are.
+    fits: `agreements` (n,) are the probabilities of each token, if those before it are.
     """
     accepted_sum, window_count = 0.0, 0
     for start, end in zip(starts, [*starts[1:], len(agreements)], strict=True):
@@ -181,7 +182,7 @@ def time_forwards(target: Model, draft: Model, exits: Sequence[int], length: int
 
 @torch.inference_mode()
 def _forward_seconds(model: Model, exits: Sequence[int | None], size: int) -> list[float]:
-    """Seconds of a forward of `size` tokens up to each exit, behind the one below."""
+    """Seconds of a forward of `size` tokens up to each exit, after the one below."""
     text_tokens = [1] * WARM
     cache = model.cache()
     timings: list[list[float]] = [[] for _ in exits]

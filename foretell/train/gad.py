@@ -4,7 +4,7 @@ The corrector is a small encoder-decoder that puts mistakes in sentences right (
 is a Marian model: the positions of source and text enter its first layers, so that cross-attention
 finds the place to copy from by its number, too, and not by what stands there alone, as T5's does.
 
-The drafter begins as a copy of it and learns to say what a block of masked tokens behind the text
+The drafter begins as a copy of it and learns to say what a block of masked tokens after the text
 hides: text and masks lie in one row, the text is read from left to right, the masks see all of it
 and each other. Some of the masks are taken off first, the more the worse its guesses are (Qian et
 al., Glancing Transformer, arXiv:2008.07905). At the end both are measured on sentences whose
@@ -202,7 +202,7 @@ def corrector_loss(model: MarianMTModel, pairs: list[Pair]) -> torch.Tensor:
 
 @dataclass
 class Blocks:
-    """Texts with a block behind each: ids (B, T), what they see (B, 1, T, T), labels (B, T)."""
+    """Texts with a block after each: ids (B, T), what they see (B, 1, T, T), labels (B, T)."""
 
     ids: torch.Tensor
     sees: torch.Tensor
@@ -212,7 +212,7 @@ class Blocks:
 def mask_blocks(
     answers: Sequence[Sequence[int]], k: int, start: int, mask: int, generator: random.Random
 ) -> Blocks:
-    """Cuts each answer to a random beginning with a block of masks behind it, mostly of k.
+    """Cuts each answer to a random beginning with a block of masks after it, mostly of k.
 
     The last token of the beginning and the masks see each other, as in
     models.encoder_decoder.source.BlockCache.
@@ -224,7 +224,7 @@ def mask_blocks(
         text = [start, *answer[:block_start]]
         hidden_tokens = answer[block_start : block_start + block_size]
         rows.append([*text, *[mask] * block_size])
-        # Behind the end of the answer there is nothing to say.
+        # After the end of the answer there is nothing to say.
         labels.append(
             [*[IGNORED] * len(text), *hidden_tokens, *[IGNORED] * (block_size - len(hidden_tokens))]
         )

@@ -326,7 +326,7 @@ def choose_judge(
 ) -> Fitted:
     """The best of all strengths by the ranks of others; each part: states (n, E) and good (n,).
 
-    Of strengths that rank alike, the one whose chances fit the others best.
+    Of strengths that rank alike, the one whose probabilities fit the others best.
     """
     states, labels = learnt
     state_mean, state_spread = states.double().mean(0), states.double().std(0, correction=0)

@@ -319,7 +319,7 @@ class Run:
             bar_title = f"{self.parameter_count / 1e6:.1f} M parameters"
             bar_task = progress.add_task(bar_title, total=config.steps, completed=first_step)
             while self.step < config.steps:
-                if self.processes.total(len(stop)):  # all end behind the same step
+                if self.processes.total(len(stop)):  # all end after the same step
                     self.save()
                     raise KeyboardInterrupt
                 loss = advance()

@@ -31,7 +31,7 @@ def cross_entropy(logits: torch.Tensor, laws: torch.Tensor, labels: torch.Tensor
 
 
 def total_variation(logits: torch.Tensor, laws: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Half the distance of the laws: the chance that a drawn token is rejected."""
+    """Half the distance of the laws: the probability that a drawn token is rejected."""
     return (logits.softmax(-1) - laws).abs().sum(-1) / 2
 
 

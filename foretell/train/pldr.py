@@ -1,7 +1,7 @@
 """Trains a small PLDR-LLM on text, and freezes the metric of its attention: `foretell train pldr`.
 
 In training the metric of every layer and head is inferred of each window as a whole, so that a row
-knows something of later tokens. What that is worth, and what is left of it behind a cached metric,
+knows something of later tokens. What that is worth, and what is left of it after a cached metric,
 is measured on windows held out, over their second halves:
 
     whole    the metric is the window's own: later tokens are seen through it

@@ -5,7 +5,7 @@ samples: exact on any tree, optimal for deterministic ones, seed by seed the pla
 `verify_in_order` is recursive rejection over a node's tries: exact for any mixture of laws, and it
 accepts more of drawn tokens. More rules stand in `rules/`; each says which trees it accepts and
 refuses the rest: a tree verified with the wrong law is silently biased. Where an accepted node ends
-the text, nothing is asked behind it: plain decoding would not have asked, and a grammar may have no
+the text, nothing is asked after it: plain decoding would not have asked, and a grammar may have no
 answer there.
 """
 

@@ -4,7 +4,7 @@ A drafter that reads other text than the target, such as `rapid`, may know bette
 law p is moved towards the drafter's law q by one step of distillation: of the token's logit is
 taken `eta` (p - q), where q is at least `alpha` of its largest value. A drafted token is accepted
 by the moved law; where it is refused, the next token is drawn from what p has more than q or than
-the moved law. Behind a draft that was accepted whole the token is the target's own. With eta=0 it
+the moved law. After a draft that was accepted whole the token is the target's own. With eta=0 it
 is exact, and gives the tokens of `sequential`.
 
 Paper: Chen et al., RAPID: Long-Context Inference with Retrieval-Augmented Speculative Decoding,
@@ -39,7 +39,7 @@ class Augmented(Rule):
     """The authors take eta=10 where a model drafts for itself, 20 and more for a larger drafter."""
 
     eta: Annotated[float, Range(0, 1000)] = 10.0  # how far the target's law is moved; 0: not at all
-    # share of the drafter's best chance below which a token stays as it is
+    # share of the drafter's best probability below which a token stays as it is
     alpha: Annotated[float, Range(0, 1)] = 0.1
 
     needs = "a chain of tokens that were drawn"

@@ -1,10 +1,10 @@
 """Accepts what the target would not have said, where a judge of its states finds it good.
 
 A trained linear judge reads the target's own state at each drafted token, computed with that token
-as input, and gives the chance that it is as good as what the target would have put there. The
+as input, and gives the probability that it is as good as what the target would have put there. The
 standard rule verifies the draft; where it refuses, the child that the judge likes best stays if its
-chance is above `delta`, and verification goes on below it. Where neither takes a child the next
-token is the standard rule's. With delta=1 the text is the standard rule's, token by token.
+probability is above `delta`, and verification goes on below it. Where neither takes a child the
+next token is the standard rule's. With delta=1 the text is the standard rule's, token by token.
 
 At the authors' delta=0.5 a small model does not survive it: of 10 answers of SmolLM2-135M-Instruct
 8 changed, and of 8 with known results none was right (3 by the standard rule), for 2.93 tokens a
@@ -47,7 +47,7 @@ class Judge(Rule):
     """Whoever lowers delta should count right answers before and after."""
 
     weights: str = ""  # file of the judge; without one, the judge that ships for the target
-    # chance above which a token stays that the standard rule refuses
+    # probability above which a token stays that the standard rule refuses
     delta: Annotated[float, Range(0, 1)] = 0.9
 
     exact = False

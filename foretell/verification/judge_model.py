@@ -3,8 +3,8 @@
 It reads the state that leaves the target's last layer, before the last norm, at the drafted token
 itself, and is kept in a safetensors file, which `foretell train judge` writes:
 
-    weight    (E,)  bias  (1,)   of the chance sigmoid(weight state + bias) that the token is good
-    excluded  (n,)               tokens that are never judged: those that end or frame a text
+    weight    (E,)  bias  (1,)   of the probability sigmoid(weight state + bias) that the token is
+    good excluded  (n,)               tokens that are never judged: those that end or frame a text
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class LinearJudge:
 
     @torch.inference_mode()
     def log_chances(self, states: torch.Tensor) -> list[float]:
-        """Their logarithms, exact also where a chance would be rounded to 0."""
+        """Their logarithms, exact also where a probability would be rounded to 0."""
         return list(logsigmoid(self._score_states(states)).tolist())
 
     def _score_states(self, states: torch.Tensor) -> torch.Tensor:

@@ -76,7 +76,7 @@ class Kseq(Rule):
 
 
 def acceptance_mass(p: torch.Tensor, q: torch.Tensor, r: float) -> float:
-    """The chance that one draw from q is accepted with min(1, p / (r q))."""
+    """The probability that one draw from q is accepted with min(1, p / (r q))."""
     return float(torch.minimum(q, p / r).sum())
 
 

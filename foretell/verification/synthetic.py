@@ -1,8 +1,8 @@
 """Accepts drafts by a coin of a chosen bias: for timing an acceptance that no model has.
 
-The first child of a node is accepted with chance `rate`, each further one with `fall` times the
-chance of the one before it, whatever the target says; the token after the path is the target's. So
-schedules, sizes and machines can be measured at any acceptance:
+The first child of a node is accepted with probability `rate`, each further one with `fall` times
+the probability of the one before it, whatever the target says; the token after the path is the
+target's. So schedules, sizes and machines can be measured at any acceptance:
 `draft:length=6,rule=synthetic,rate=0.9`. The text is worthless.
 
 Paper: none, it is a measuring device

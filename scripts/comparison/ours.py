@@ -75,7 +75,7 @@ class Side:
         return {}
 
     def steps(self, steps: bool) -> dict[str, Any]:
-        """Seconds of a step by its number of rows, behind a short text."""
+        """Seconds of a step by its number of rows, after a short text."""
         behind = self.lm.measure(fresh=True)["seconds"]
         return {"seconds": {str(rows): s for rows, s in behind[min(behind)].items()}}
 

@@ -150,7 +150,7 @@ class Case:
     gamma: int = 4  # tokens drafted at once
     kappa: int = 2  # guesses of a slot
     early: float = 0.5  # share of the target's forward before the guess
-    recall: float = 0.5  # chance that the token after a window was among its guesses
+    recall: float = 0.5  # probability that the token after a window was among its guesses
     rough_chance: float | None = None  # that a rough model's token holds; None: `chance`
     group: int = 4  # layers of a group
     attention: float = 0.4  # its share of a draft step
@@ -199,7 +199,7 @@ def predict(case: Case, seed: int = 0, rounds: int = ROUNDS) -> list[Prediction]
 
 
 def run_lengths(luck: np.random.Generator, chance: float) -> Iterator[int]:
-    """How often in a row something of this chance happens, again and again."""
+    """How often in a row something of this probability happens, again and again."""
     if chance == 1:
         yield from repeat(1 << 30)
     while True:

@@ -86,11 +86,11 @@ def test_keys_of_layer_0_are_those_of_the_text_read_anew(seed: int) -> None:
         assert editor.tokens == wide().encode(editor.text) == list(anew.tokens)
         assert apart(editor.segment.k[:1], anew.k[:1]) < NEAR
         assert apart(editor.segment.v[:1], anew.v[:1]) < NEAR
-    assert apart(editor.segment.k, anew.k) > 0.1, "rows behind an edit tell of the text before it"
+    assert apart(editor.segment.k, anew.k) > 0.1, "rows after an edit tell of the text before it"
 
 
 def test_rows_that_are_spliced_and_not_turned_would_be_noticed() -> None:
-    """The slip: the baseline of the paper, rows behind an edit as they stood before it."""
+    """The slip: the baseline of the paper, rows after an edit as they stood before it."""
     editor = wide().editor(TEXT, "plain")
     editor.edit(4, 7, "plus_one")
     anew = wide().editor(editor.text, "plain").segment
@@ -396,9 +396,9 @@ def test_arguments_that_an_editor_cannot_honour_are_refused() -> None:
         editor.complete(kv="h2o:budget=16")
     with pytest.raises(BadConfig, match="prefix='x': must be rows that an editor has made"):
         lm.generate(TEXT, "plain", prefix="x")
-    with pytest.raises(BadConfig, match="does not go on behind"):
+    with pytest.raises(BadConfig, match="does not go on after"):
         lm.generate("another text", "plain", prefix=editor.segment)
-    with pytest.raises(BadConfig, match="does not go on behind"):
+    with pytest.raises(BadConfig, match="does not go on after"):
         lm.generate(editor.tokens, "plain", prefix=editor.segment)
 
 

@@ -157,7 +157,7 @@ def believes(tree: TokenTree, target: Target, rng: Door, position: int) -> Outco
 
 
 def no_residual(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-    """Draws from the whole law behind a refusal, not from what the draft covered too little."""
+    """Draws from the whole law after a refusal, not from what the draft covered too little."""
     if target.sampler.greedy:
         return verify.walk_tree(tree, target, rng, position)
     out = verify.verify_in_order(tree, target, rng, position)
@@ -340,6 +340,6 @@ def test_bits_that_are_not_exact_are_caught(monkeypatch: pytest.MonkeyPatch) -> 
     check = report.methods[0].checks[0]
     assert check.name == "exact bits" and check.verdict == FAILED and not report.all_held
     assert re.match(
-        r"\d+ of 25 random steps identical; step \d+, node \d+ of \d+ behind \d+ tokens: \d+ of",
+        r"\d+ of 25 random steps identical; step \d+, node \d+ of \d+ after \d+ tokens: \d+ of",
         check.detail,
     )

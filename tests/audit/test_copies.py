@@ -93,7 +93,7 @@ def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def served(*, fallback: bool, draft: bool = False) -> LM:
-    """A bfloat16 model on First, behind it Plain or torch."""
+    """A bfloat16 model on First, after it Plain or torch."""
     second = tiny.relative(tiny.llama()).bfloat16() if draft else None
     lm = wrap(tiny.llama().bfloat16(), tiny.tokenizer(), second, "tiny")
     for model in lm.models.values():

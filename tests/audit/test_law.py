@@ -122,7 +122,7 @@ def test_what_asks_nothing_behind_an_end_holds() -> None:
 
 @dataclass(frozen=True)
 class Curious(Drafter):
-    """Asks for the law behind each token of the vocabulary before it drafts."""
+    """Asks for the law after each token of the vocabulary before it drafts."""
 
     def propose(self, ctx: Context, state: None, budget: int) -> TokenTree:
         row = ctx.models["target"].score(ctx.tokens)[0]

@@ -35,7 +35,7 @@ def law(model: Toy, tokens: list[int]) -> np.ndarray:
 
 
 def planned(samples: int) -> list[Position]:
-    """The positions behind the toy model's prompts."""
+    """The positions after the toy model's prompts."""
     parts = []
     for prompt in PROMPTS:
         parts.append(plan_positions(TOY, prompt, Sampler(SAMPLING, prompt, (), TOY.vocab), samples))

@@ -1,4 +1,4 @@
-"""llama.cpp behind the adapter against the same float32 weights in transformers, and the laws on
+"""llama.cpp after the adapter against the same float32 weights in transformers, and the laws on
 it.
 
 Several rows of one forward are summed in another order than one, and near-ties may fall either way;

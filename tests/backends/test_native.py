@@ -192,7 +192,7 @@ def tied(family: str, format: str) -> Decoder:
 def one_by_one(
     model: Decoder, text: Sequence[int], count: int
 ) -> tuple[list[tuple[int, float]], Cache]:
-    """The best tokens after a text with their chances, by a forward each."""
+    """The best tokens after a text with their probabilities, by a forward each."""
     cache, tree, found = model.cache(), TokenTree(text[-1]), []
     for node in range(count):
         row = answer(model, cache, Ask(tree, rows=[node]), text).logits[0]
@@ -464,7 +464,7 @@ def test_positions_of_a_canvas_depend_on_no_other_request() -> None:
 
 @torch.inference_mode()
 def test_blocks_that_hide_some_are_left_to_torch() -> None:
-    """A block behind others that are cached is the library's; several at once are not."""
+    """A block after others that are cached is the library's; several at once are not."""
     ours = filler("bfloat16", block=6)
     theirs = on_torch(ours)
     one, two = ours.cache(), theirs.cache()

@@ -86,8 +86,8 @@ def test_contexts_are_an_option(run: Any, tmp_path: Path) -> None:
     )
     assert code == 0
     assert err == ""
-    assert "behind 6 tokens" in out
-    assert "behind 12 tokens" in out
+    assert "after 6 tokens" in out
+    assert "after 12 tokens" in out
     assert "mixed" in out
     page = (tmp_path / "o.html").read_text("utf-8")
     assert "Cost of a token by context" in page

@@ -89,7 +89,7 @@ def test_other_lengths_follow_by_the_chance_of_a_draft() -> None:
     assert planner.tokens_a_step(1e9, 1e7, 9)[0] == pytest.approx(mean_tokens(chance, 9))
     assert planner.tokens_a_step(1e9, 1e7, 0) == (1.0, 0.0)
     mixed = points()
-    for point in mixed["mat"][::2]:  # measured with other lengths, of the same chances
+    for point in mixed["mat"][::2]:  # measured with other lengths, of the same probabilities
         value = acceptance_for(point["mat"], 4)
         point.update(length=7, mat=mean_tokens(value, 7))
     again = Planner(mixed)

@@ -43,7 +43,7 @@ def ids(text: str) -> list[int]:
 
 
 def looked_up(tokens: list[int], n: int, k: int) -> list[int]:
-    """Behind the most recent place of the longest of the last n, n-1, ... tokens, going on into
+    """After the most recent place of the longest of the last n, n-1, ... tokens, going on into
     itself.
     """
     for size in range(min(n, len(tokens) - 1), 0, -1):

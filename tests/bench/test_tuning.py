@@ -94,7 +94,7 @@ def test_luck_in_the_first_measurement_is_not_enough(monkeypatch: pytest.MonkeyP
     profile = tune()
     assert profile["chosen"] == AUTO == tiny.lm().auto
     assert profile["final"]["challenger"] == OTHER
-    assert "did not find behind" in report.explain_choice(profile)
+    assert "did not find after" in report.explain_choice(profile)
 
 
 def test_the_default_stays_where_nothing_is_ahead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ def test_positions_far_beyond_the_rows(make: Any) -> None:
 @makers
 @pytest.mark.parametrize("spec", ["snapkv:budget=10,window=3,kernel=3", "tova:budget=10,every=3"])
 def test_heads_with_rows_of_their_own_stay_on_it(make: Any, spec: str) -> None:
-    """Each head keeps other tokens, so many that all are read: behind a change they are plain."""
+    """Each head keeps other tokens, so many that all are read: after a change they are plain."""
     model, slow = quick("llama", make), by_torch("llama")
     request = Request(
         TEXT, laws.build("suffix"), GREEDY, policy=build_cache_policy(spec).build_named(slow)

@@ -160,7 +160,7 @@ def test_a_model_without_a_chat_template_says_so(run: Any, folder: str) -> None:
 
 @pytest.mark.parametrize("command", ["generate", "trace"])
 def test_a_chat_model_takes_a_prompt_as_a_turn(run: Any, tmp_path: Path, command: str) -> None:
-    """Behind a bare text its first token is often its end, and the answer empty."""
+    """After a bare text its first token is often its end, and the answer empty."""
     folder = tiny.save(tiny.llama(), tmp_path)
     template = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     (folder / "chat_template.jinja").write_text(template, "utf-8")

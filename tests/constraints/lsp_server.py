@@ -1,6 +1,6 @@
 """A language server for tests, run as a process: `python lsp_server.py [LOG]`.
 
-The names behind a text are drawn from the text. What else it does, words in the text say: `late`
+The names after a text are drawn from the text. What else it does, words in the text say: `late`
 (the answer comes after the next question), `die`, `garbage`, `list`, `huge`, `odd` (completions
 that are none), `refuse`. It dies of a client that breaks the protocol.
 """
@@ -16,7 +16,7 @@ POOL = ("a", "ab", "abc", "b", "ba", "bca", "c", "cab", "a_1", "é", "ab2", "cc"
 
 
 def drawn(text: str) -> list[str]:
-    """The names behind a text; one text in four has none."""
+    """The names after a text; one text in four has none."""
     number = crc32(text.encode("utf-8", "replace"))
     if number % 4 == 0:
         return []

@@ -21,7 +21,7 @@ from tests import laws
 from tests.constraints.test_completing import JOINED, Asked, constraint, may_follow
 
 BEFORE = b"x = a\nx."
-# Small enough to try every outcome: a member, a name, a break; a dot with a name behind it.
+# Small enough to try every outcome: a member, a name, a break; a dot with a name after it.
 FEW: list[bytes | None] = [b"a", b"b", b".", b"(", b".a"]
 SPECS = ["plain", "suffix:nodes=4", "token-recycling:nodes=4", "draft:length=2,nodes=3"]
 

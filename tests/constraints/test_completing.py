@@ -19,7 +19,7 @@ from tests.constraints.lsp_server import drawn
 
 URI = "file:///x/text.py"
 LETTERS = [bytes([letter]) for letter in b"abcx_12.(')# \n="]
-# Dots with names behind them, twice the same, halves of a character, and no bytes at all.
+# Dots with names after them, twice the same, halves of a character, and no bytes at all.
 JOINED = [
     *LETTERS, b".a", b".ab", b".a(", b".ab.", b".a.b", b"..", b". ", b"x.a", b"x.", b").b", b"ab",
     b"ab", b"b(", b"c.x", b"\xc3", b"\xa9", b"a\xc3", None, b"", b"'.a", b".a", b"...",
@@ -48,7 +48,7 @@ def constraint(pieces: list[bytes | None], before: bytes) -> tuple[Completing, A
 
 
 def names_at(text: bytes) -> set[bytes]:
-    """What stands behind this dot: asked again with closed brackets where there is no name."""
+    """What follows this dot: asked again with closed brackets where there is no name."""
     shown = text.decode("utf-8", "replace")
     found = drawn(shown)
     if not found:
@@ -75,7 +75,7 @@ def may_follow(pieces: list[bytes | None], text: bytes, token: int) -> bool:
             if any(byte not in NAME_BYTES for byte in typed):
                 continue
         elif dot == end - 1:
-            continue  # nothing stands behind it yet
+            continue  # nothing follows it yet
         elif dot > start or not joined:
             return False
         else:

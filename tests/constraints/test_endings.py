@@ -208,7 +208,7 @@ def test_a_text_far_on_is_not_read_from_its_beginning(monkeypatch: pytest.Monkey
 
 
 def test_little_is_looked_at_where_no_ending_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A part behind which the same may follow always, of which no last part is known."""
+    """A part after which the same may follow always, of which no last part is known."""
     form = {"grammar": "start: a+ /b/\na: /.{40}/"}
     tracker = json_grammars().compile_form(form).track()
     masks: list[int] = []

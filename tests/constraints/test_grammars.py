@@ -595,7 +595,7 @@ def test_a_token_that_is_asked_about_alone_passes_where_the_mask_allows_it(form:
             if not bool(allowed.any()):
                 break
             output.append(asked[-1])
-            assert not tracker.may_follow([*output, 0], 1), "behind what is not of the form"
+            assert not tracker.may_follow([*output, 0], 1), "after what is not of the form"
     assert unmasked > 20
     assert forced or "[ab]" not in str(form)
 

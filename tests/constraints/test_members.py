@@ -15,7 +15,7 @@ FILES = sorted((Path(foretell.__file__).parent / "ops").glob("*.py"))[1::6]
 
 
 def by_tokenize(source: str) -> list[int]:
-    """The places, in bytes, of dots behind a name, a number, a string or a closing bracket."""
+    """The places, in bytes, of dots after a name, a number, a string or a closing bracket."""
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line.encode()))

@@ -1,4 +1,4 @@
-"""Names behind dots, by a small server that runs as a process, and by the real one."""
+"""Names after dots, by a small server that runs as a process, and by the real one."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bias() -> dict[int, float]:
 
 
 def strangers(prompt: str, text: str) -> tuple[int, int]:
-    """Names behind dots in the answer, and how many of these no server has said."""
+    """Names after dots in the answer, and how many of these no server has said."""
     whole, start = (prompt + text).encode(), len(prompt.encode())
     names = wrong = 0
     for dot in find_member_dots(whole)[1]:
@@ -101,7 +101,7 @@ def test_one_process_serves_all_that_ask_for_the_same(lm: foretell.LM, spec: str
 
 
 def test_code_may_be_given_beside_the_prompt(lm: foretell.LM, spec: str, tmp_path: Path) -> None:
-    """As a file: then the prompt is no code, and the names are those behind the file."""
+    """As a file: then the prompt is no code, and the names are those after the file."""
     code = next(f"z{i}." for i in range(99) if drawn(f"z{i}.") == ["a"] or drawn(f"z{i}."))
     (tmp_path / "before.txt").write_text(code)
     spec += f",prefix=@{tmp_path / 'before.txt'}"

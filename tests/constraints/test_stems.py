@@ -20,7 +20,7 @@ def name_part(piece: bytes) -> bytes:
 
 
 def writable(rest: bytes, pieces: list[bytes | None]) -> bool:
-    """Whether tokens write this to its end, the last one perhaps with more behind it."""
+    """Whether tokens write this to its end, the last one perhaps with more after it."""
     if not rest:
         return True
     for piece in pieces:

@@ -119,7 +119,7 @@ class Closing(Listed):
 
 
 def following(guide: Guide, output: Sequence[int], row: torch.Tensor | None = None) -> list[int]:
-    """The tokens that have a chance behind `output`, which two functions agree about."""
+    """The tokens that have a probability after `output`, which two functions agree about."""
     scores = guide.masked(torch.zeros(VOCAB) if row is None else row, output)
     found = (scores > -torch.inf).nonzero()[:, 0].tolist()
     if row is None:

@@ -59,7 +59,7 @@ def test_nothing_of_a_stop_string_is_shown(text: str, stops: list[str]) -> None:
 
 
 def test_a_token_without_text_keeps_the_context_of_the_next() -> None:
-    """A decoder that drops the space of its first token must not lose it behind a special token."""
+    """A decoder that drops the space of its first token must not lose it after a special token."""
     words = {1: "a", 2: " b", 9: ""}
 
     def strip(tokens: Sequence[int]) -> str:

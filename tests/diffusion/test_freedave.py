@@ -93,7 +93,7 @@ def test_caches_whose_plan_changes_by_step_are_refused() -> None:
 
 
 def static_path(model: ToyCanvas, masks: int) -> tuple[list[list[int]], list[list[Any]]]:
-    """The states of static decoding behind the prompt (0,), and of each but the last what is
+    """The states of static decoding after the prompt (0,), and of each but the last what is
     proposed there, (place, token), the surest first. Nothing of the package computes it.
     """
     canvas = [0] + [model.mask_id] * masks

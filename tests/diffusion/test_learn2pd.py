@@ -18,7 +18,7 @@ from tests.kv.test_canvas import denoiser
 
 
 def made(place: Path, model: Any, block: int = 4, bias: float = 0.0) -> str:
-    """A filter that passes where the chance is above a half, or, by `bias`, always or never."""
+    """A filter that passes where the probability is above a half, or, by `bias`, always or never."""
     own = BlockFilter(block)
     with torch.no_grad():
         for layer in (own.first, own.second):
@@ -61,7 +61,7 @@ def test_what_it_says_is_final_is_committed_together(tmp_path: Path) -> None:
 
 
 def widths(chance: float, place: Path, crop: bool) -> tuple[list[int], list[int]]:
-    """The text of a model that foresees an end with this chance, and positions by forward."""
+    """The text of a model that foresees an end with this probability, and positions by forward."""
     texts = {(0, 1, 3, 3, 3, 3, 3, 3): chance, (1, 0, 1, 0, 1, 0, 1, 0): 1 - chance}
     model = Oracle(texts, vocab=5)
     path = made(place, model, bias=-1000)
@@ -110,7 +110,7 @@ def test_the_oracle_commits_only_what_stays(tmp_path: Path) -> None:
 
 
 def test_it_learns_what_chances_do_not_tell() -> None:
-    """Final are the second halves of blocks, whatever their chances."""
+    """Final are the second halves of blocks, whatever their probabilities."""
     from foretell.train.diffusion.filter import Example
 
     torch.manual_seed(0)

@@ -47,7 +47,7 @@ def test_positions_are_accepted_while_the_bound_holds() -> None:
 
 
 def noted(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Of every step: the canvas that was read, what was accepted, and the canvas behind it."""
+    """Of every step: the canvas that was read, what was accepted, and the canvas after it."""
     steps: list[Any] = []
     fill = Renoise.fill_positions
 
@@ -110,7 +110,7 @@ def test_the_text_is_of_the_likeliest_tokens_and_cut_at_its_limit() -> None:
         options = {"max_new_tokens": limit, "temperature": 1.0, "seed": 4}
         (live,) = filled(model, "renoise:steps=3", **options)
         assert live.ctx.output == whole[:limit] and live.reason == "length"
-        assert calls(live) == math.ceil(limit / 4) * 4, "whole canvases, each behind its text"
+        assert calls(live) == math.ceil(limit / 4) * 4, "whole canvases, each after its text"
 
 
 def test_a_prompt_read_in_pieces_is_the_prompt() -> None:

@@ -38,7 +38,7 @@ def request(
 
 
 def filled(model: Any, method: str, *prompts: Sequence[int], **options: Any) -> list[Live]:
-    """Canvases behind these prompts, side by side."""
+    """Canvases after these prompts, side by side."""
     engine = Engine({"target": model})
     requests = [request(model, method, prompt, **options) for prompt in prompts or [(0,)]]
     lives = [engine.add(made) for made in requests]
@@ -61,7 +61,7 @@ def calls(live: Live) -> int:
 
 
 def law(model: ToyCanvas, method: str, **options: Any) -> dict[tuple[int, ...], float]:
-    """The chance of every text at temperature 1, by enumeration."""
+    """The probability of every text at temperature 1, by enumeration."""
     found: dict[tuple[int, ...], float] = defaultdict(float)
 
     def run(door: Enumerator) -> tuple[int, ...]:

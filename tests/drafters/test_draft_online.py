@@ -85,7 +85,7 @@ def test_seeds_have_plain_decodings_tokens_also_when_several_run_at_once() -> No
 
 
 def test_lessons_are_the_tested_places_with_the_targets_laws() -> None:
-    """By a loop over the rows of the toy target: the first of them, none behind a refused token."""
+    """By a loop over the rows of the toy target: the first of them, none after a refused token."""
     models = {"target": Toy(4, 3), "draft": ToyLearning(4, 3, noise=0.6, name="draft")}
     host = Engine(models)
     strategy = laws.build("draft:length=2,online=2", nodes=3)

@@ -1,4 +1,4 @@
-"""What every drafter keeps to: its budget, its depth, and silence behind a token that ends the
+"""What every drafter keeps to: its budget, its depth, and silence after a token that ends the
 text.
 """
 
@@ -95,7 +95,7 @@ def test_no_draft_is_larger_or_deeper_than_it_may_be(spec: str, temperature: flo
 
 
 class Refusing:
-    """A processor, as of a grammar, that has no answer behind an end; `asked`: how often."""
+    """A processor, as of a grammar, that has no answer after an end; `asked`: how often."""
 
     def __init__(self, ends: set[int], prompt: int):
         self.ends = ends

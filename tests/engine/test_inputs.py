@@ -282,7 +282,7 @@ def test_a_bias_by_rows_and_not_positions_is_caught(monkeypatch: pytest.MonkeyPa
 
 
 class Canvas(Cache):
-    """Takes an ask for a block: behind the text, every node sees every other one.
+    """Takes an ask for a block: after the text, every node sees every other one.
 
     Positions are those of a chain. What was computed of a block is never kept, since each of its
     rows depends on all its tokens.

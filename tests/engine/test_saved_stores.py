@@ -42,7 +42,7 @@ def teach(own: Engine, spec: str, count: int = 3) -> list[tuple[int, int]]:
 
 
 def learners() -> list[str]:
-    """Specs of the drafters that leave something behind for later requests."""
+    """Specs of the drafters that leave something after for later requests."""
     found = []
     for spec in laws.claiming("exact", kind="drafter"):
         strategy = laws.build(spec)

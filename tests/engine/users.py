@@ -125,7 +125,7 @@ class Contrast(Source):
 
 @dataclass(frozen=True)
 class BestOf(Strategy):
-    """`n` texts side by side; a judge reads each behind a question; the best is the result.
+    """`n` texts side by side; a judge reads each after a question; the best is the result.
 
     The judge's score of a text is the logit of `yes` after `question` and the text.
     """
@@ -170,7 +170,7 @@ def judged(models: Mapping[str, Model], best_of: BestOf, output: Sequence[int]) 
 
 @dataclass(frozen=True)
 class Ahead(Strategy):
-    """While the target verifies a chain, the draft model goes on behind it.
+    """While the target verifies a chain, the draft model goes on after it.
 
     If the whole chain is accepted and the target's next token is the first of what was drafted
     meanwhile, the rest of that is the next chain; else nothing was won. Greedy.

@@ -18,7 +18,7 @@ from tests import laws
 
 
 def early_row(toy: ToyLayers, text: Sequence[int], layers: int) -> list[float]:
-    """Logits (V,) that the toy's head makes of what leaves its first layers behind a text."""
+    """Logits (V,) that the toy's head makes of what leaves its first layers after a text."""
     tokens, positions = np.array(text, dtype=np.float64), np.arange(len(text), dtype=np.float64)
     states = toy.embedded(tokens)
     for layer in range(layers):

@@ -140,7 +140,7 @@ ASK, TRUTHFULLY, TRUE, FALSE = COUNT, COUNT + 1, COUNT + 2, COUNT + 3
 
 
 class Believing(ToyLayers):
-    """Whether a statement is true: log-odds (2, 2, COUNT) behind half of the layers and behind all,
+    """Whether a statement is true: log-odds (2, 2, COUNT) after half of the layers and after all,
     plain and told to be truthful.
     """
 

@@ -71,7 +71,7 @@ class Twin:
         return self.outputs[text, layer]
 
     def after(self, text: tuple[int, ...]) -> list[Layer]:
-        """What is known behind a text."""
+        """What is known after a text."""
         if text not in self.states:
             before = [layer.copy() for layer in self.after(text[:-1])]
             for number, layer in enumerate(before):

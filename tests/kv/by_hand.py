@@ -50,7 +50,7 @@ class ByHand:
         v: torch.Tensor,
         seen: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """States (n, E) behind a layer, and the weights (H, n, rows) that queries gave to keys."""
+        """States (n, E) after a layer, and the weights (H, n, rows) that queries gave to keys."""
         module = self.hf.model.layers[layer]
         times = len(q) // len(k)
         keys, values = k.repeat_interleave(times, 0), v.repeat_interleave(times, 0)

@@ -92,7 +92,7 @@ def greedy(
 ) -> list[int]:
     """A text of so many tokens; the last one is not read.
 
-    It may evict from behind the prompt on. Tokens before place `watch` are not watched.
+    It may evict from after the prompt on. Tokens before place `watch` are not watched.
     """
     text = list(prompt)
     while True:

@@ -63,7 +63,7 @@ class Rows:
 
 
 class Canvas(list[int]):
-    """Tokens and masks behind a prompt."""
+    """Tokens and masks after a prompt."""
 
     def __init__(self, prompt: Sequence[int], masks: int):
         super().__init__([*prompt, *[MASK] * masks])
@@ -87,7 +87,7 @@ def dkv(canvas: Canvas, start: int, end: int, every: int) -> Rule:
 
 
 def fast(canvas: Canvas, start: int, end: int, whole: bool) -> Rule:
-    """Fast-dLLM, of a block, which is computed with what stands behind it (`whole`) or alone."""
+    """Fast-dLLM, of a block, which is computed with what follows it (`whole`) or alone."""
     last = len(canvas) if whole else end
     computed = range(len(canvas))
     while wanted := [place for place in canvas.masked if start <= place < end]:
@@ -113,7 +113,7 @@ def window(canvas: Canvas, start: int, end: int, active: int, window: int, refre
 def filled(
     hf: Any, prompt: Sequence[int], masks: int, block: int, rule: Callable[..., Rule], **given: Any
 ) -> list[int]:
-    """The tokens behind a prompt; one is committed a forward, the surest."""
+    """The tokens after a prompt; one is committed a forward, the surest."""
     canvas = Canvas(prompt, masks)
     rows = Rows(hf, len(canvas))
     for start in range(canvas.first, len(canvas), block):

@@ -7,7 +7,7 @@ from itertools import combinations, pairwise, product
 
 import torch
 
-Drafts = Iterator[tuple[tuple[int, ...], float]]  # drafted tokens in order, and their chance
+Drafts = Iterator[tuple[tuple[int, ...], float]]  # drafted tokens in order, and their probability
 
 
 def law(seed: int, vocab: int, sharpness: float = 2.0, zeros: int = 0) -> torch.Tensor:

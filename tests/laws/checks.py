@@ -195,7 +195,7 @@ def check_batch(strategies: Sequence[Strategy], vocab: int = 8, tenants: bool = 
 @torch.inference_mode()
 def check_prefixes(strategy: Strategy, sampled: bool = True, vocab: int = 8) -> None:
     """A text finds the rows of its beginning, and what its method reads beside them, whoever
-    computed them, and its tokens stay its own: behind plain decoding, behind itself, beside others,
+    computed them, and its tokens stay its own: after plain decoding, after itself, beside others,
     and after it gave up its rows.
     """
     models = world(strategy, vocab, copy=1.5)
@@ -277,7 +277,7 @@ def check_cache(
 
 @torch.inference_mode()
 def check_canvas(cache: Cache, model: Model, tokens: Sequence[int], known: int = 0) -> None:
-    """It says what a fresh one says of masks behind `tokens`, of which it may keep the rows of the
+    """It says what a fresh one says of masks after `tokens`, of which it may keep the rows of the
     first ones, `known`.
     """
     canvas = [*tokens, MASKED, MASKED]
@@ -395,7 +395,7 @@ def check_cost(
 
 
 def check_ends(strategy: Strategy, temperature: float, vocab: int = 4) -> int:
-    """Nothing follows an end, whichever kind, nothing is asked behind it, and the reason is told.
+    """Nothing follows an end, whichever kind, nothing is asked after it, and the reason is told.
 
     Returns how many ends fell inside a draft.
     """

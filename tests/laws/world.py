@@ -52,7 +52,7 @@ class Grammar:
 
 
 class Refusing:
-    """A processor, as of a grammar, that has no answer behind what ends a text.
+    """A processor, as of a grammar, that has no answer after what ends a text.
 
     `length`: of the prompt.
     """
@@ -170,8 +170,8 @@ def world(
     """A target, and for every other model that the strategy or the source asks a relative that
     agrees with it in part.
 
-    With this seed second and third tries of a node have chances other than 0 and 1, which most
-    seeds do not give.
+    With this seed second and third tries of a node have probabilities other than 0 and 1, which
+    most seeds do not give.
     """
     kind = ToyLayers if "layers" in {*strategy.needs, *source.needs} else Toy
     models: dict[str, Model] = {"target": kind(vocab, seed, copy=copy, **toy)}

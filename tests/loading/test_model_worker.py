@@ -1,4 +1,4 @@
-"""What the process behind lane=process does, in this one: asks in, rows out."""
+"""What the process after lane=process does, in this one: asks in, rows out."""
 
 from __future__ import annotations
 

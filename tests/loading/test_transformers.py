@@ -59,7 +59,7 @@ def test_greedy_is_the_same(model: Callable[[], PreTrainedModel], method: str) -
 
 
 class OnlyEven(LogitsProcessor):
-    """A user's own, which looks at the path: no odd token behind an even one."""
+    """A user's own, which looks at the path: no odd token after an even one."""
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         scores = scores.clone()

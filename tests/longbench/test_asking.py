@@ -1,4 +1,4 @@
-"""What is asked behind one reading is what separate requests answer."""
+"""What is asked after one reading is what separate requests answer."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_rows_that_are_stored_count_by_what_they_take() -> None:
 
 @pytest.mark.parametrize("spec", [None, *POLICIES])
 def test_bits_are_those_of_decoding_token_by_token(spec: str | None) -> None:
-    """Given one token at a time, by the chances that plain decoding reports."""
+    """Given one token at a time, by the probabilities that plain decoding reports."""
     text = [(7 * i + 3 * i * i) % 300 + 20 for i in range(2 * PIECE + 9)]
     method = Scored(text)
     generate(CONTEXT, method, spec)

@@ -103,7 +103,7 @@ def test_what_fails_is_raised_once_and_the_weights_before_hold_on() -> None:
     ("pair", "text", "count", "direct", "merged"),
     [
         ("merged", (0, 1, 2, 0), 3, [4, 1], [(2, 4)]),  # a b ab a
-        ("special", (0, 1, 2), 2, [3, 2], []),  # a b and the end, behind a start of theirs
+        ("special", (0, 1, 2), 2, [3, 2], []),  # a b and the end, after a start of theirs
         ("bytes", (0, 1, 2, 0), 3, [2], []),  # a, the halves of a character, a
         ("bytes", (0, 1, 2), 2, None, None),
         ("merged", (0, 1), 2, [1], []),  # nothing stands before their first token

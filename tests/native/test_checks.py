@@ -127,7 +127,7 @@ class Spoilt:
 
 
 def forward(spoil: Callable[[steps.Step], Any], follow: int = 0) -> Any:
-    """A tree of 3 nodes behind a text of 4, after its step was spoilt."""
+    """A tree of 3 nodes after a text of 4, after its step was spoilt."""
     found = backend()
     decoder: Decoder = found.decoder  # type: ignore[attr-defined]
     ask = Ask(TokenTree(5).chain([] if follow else [6, 7]), follow=follow)

@@ -43,7 +43,7 @@ def ids(*texts: str) -> list[int]:
 
 
 def gained(*texts: str) -> list[str]:
-    """The tokens that gain behind a text."""
+    """The tokens that gain after a text."""
     track = Comments(7.0).start_track(About(0, (), spelt))
     row = torch.arange(float(len(PIECES)))
     got = track(torch.tensor([ids(*texts)]), row[None])[0]

@@ -27,7 +27,7 @@ VOCAB = 7
 
 
 def length_of_repeat(text: Sequence[int], token: int, longest: int) -> int:
-    """r of a token behind a text, by looking through the whole text for every length."""
+    """r of a token after a text, by looking through the whole text for every length."""
     after = [*text, token]
     found = 0
     for n in range(1, min(longest, len(after)) + 1):

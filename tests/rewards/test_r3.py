@@ -66,7 +66,7 @@ def test_length_counts_up_to_a_limit_and_repetition_never_pays(folder: str) -> N
     behind = long + "\n\n\n\nthe rain"
     shorter = R3(folder, most=1e9).scores("the rain falls", ["dog\n\n\n\nthe rain falls", "dog"])
     assert trigram_variety(behind.split()) and abs(shorter[0]) < 0.02 * abs(near), (
-        "cut behind the answer"
+        "cut after the answer"
     )
 
 

@@ -50,7 +50,7 @@ def chromium(folder: Path) -> Iterator[webdriver.Chrome]:
 
 
 class Page:
-    """The page in a browser. `script`: of the server behind it, if it answers from one."""
+    """The page in a browser. `script`: of the server after it, if it answers from one."""
 
     def __init__(self, driver: webdriver.Chrome, url: str, script: Script | None = None):
         self.driver = driver

@@ -40,7 +40,7 @@ def scripted() -> Iterator[page_server.Server]:
 
 @pytest.fixture
 def page(browser: Any, scripted: page_server.Server) -> Any:
-    """The page as it is when it is opened, with a script of this test's own behind it."""
+    """The page as it is when it is opened, with a script of this test's own after it."""
     from tests.serve.browser import Page
 
     scripted.script = page_server.Script()

@@ -1,4 +1,4 @@
-"""A model that fills canvases behind the server: what is finished, what stands where, refusals."""
+"""A model that fills canvases after the server: what is finished, what stands where, refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A .gguf file that llama.cpp computes, behind the server: its own tokenizer, and every field."""
+"""A .gguf file that llama.cpp computes, after the server: its own tokenizer, and every field."""
 
 from __future__ import annotations
 

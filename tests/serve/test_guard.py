@@ -179,6 +179,6 @@ def test_what_is_asked_every_few_seconds_is_logged_where_it_fails(
             assert client.get(path).status_code == 200
         assert client.get("/version").status_code == 200
         assert client.post("/metrics").status_code == 405
-        until(lambda: "POST" in caplog.text)  # it is logged behind its answer
+        until(lambda: "POST" in caplog.text)  # it is logged after its answer
     lines = [" ".join(record.getMessage().split()[:3]) for record in caplog.records]
     assert lines == ["GET /version 200", "POST /metrics 405"]

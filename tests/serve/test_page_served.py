@@ -1,4 +1,4 @@
-"""The page at `/` as `foretell serve` serves it, with the tiny model behind it."""
+"""The page at `/` as `foretell serve` serves it, with the tiny model after it."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_an_error_hides_no_answer(page: Page, prompt: str) -> None:
     assert page.get("result").is_displayed() and page.answer() == TEXT
     assert page.text("asked") == "hello" and page.all("#legend li")
     assert page.get("steps").is_displayed() and not page.get("earlier").is_displayed()
-    page.ask("again")  # the conversation goes on behind the answer
+    page.ask("again")  # the conversation goes on after the answer
     assert [turn["content"] for turn in page.script.asked[-1]["messages"]] == [
         "hello",
         TEXT,

@@ -51,14 +51,14 @@ def make(seconds: dict[int, float], nodes: int = 0, whole: bool = False) -> Poli
 
 
 def judged(policy: Policy, tree: TokenTree) -> list[float]:
-    """The chances of the nodes, as the policy estimates them."""
+    """The probabilities of the nodes, as the policy estimates them."""
     values, policy.kinds = estimate_nodes(tree, policy.chances)
     return values
 
 
 def certain(policy: Policy, tree: TokenTree, chances: list[float]) -> TokenTree:
-    """Makes the policy sure that the nodes of the tree are accepted with these chances, once their
-    parents are.
+    """Makes the policy sure that the nodes of the tree are accepted with these probabilities, once
+    their parents are.
     """
     judged(policy, tree)
     for key, chance in zip(policy.kinds[1:], chances, strict=True):

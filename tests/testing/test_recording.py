@@ -32,7 +32,7 @@ def said(rows: torch.Tensor) -> list[int | None]:
 
 
 def forked() -> TokenTree:
-    """Below 3 1 4: the recorded 1 5 2 as nodes 2, 3 and 6; the others are wrong, or right behind a
+    """Below 3 1 4: the recorded 1 5 2 as nodes 2, 3 and 6; the others are wrong, or right after a
     wrong one.
     """
     tree = TokenTree(4)

@@ -41,7 +41,7 @@ def without(law: Law, tokens: list[int]) -> Law:
 
 
 class Refusing:
-    """A processor, as of a grammar, that has no answer behind a token that ends the text."""
+    """A processor, as of a grammar, that has no answer after a token that ends the text."""
 
     def __init__(self, stops: tuple[int, ...]):
         self.stops = stops
@@ -55,7 +55,7 @@ class Refusing:
 def target(
     rows: Table, tree: TokenTree, stops: tuple[int, ...] = (), temperature: float = 1.0
 ) -> Target:
-    """The laws of a tree's nodes; to ask for one behind a token of `stops` is an error."""
+    """The laws of a tree's nodes; to ask for one after a token of `stops` is an error."""
     logits = torch.stack([rows(tuple(tree.tokens_to(n))) for n in range(len(tree))]).log()
     sampling = Sampling(
         temperature=temperature,
@@ -107,8 +107,8 @@ def joint(rows: Table, tree: TokenTree, stops: tuple[int, ...] = ()) -> Outputs:
 
 
 def expected_acceptance(tree: TokenTree, rows: Table) -> float:
-    """Of a deterministic tree: the sum of the chances of its nodes, the most any exact rule can
-    accept.
+    """Of a deterministic tree: the sum of the probabilities of its nodes, the most any exact rule
+    can accept.
     """
     total = 0.0
     for node in range(1, len(tree)):

@@ -90,7 +90,7 @@ def test_without_a_shift_the_whole_engine_gives_the_same_tokens() -> None:
 
 
 class Refusing(Rng):
-    """Refuses whatever has not chance 1 or more by a margin, as rounding may."""
+    """Refuses whatever has not probability 1 or more by a margin, as rounding may."""
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
         return False

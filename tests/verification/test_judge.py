@@ -38,7 +38,7 @@ Judging = Callable[[TokenTree, Target, Door, int], Outcome]
 
 
 def shown(made: Target, liked: Mapping[int, float]) -> Target:
-    """The same with states by which PLAIN gives nodes these chances, others hardly any."""
+    """The same with states by which PLAIN gives nodes these probabilities, others hardly any."""
     size = len(made.tree)
     states = torch.zeros(size, 2)
     states[:, 0] = -9.0

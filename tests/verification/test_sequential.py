@@ -29,7 +29,7 @@ from tests.verification.tables import (
 def without_replacement(
     draft: Table, count: int, fixed: tuple[int, ...] = ()
 ) -> Callable[[Door], TokenTree]:
-    """Draws `count` different children, then adds fixed ones behind them."""
+    """Draws `count` different children, then adds fixed ones after them."""
 
     def draw(door: Door) -> TokenTree:
         tree, law = TokenTree(0), Law(draft(()))

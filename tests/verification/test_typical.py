@@ -18,7 +18,7 @@ def test_the_longest_path_of_passing_tokens_wins_the_likelier_of_equals(seed: in
     rows, rule = table(seed, 3), Typical(epsilon=0.3, delta=0.6)
 
     def passes(words: list[int]) -> float:
-        """The path's chance, 0 if one of its tokens does not pass."""
+        """The path's probability, 0 if one of its tokens does not pass."""
         chance = 1.0
         for i, token in enumerate(words):
             p = rows(tuple(words[:i])).tolist()

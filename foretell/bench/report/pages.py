@@ -83,7 +83,7 @@ def explain_choice(profile: dict[str, Any]) -> str:
             "It won a second measurement on more prompts"
             if profile["chosen"] == challenger
             else (
-                "It is the default, which a second measurement on more prompts did not find behind"
+                "It is the default, which a second measurement on more prompts did not find after"
             )
         )
         explanation += (

@@ -25,14 +25,14 @@ def costs_by_context(tables: Sequence[Table], colours: Colours) -> str:
     for group in _group_alike(table for table in tables if table.context is not None):
         group.sort(key=lambda table: (table.context or 0, table.requests))
         context_lengths = [float(table.context or 0) for table in group]
-        group_title = group[0].title.partition(", behind")[0]
+        group_title = group[0].title.partition(", after")[0]
         chart_parts += _cost_charts(
             group_title, group, context_lengths, "tokens of the prompt", colours
         )
     if not chart_parts:
         return ""
     explanation = (
-        "Behind prompts of that many tokens, which end alike: texts of all sets, each behind the "
+        "After prompts of that many tokens, which end alike: texts of all sets, each after the "
         "others."
     )
     return render_section("Cost of a token by context", _explain_costs(explanation), *chart_parts)
@@ -159,7 +159,7 @@ def forward_costs(document: dict[str, Any], tables: Sequence[Table], colours: Co
         names = []
         curves = []
         for row_count, seconds in model["seconds"].items():
-            names.append(f"behind {row_count} tokens")
+            names.append(f"after {row_count} tokens")
             curves.append(
                 [
                     (float(token_count), 1000 * forward_seconds)

@@ -32,7 +32,7 @@ class Table:
     def title(self) -> str:
         sampling_words = f"temperature {self.temperature:g}" if self.temperature else "greedy"
         request_words = "one request" if self.requests == 1 else f"{self.requests} requests at once"
-        context_words = "" if self.context is None else f", behind {self.context:,} tokens"
+        context_words = "" if self.context is None else f", after {self.context:,} tokens"
         return f"{self.model}, {self.computed_in}, {sampling_words}, {request_words}{context_words}"
 
     def ratio(self, name: str, set_name: str) -> dict[str, float] | None:

@@ -1,7 +1,7 @@
-"""The suite `monitor`: does a language server keep a model from inventing names behind dots?
+"""The suite `monitor`: does a language server keep a model from inventing names after dots?
 
 A model goes on with code that uses invented modules, by every method with and without the
-constraint `monitor`. Of each answer the whole lines count: which names behind dots exist, by the
+constraint `monitor`. Of each answer the whole lines count: which names after dots exist, by the
 language server's word where it has one, and whether a program has no other name. Judge and adviser
 are the same server; the judge waits longer. Differences are taken module by module, with a 95 %
 interval.

@@ -258,7 +258,7 @@ class Reading:
         return self._begin_value(letter)
 
     def _begin_value(self, letter: bytes) -> Reading:
-        """Returns the state behind a letter with which something begins."""
+        """Returns the state after a letter with which something begins."""
         enclosing_frame = self.innermost
         if letter == b":":
             return replace(self, mode="value")
@@ -292,7 +292,7 @@ class Reading:
         return self.innermost is not None and self.innermost.unique
 
     def _end_value(self, value_text: bytes) -> Reading | None:
-        """Returns the state behind a text, a number or a word; None: an item is there twice."""
+        """Returns the state after a text, a number or a word; None: an item is there twice."""
         ended_reading = replace(self, mode="after", pending=b"")
         frame = self.innermost
         if frame is None or not frame.unique:

@@ -59,7 +59,7 @@ def _ipv6_pattern() -> str:
         left_groups = f"(?:{group}(?::{group}){{{left_count - 1}}})?" if left_count else ""
         if left_count:
             left_groups = f"{group}(?::{group}){{{left_count - 1}}}"
-        right_count = 7 - left_count  # groups behind it at most, since it stands for one at least
+        right_count = 7 - left_count  # groups after it at most, since it stands for one at least
         right_options = [f"(?:{group}:){{0,{right_count - 1}}}{group}"] if right_count else []
         if right_count >= 2:
             right_options.append(f"(?:{group}:){{0,{right_count - 2}}}{IPV4}")

@@ -78,7 +78,7 @@ def rust_of_javascript(pattern: str) -> str:
 
 
 def _translate_escape(pattern: str, position: int, in_class: bool) -> tuple[str, int]:
-    """Translates the escape that begins at a position; returns it and the position behind it."""
+    """Translates the escape that begins at a position; returns it and the position after it."""
     letter = pattern[position + 1]
     class_pattern = _class_pattern(letter, in_class, SPACES)
     if class_pattern is not None:

@@ -1,6 +1,6 @@
 """Keeps the rows of committed tokens, one step late.
 
-The rows of a token still move in the step behind its commitment, and settle then. So a committed
+The rows of a token still move in the step after its commitment, and settle then. So a committed
 token is computed once more with its true id, and skipped from then on; every `every` steps all rows
 are computed anew, and so are they in the first two steps of a block.
 

@@ -1,4 +1,4 @@
-"""Keeps the rows before and behind the current block while a denoiser fills it.
+"""Keeps the rows before and after the current block while a denoiser fills it.
 
 The first forward of a block computes the whole canvas; the following ones compute the block alone,
 over the rows of everything else.

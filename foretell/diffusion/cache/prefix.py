@@ -1,7 +1,7 @@
 """Keeps the rows before the current block while a denoiser fills it.
 
 The first forward of a block computes the whole canvas; the following ones compute the block and
-what stands behind it, over the rows of what stands before.
+what follows it, over the rows of what stands before.
 
 Paper: Wu et al., Fast-dLLM: Training-free Acceleration of Diffusion LLM by Enabling KV Cache and
 Parallel Decoding, arXiv:2505.22618, section 3.2

@@ -13,9 +13,9 @@ Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind chimera`
 Try: --model MODEL --method chimera:head=FOLDER --compare
 Differs:
-- heads share the target's output matrix, cut to its commonest tokens and not trained, behind a
+- heads share the target's output matrix, cut to its commonest tokens and not trained, after a
 matrix each; the paper's have an output matrix each, of twice the width
-- the tree grows by the head's own chances; the paper's has a fixed shape of 25 nodes
+- the tree grows by the head's own probabilities; the paper's has a fixed shape of 25 nodes
 - it learns the target's laws (KL) and states along the text's own tokens, and through all levels;
 the paper's learns from tokens it drafted itself, level by level
 - the optimiser is Muon

@@ -1,6 +1,6 @@
 """A head that reads the target's states fills in a whole block of masked tokens in one pass.
 
-The block is the text's last token and masks behind it. Its rows see each other and the text before
+The block is the text's last token and masks after it. Its rows see each other and the text before
 them, of which they read keys and values that the head makes of the target's hidden states, the same
 states for all of its layers. The row of a mask says what stands at its own place. So one forward of
 the head, with no step from token to token, drafts a chain of the best token of every mask.

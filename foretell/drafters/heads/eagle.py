@@ -13,8 +13,8 @@ Trains: `foretell train head --kind eagle`
 Try: --model MODEL --method eagle:head=FOLDER --compare
 Differs:
 - of the output matrix the rows of the commonest tokens alone are computed
-- verification walks the tree by one draw a node, which accepts each token with the same chance as
-the paper's trials in turn
+- verification walks the tree by one draw a node, which accepts each token with the same probability
+as the paper's trials in turn
 - the policy may verify fewer nodes, where more are not worth their time
 """
 

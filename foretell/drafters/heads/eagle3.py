@@ -14,8 +14,8 @@ Trains: `foretell train head --kind eagle3`
 Try: --model smollm2 --method eagle3 --compare
 Differs:
 - the output matrix is cut from the target's and not trained; the paper trains one of its own
-- verification walks the tree by one draw a node, which accepts each token with the same chance as
-the paper's trials in turn
+- verification walks the tree by one draw a node, which accepts each token with the same probability
+as the paper's trials in turn
 - `least` is ours: levels that are hardly ever reached are not worth the head's forward
 - `reads` is ours: of a long prompt the last tokens tell the head nearly as much as all of them
 - the policy may verify fewer nodes than `total`, where more are not worth their time

@@ -27,7 +27,7 @@ BLANK = -1  # no token's id
 
 @dataclass
 class Beside:
-    """Rows beside a tree: `counts[i]` of them below node i; nodes behind the last have none."""
+    """Rows beside a tree: `counts[i]` of them below node i; nodes after the last have none."""
 
     counts: Sequence[int]
     # From the states (n, E) that enter layer `entry` at the rows' nodes to those that the rows
@@ -47,7 +47,7 @@ class Beside:
         self.places = [place for _, place in row_pairs]
 
     def to_width(self, tree: TokenTree) -> TokenTree:
-        """The nodes of the tree, and the rows behind the last of them."""
+        """The nodes of the tree, and the rows after the last of them."""
         wide_tree = TokenTree(tree.tokens[0])
         for node in range(1, len(tree)):
             wide_tree.add(tree.parents[node], tree.tokens[node])
@@ -88,7 +88,7 @@ def read_beside(
         layers = tuple(range(entry_layer))
         lower_reply = yield Ask(tree, model, ctx.branch, rows=[], taps=tapped_layers, layers=layers)
         entering_states = lower_reply.hidden[entry_layer]
-        # Nodes stand behind the tokens that the cache lacked.
+        # Nodes follow the tokens that the cache lacked.
         first_node = len(entering_states) - len(tree)
         row_states = extra_rows.vectors(
             entering_states[[first_node + node for node in extra_rows.nodes]]

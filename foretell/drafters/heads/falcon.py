@@ -3,7 +3,7 @@
 The head reads tokens beside the target's states through an LSTM and one layer in which the rows of
 a block see each other. From the last rows of the text it makes the laws of the next tokens, two
 unless it was made with larger blocks; the second one's law does not know the first token. The
-states behind these laws and the tokens that were chosen are the block of the next pass. Of each
+states after these laws and the tokens that were chosen are the block of the next pass. Of each
 pass the `breadth` likeliest paths go on, and of all nodes the `total` likeliest are verified.
 
 Paper: Gao et al., arXiv:2412.12639
@@ -13,7 +13,7 @@ Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind falcon`
 Try: --model MODEL --method falcon:head=FOLDER --compare
 Differs:
-- the tree grows by the head's own chances; the paper's has a fixed shape of 165 nodes
+- the tree grows by the head's own probabilities; the paper's has a fixed shape of 165 nodes
 - any token may be the last of a block; the paper counts blocks from where a call begins, and
 computes rows again that were kept of a block that is not whole
 - it has one decoder layer, so keys and values are the same whatever the blocks are; an LSTM that

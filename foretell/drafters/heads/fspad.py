@@ -19,8 +19,8 @@ our reading of the abstract
 - both begin as nothing, so that training begins with EAGLE-1
 - the head is computed by torch, also where the C library computes the target
 - of the output matrix the rows of the commonest tokens alone are computed
-- verification walks the tree by one draw a node, which accepts each token with the same chance as
-the paper's trials in turn
+- verification walks the tree by one draw a node, which accepts each token with the same probability
+as the paper's trials in turn
 - `least` is ours: levels that are hardly ever reached are not worth the head's forward
 - the policy may verify fewer nodes than `total`, where more are not worth their time
 """

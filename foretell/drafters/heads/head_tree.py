@@ -2,7 +2,7 @@
 level.
 
 The head computes a level in one forward, or grows the whole tree in one call where it can. Tokens
-are chosen, not drawn, by the head's own chances, whatever the sampling.
+are chosen, not drawn, by the head's own probabilities, whatever the sampling.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def grow_head_tree(
 ) -> Generator[Ask, Any, TokenTree]:
     """The best of all candidates, `budget` nodes with the root at most.
 
-    A chance never grows on the way down, so the best ones have their parents among them.
+    A probability never grows on the way down, so the best ones have their parents among them.
     """
     depth = reader.max_depth(ctx, shape.depth)
     if depth < 1 or budget < 2:
@@ -140,7 +140,7 @@ def add_candidates(
     reader: HeadReader,
     min_share: float = 0.0,
 ) -> int:
-    """Adds the `count` best tokens of a row (Vd,) behind a candidate, -1 the root, best first;
+    """Adds the `count` best tokens of a row (Vd,) after a candidate, -1 the root, best first;
     returns how many there are. Those less likely than `min_share` of the best are left out.
     """
     probabilities, token_indices = row.softmax(-1).topk(min(count, len(row)))
@@ -169,7 +169,7 @@ class Levels:
     def ask_rows(
         self, candidates: Sequence[Candidate], frontier: Sequence[int]
     ) -> Generator[Ask, Any, list[torch.Tensor]]:
-        """The rows behind these candidates, -1 the root. Those above them that were not asked about
+        """The rows after these candidates, -1 the root. Those above them that were not asked about
         yet are asked about too.
         """
         rows = [self._node_of(candidates, number) for number in frontier]
@@ -200,7 +200,7 @@ class Levels:
 
 
 def best_tree(ctx: Context, candidates: Sequence[Candidate], count: int, source: str) -> TokenTree:
-    """The `count` candidates of the highest totals, behind none that ends the text."""
+    """The `count` candidates of the highest totals, after none that ends the text."""
     ranked_numbers = sorted(range(len(candidates)), key=lambda number: -candidates[number].total)
     return candidate_tree(ctx, candidates, ranked_numbers[:count], source)
 
@@ -208,7 +208,7 @@ def best_tree(ctx: Context, candidates: Sequence[Candidate], count: int, source:
 def candidate_tree(
     ctx: Context, candidates: Sequence[Candidate], chosen_numbers: Iterable[int], source: str
 ) -> TokenTree:
-    """The tree of candidates with these numbers; those without their parents and those behind one
+    """The tree of candidates with these numbers; those without their parents and those after one
     that ends the text are left out.
     """
     tree = TokenTree(ctx.tokens[-1])

@@ -1,7 +1,7 @@
 """Heads that read the tokens drafted so far draft a tree of their likeliest paths.
 
 Each level has a head of its own. It reads the target's last state and all tokens from the newest
-one down to the node it drafts behind, so that other parents have other children; in Hydra++ a layer
+one down to the node it drafts after, so that other parents have other children; in Hydra++ a layer
 that attends to the text prepares the state. Level by level the `breadth` likeliest nodes get
 `breadth` children each, and of all of them the `total` likeliest are verified.
 
@@ -12,11 +12,12 @@ Needs: hidden states of the target; a head made for it
 Trains: `foretell train head --kind hydra`, Hydra++ with `--kind hydra:prefix=yes,blocks=4`
 Try: --model MODEL --method hydra:head=FOLDER --compare
 Differs:
-- the tree grows by the heads' own chances; the paper's has a fixed shape, searched for on a corpus
+- the tree grows by the heads' own probabilities; the paper's has a fixed shape, searched for on a
+corpus
 - heads trained here share the target's output matrix, cut to its commonest tokens and not trained;
 the paper's have one each, which begins as the target's, and published heads keep theirs
 - heads trained here begin as the target's state with little of the tokens, and Hydra++'s layer
-begins as nothing and has no norm behind it; there is no dropout
+begins as nothing and has no norm after it; there is no dropout
 - the optimiser is Muon
 """
 

@@ -1,10 +1,10 @@
 """The target's first layers and a small trained layer draft, until a token is not sure enough.
 
 What leaves the target's first layers goes through attention alone, a norm and the target's output
-matrix, which gives the next token. A draft ends behind the first token whose chance is below `eta`,
-which is verified with the others. The first layers run once for a token: their rows stay in the
-target's cache, and verification enters the next layer with the states that left them. So a step of
-g drafted tokens computes all layers for g + 1 tokens, as the verification of any draft does, and
+matrix, which gives the next token. A draft ends after the first token whose probability is below
+`eta`, which is verified with the others. The first layers run once for a token: their rows stay in
+the target's cache, and verification enters the next layer with the states that left them. So a step
+of g drafted tokens computes all layers for g + 1 tokens, as the verification of any draft does, and
 the small layer for g. Tokens are the head's best, whatever the sampling.
 
 Paper: Liu et al., Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting,
@@ -45,7 +45,7 @@ class Kangaroo(HeadDrafter):
     """A threshold and a count."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    # a draft ends behind a token of less chance; above 1: one token
+    # a draft ends after a token of less probability; above 1: one token
     eta: Annotated[float, Range(0, 2)] = 0.6
     length: Annotated[int, Range(1, 64)] = 6  # tokens drafted at most
 

@@ -18,7 +18,7 @@ Differs:
 - it learns the target's laws (KL); the papers' learns the text's next tokens
 - in training a row sees, of the deeper steps, its own rows alone, as it will when it drafts; in the
 papers it sees all earlier rows of its step
-- it reads the target's last state behind the last norm, as its own are; published heads differ in
+- it reads the target's last state after the last norm, as its own are; published heads differ in
 this, and are loaded with their model's own layer and norms
 - of the output matrix the rows of the commonest tokens alone are computed; a head that came with
 its model drafts all

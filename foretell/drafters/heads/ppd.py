@@ -1,4 +1,4 @@
-"""Trained rows that stand behind a text's end in the target's own forward draft the next tokens.
+"""Trained rows that follow a text's end in the target's own forward draft the next tokens.
 
 Below each node that the target verifies hang up to three rows without a token, whose embeddings are
 trained and the same everywhere. Row i says, through the whole target, what follows i tokens further

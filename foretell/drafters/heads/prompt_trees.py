@@ -23,7 +23,7 @@ import numpy as np
 from foretell.drafters.heads.networks.ranks import Path, Table, best_paths, path_probability
 
 LIMITS = (4, 6, 8, 10, 12, 16, 20, 24, 32, 40, 48, 64, 80)  # sizes of forwards that are weighed
-RESTART = 1e-6  # chance that a step begins anew in state P, as the first of every request does
+RESTART = 1e-6  # probability that a step begins anew in state P, as the first of every request does
 BEGIN = (0.4, 1.0)  # shares of the largest size with which a search begins
 STEPS = (8, -8, 3, -3, 2, -2, 1, -1)  # by which a size is changed
 
@@ -57,8 +57,8 @@ def trim_rows(
     """How many rows each node has, at least one, so that at most `total` are left: from P at all
     nodes those are taken away that promise least.
 
-    `end_chances`: the chance that a step ends at each node. `promises[n - 1]`: the tokens of a step
-    in state n.
+    `end_chances`: the probability that a step ends at each node. `promises[n - 1]`: the tokens of a
+    step in state n.
     """
     max_rows = len(promises)
     counts = [max_rows] * len(end_chances)
@@ -80,8 +80,8 @@ def trim_rows(
 
 
 def steady_shares(transitions: np.ndarray) -> np.ndarray:
-    """The share of steps (P,) in each state, where `transitions[n, m]` is the chance that state m
-    follows state n; the first step of a text is in state P.
+    """The share of steps (P,) in each state, where `transitions[n, m]` is the probability that
+    state m follows state n; the first step of a text is in state P.
     """
     state_count = len(transitions)
     start_vector = np.zeros(state_count)
@@ -119,7 +119,7 @@ class Shapes:
         return path_promises[min(size, len(path_promises) - 1)]
 
     def end_chances(self, state: int, size: int) -> list[float]:
-        """The chance that a step ends at the root, and at each node. They sum to 1."""
+        """The probability that a step ends at the root, and at each node. They sum to 1."""
         path_promises = self.promises[state]
         size = min(size, len(path_promises) - 1)
         end_chances = [1.0, *(path_promises[i + 1] - path_promises[i] for i in range(size))]

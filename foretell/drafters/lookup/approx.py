@@ -40,7 +40,7 @@ KEEP = 1 - 1 / 256  # what a trial leaves of the weight of earlier ones
 
 @lru_cache(4096)
 def prior_chance(run_length: int, matches: int) -> float:
-    """The chance assumed before any trial: a run of 3 or 16 matches hold as often as not."""
+    """The probability assumed before any trial: a run of 3 or 16 matches hold as often as not."""
     return 0.98 - 0.98 / (1 + (run_length / 3) ** 2) / (1 + (matches / 16) ** 4)
 
 
@@ -104,7 +104,7 @@ class Copy:
         return token
 
     def next_chance(self, chances: Chances) -> float:
-        """The chance that its next token is right, if those before it are."""
+        """The probability that its next token is right, if those before it are."""
         depth = len(self.tokens)
         return chances.chance_of(self.run + depth, self.matches + depth // 2)
 
@@ -159,7 +159,7 @@ class State:
 
 @dataclass(frozen=True)
 class Approx(Drafter):
-    """`floor` is a chance."""
+    """`floor` is a probability."""
 
     # mismatches allowed in the last 32 tokens; 0: exact matches only
     k: Annotated[int, Range(0, 31)] = 30
@@ -185,7 +185,7 @@ class Approx(Drafter):
             (-copy.next_chance(state.chances), copy_number)
             for copy_number, copy in enumerate(copies)
         ]
-        # As many matching tokens as give the same chance by Laplace's rule, (m + 1) / (m + 2).
+        # As many matching tokens as give the same probability by Laplace's rule, (m + 1) / (m + 2).
         match_lengths = []
         for negative_value, _ in heap:
             probability = min(-negative_value, 0.99)
@@ -215,6 +215,6 @@ class Approx(Drafter):
             for depth, token in enumerate(copy.tokens):
                 node = step.tree.find_child(node, token)
                 if node not in tested:
-                    break  # cut, or behind a refusal
+                    break  # cut, or after a refusal
                 state.chances.note_trial(copy.run + depth, copy.matches + depth // 2, tested[node])
         state.copies = []

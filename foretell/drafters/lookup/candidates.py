@@ -133,7 +133,7 @@ class Store:
 
 
 def initial_chances() -> list[float]:
-    """The chance of each kind before anything was measured.
+    """The probability of each kind before anything was measured.
 
     First the kinds of candidates after a token, then after a pair, by share of the row; then those
     of a spine's token, by the length of its match, whether the candidates agree and whether its

@@ -129,7 +129,7 @@ def sort_suffixes(tokens: np.ndarray, depth: int = DEPTH, tell: Tell | None = No
     the ranks of the positions w further on. Only runs of equals are sorted again.
     """
     n = len(tokens)
-    base = int(tokens.max()) + 2  # digit 0: behind the end
+    base = int(tokens.max()) + 2  # digit 0: after the end
     sorted_width = 1
     while base ** (2 * sorted_width) < 2**63 and 2 * sorted_width <= depth:
         sorted_width *= 2

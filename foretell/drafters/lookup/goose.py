@@ -136,7 +136,7 @@ class Goose(Drafter):
             spine_chance = kind_chances[state.spine_kind(spine_depth, ids)]
             if self.bypass and state.agreed and spine_chance > 0.5:
                 return [(spine[spine_depth], spine_chance)]
-            # What the spine leaves is divided among the others as their own chances say.
+            # What the spine leaves is divided among the others as their own probabilities say.
             other_chances = {
                 candidate: kind_chances[kind] for candidate, kind in zip(ids, kinds, strict=True)
             }
@@ -195,7 +195,7 @@ class Goose(Drafter):
     def _learn_chances(
         self, state: State, step: Feedback, accepted_path: list[int], previous_tokens: list[int]
     ) -> None:
-        """Learns which candidates were right behind each node of the accepted path.
+        """Learns which candidates were right after each node of the accepted path.
 
         What followed there is known whether it was drafted or not, so nothing of it is censored.
         """

@@ -1,8 +1,8 @@
 """Copies from a given source text, as in correction, editing and rewriting.
 
 A pointer moves along the source. While the answer follows the source the draft is what stands
-behind the pointer, at first the source's beginning. After a difference the pointer is set anew,
-behind the longest of the answer's last n, ..., 1 tokens that stands in the source, and there where
+after the pointer, at first the source's beginning. After a difference the pointer is set anew,
+after the longest of the answer's last n, ..., 1 tokens that stands in the source, and there where
 it stands nearest to the place that was left; where none does, the newest token counts as a
 replacement of one. With nearest=false the paper's rule holds: the last token, or else the last two,
 and so on up to `n`, must stand in the source once, and where none of these does nothing is
@@ -20,7 +20,7 @@ Trains: nothing
 Differs:
 - the source may be a field, where the paper's is the input of an encoder; by default it is that
 - the n-grams of the answer may begin in the prompt
-- a place at the source's end, with nothing behind it, does not count; the target's own row there
+- a place at the source's end, with nothing after it, does not count; the target's own row there
 takes the place of the paper's sentinel
 - how much of the rest is drafted a step is limited, by `k` and by the policy
 - after a difference the nearest place is taken (`nearest`, on by default; the paper has no such
@@ -41,7 +41,7 @@ from foretell.core.text import TokenIds, check_ids
 from foretell.core.tree import TokenTree
 from foretell.core.tree_building import plant_tree
 
-AHEAD = 8  # tokens behind the place that was left in which a single token finds it again
+AHEAD = 8  # tokens after the place that was left in which a single token finds it again
 
 
 class Pointer:
@@ -57,7 +57,7 @@ class Pointer:
         self.known = known_count
         self.run = 0  # tokens that spoke for the place so far
         self.last = position  # the place that was left when the text last differed
-        # By length: n-gram -> the places behind it, ascending.
+        # By length: n-gram -> the places after it, ascending.
         self.places: list[dict[tuple[int, ...], list[int]]] = [{} for _ in range(n)]
         for size, gram_places in enumerate(self.places, 1):
             for end in range(size, len(source)):
@@ -90,7 +90,7 @@ class Pointer:
 
     def find_nearest(self, tail: tuple[int, ...]) -> tuple[int, int]:
         """(place, n-gram's length) of the longest n-gram at the end of `tail` that stands in the
-        source, where it stands nearest to one token behind `last`.
+        source, where it stands nearest to one token after `last`.
 
         A single token counts only where it stands less than AHEAD tokens further. If it does not,
         it is taken for a replacement of one token, of length 0.
@@ -135,7 +135,7 @@ class InputGuided(Drafter):
 
     @staticmethod
     def _read_source(ctx: Context) -> tuple[int, ...]:
-        """The request's source, if the target reads one, without the ends behind it."""
+        """The request's source, if the target reads one, without the ends after it."""
         if "source" not in ctx.models["target"].caps:
             return ()
         source_ids = tuple(ctx.request.inputs["source"])
@@ -148,8 +148,8 @@ class InputGuided(Drafter):
         state.follow_text(tokens, self.nearest)
         draft_length = min(self.k or budget, budget - 1, ctx.depth)
         drafted_tokens = state.source[state.at : state.at + draft_length] if state.at >= 0 else ()
-        # Laplace's rule: what held `run` times holds once more with chance (run + 1) / (run + 2),
-        # and so on.
+        # Laplace's rule: what held `run` times holds once more with probability (run + 1) / (run +
+        # 2), and so on.
         trial_count = state.run + 1
         values = [
             trial_count / (trial_count + depth) for depth in range(1, len(drafted_tokens) + 1)

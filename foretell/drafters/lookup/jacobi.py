@@ -1,6 +1,6 @@
-"""Redraws the tokens behind the first rejected draft from the rows that the rejected drafts had.
+"""Redraws the tokens after the first rejected draft from the rows that the rejected drafts had.
 
-A window of drafts is verified in one forward. Behind the first rejected one the target has answered
+A window of drafts is verified in one forward. After the first rejected one the target has answered
 too, though for a text that is now off by a token or so: from those rows the window's next tokens
 are drawn, each with the law of its row, and verified again by the next forward. At temperature 0
 this is plain Jacobi decoding. There is no separate drafter; it pays where a token depends little on
@@ -17,7 +17,7 @@ Differs:
 random image tokens; back=1 and back=the length of an image's row are its neighbours left and above,
 and text seldom repeats its last token
 - requests of a batch commit each for itself, where the reference commits the shortest of them
-- rows behind a text that the sampling options forbid, or that has ended, are not drawn from
+- rows after a text that the sampling options forbid, or that has ended, are not drawn from
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from foretell.core.drafter import Drafter, Feedback
 from foretell.core.settings import Range
 from foretell.core.tree import Law, TokenTree
 
-REDRAWN = 0.5  # estimated chance that a redrawn token is accepted if the one before it is
+REDRAWN = 0.5  # estimated probability that a redrawn token is accepted if the one before it is
 REPEATED = 0.2  # the same of a token that fills an empty place
 
 

@@ -35,8 +35,9 @@ from foretell.core.drafter import Drafter, Feedback
 from foretell.core.settings import Range
 from foretell.core.tree import TokenTree
 
-# Estimated chances before anything was measured: of the most recent draft's first token, of each
-# older draft's relative to the one before, of the next token of a draft, and of a window's token.
+# Estimated probabilities before anything was measured: of the most recent draft's first token, of
+# each older draft's relative to the one before, of the next token of a draft, and of a window's
+# token.
 FIRST, OLDER, NEXT, WINDOW = 0.4, 0.6, 0.7, 0.15
 GOLDEN = 0.618034  # multiples of it fall evenly over [0, 1)
 

@@ -22,11 +22,11 @@ def copy_tokens(tokens: Sequence[int], position: int, size: int) -> list[int]:
 
 
 class Index:
-    """For every n-gram of `min_length` to `n` tokens the position behind its most recent (or first,
+    """For every n-gram of `min_length` to `n` tokens the position after its most recent (or first,
     with `first_only`) occurrence.
 
-    An n-gram at the very end has nothing behind it yet; it is taken in with the next token. With
-    `keep_all`, the positions behind all occurrences are remembered: each leads to the one before
+    An n-gram at the very end has nothing after it yet; it is taken in with the next token. With
+    `keep_all`, the positions after all occurrences are remembered: each leads to the one before
     it.
     """
 
@@ -62,7 +62,7 @@ class Index:
         self.known = max(self.known, len(tokens))
 
     def find_last(self, tokens: Sequence[int], n: int) -> int:
-        """The position behind an earlier occurrence of the last `n` of `tokens`, or -1."""
+        """The position after an earlier occurrence of the last `n` of `tokens`, or -1."""
         if n > len(tokens):
             return -1
         return self.places[n - 1].get(tuple(tokens[-n:]), -1)
@@ -78,7 +78,7 @@ class Index:
         return -1, 0
 
     def all_positions(self, tokens: Sequence[int], n: int, max_places: int) -> list[int]:
-        """The positions behind the `max_places` most recent occurrences of the last `n` of
+        """The positions after the `max_places` most recent occurrences of the last `n` of
         `tokens`, the newest first.
         """
         assert self.every and not self.first, "only an index of every place knows them"

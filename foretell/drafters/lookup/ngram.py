@@ -1,7 +1,7 @@
 """Copies what followed the last occurrence of the text's newest tokens.
 
 The longest of the last n, n-1, ..., 1 tokens that stands earlier in prompt or output is looked up
-in an index of n-grams, and the k tokens behind its most recent earlier place are proposed as a
+in an index of n-grams, and the k tokens after its most recent earlier place are proposed as a
 chain. Where nothing matches nothing is proposed.
 
 Paper: Saxena, Prompt Lookup Decoding, 2023, github.com/apoorvumang/prompt-lookup-decoding; Yang et

@@ -47,7 +47,7 @@ class NgramMeans:
     def learn_row(
         self, snapshot: Seen, gram: Gram, ids: Sequence[int], probs: Sequence[float]
     ) -> None:
-        """Takes the target's k best tokens behind `gram`, best first, into its mean."""
+        """Takes the target's k best tokens after `gram`, best first, into its mean."""
         snapshot.update(gram, lambda row: self._average_row(row, ids, probs))
 
     def _average_row(self, row: bytes | None, ids: Sequence[int], probs: Sequence[float]) -> bytes:

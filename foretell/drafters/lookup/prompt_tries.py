@@ -1,6 +1,6 @@
 """Tries of texts that begin as earlier ones did: what they have in common is counted once.
 
-Taking in a token costs some ten microseconds; a chat behind rows that are shared, whose prompt is
+Taking in a token costs some ten microseconds; a chat after rows that are shared, whose prompt is
 read in no time, would wait for its thousands of tokens. Kept are the tries of a few beginnings,
 from which later texts start with a copy.
 """

@@ -1,7 +1,7 @@
 """Draws a tree from what the target said wherever the text last ended like this.
 
 For every n-gram of the outputs, 4 to 2 tokens long, a memory shared by all requests holds the
-target's best tokens behind it and the mean of their probabilities. At each node of the tree the
+target's best tokens after it and the mean of their probabilities. At each node of the tree the
 longest n-gram that ends there is looked up, and children are drawn from what is found, without
 replacement and under the request's sampling options; how many children which node has is fixed
 beforehand. It is made for many samples of one problem, which go over the same ground in much the
@@ -21,7 +21,7 @@ prompts, where the paper keeps the 80 most useful of 625 nodes on AIME problems
 - children are drawn one after the other, which has the law of Gumbel-top-k
 - where only the request's own text knows an n-gram, the token that followed there is proposed
 - penalties act on log-probabilities rather than logits
-- nothing is drafted behind a token that ends the text
+- nothing is drafted after a token that ends the text
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from foretell.core.tree_building import grow_tree
 from foretell.drafters.lookup.lookup import Index
 from foretell.drafters.lookup.ngram_means import NgramMeans, Seen
 
-# chance that the child of this rank is accepted if its parent is; measured
+# probability that the child of this rank is accepted if its parent is; measured
 CHANCE = (0.6, 0.06, 0.02, 0.015, 0.01, 0.007)
 # Score of tokens the memory does not hold: finite, so that a ban of all it does hold is no error.
 LOW = -1e4
@@ -145,7 +145,7 @@ class Stand(Drafter):
     def _apply_options(
         self, ctx: Context, ids: torch.Tensor, scores: torch.Tensor, path: list[int]
     ) -> torch.Tensor:
-        """Scores (k,) of the tokens ids (k,) behind a path, under penalties, bans and the like."""
+        """Scores (k,) of the tokens ids (k,) after a path, under penalties, bans and the like."""
         target = ctx.models["target"]
         row = torch.full((target.vocab,), LOW, device=target.device)
         row[ids] = scores.clamp_min(LOW).to(row)

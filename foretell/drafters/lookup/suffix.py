@@ -67,7 +67,7 @@ class Nodes(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A draft behind a match of so many tokens; `score`: the sum of the values."""
+    """A draft after a match of so many tokens; `score`: the sum of the values."""
 
     score: float
     match: int
@@ -80,7 +80,7 @@ class Suffix(Drafter):
     shared store.
     """
 
-    # strings counted; a match and the draft behind it are together no longer
+    # strings counted; a match and the draft after it are together no longer
     depth: Annotated[int, Range(2, 256)] = 64
     factor: Annotated[float, Range(0, 64)] = 4.0  # nodes drafted for each token of the match
     offset: Annotated[float, Range(-64, 64)] = 8.0  # nodes drafted besides

@@ -309,7 +309,7 @@ class Suffixes:
         elsewhere too, longest first.
 
         `count`: how often elsewhere. Of the lengths that stand in the same places only the longest
-        is given. Behind a rare string the place is what follows it, of length 0.
+        is given. After a rare string the place is what follows it, of length 0.
         """
         max_length = min(max_length, len(text.tokens) - text.first)
         frequent = len(text.active)  # the lengths up to it are nodes
@@ -327,7 +327,7 @@ class Suffixes:
                 yield match_length, last_count, (node, match_length)
 
     def _match_ends(self, text: Text, min_length: int, max_length: int) -> list[tuple[int, int]]:
-        """(length, position behind it) of all that matches `min_length` or more of the text's last
+        """(length, position after it) of all that matches `min_length` or more of the text's last
         tokens, a rare string.
         """
         tokens = text.tokens

@@ -2,7 +2,7 @@
 
 The store holds the top candidates of each token as the target last saw them, learnt from the rows
 of every verified node, also the rejected ones, and shared by all requests. A tree is grown from it
-best first: a candidate's chance is the measured acceptance of its rank, times its parent's.
+best first: a candidate's probability is the measured acceptance of its rank, times its parent's.
 
 Paper: Luo et al., Turning Trash into Treasure: Accelerating Inference with Token Recycling,
 arXiv:2408.08696
@@ -146,7 +146,7 @@ class Store:
 
 @dataclass(frozen=True)
 class TokenRecycling(Drafter):
-    """Two counts and a chance."""
+    """Two counts and a probability."""
 
     k: Annotated[int, Range(1, 64)] = 8  # candidates kept of each token
     depth: Annotated[int, Range(1, 64)] = 6  # levels

@@ -67,7 +67,7 @@ class Trigrams:
             self.learn_gram((a, b), c, GAIN)
 
     def successors_of(self, pair: Pair) -> list[tuple[int, float]]:
-        """(successor, its chance), heaviest first."""
+        """(successor, its probability), heaviest first."""
         row = self.rows.get(pair)
         if not row:
             return []

@@ -1,10 +1,10 @@
 """A model that fills masks drafts a whole block in one forward; a search makes a text of it.
 
-Behind the text stand `k` masks, and one forward of a masked denoiser says of each what it hides,
-apart from the others. Of each position the likeliest tokens are kept, until their chances reach
-`mass`, at most `most` of them, and whatever ends the text. A beam goes through them from left to
-right. It adds up what the denoiser says of a token and what a 3-gram law says of it behind the two
-before: that law is counted in the request's own text, and in a corpus if one is given. The best
+After the text stand `k` masks, and one forward of a masked denoiser says of each what it hides,
+apart from the others. Of each position the likeliest tokens are kept, until their probabilities
+reach `mass`, at most `most` of them, and whatever ends the text. A beam goes through them from left
+to right. It adds up what the denoiser says of a token and what a 3-gram law says of it after the
+two before: that law is counted in the request's own text, and in a corpus if one is given. The best
 path is the draft.
 
 The next k follows two moving averages: how many tokens the denoiser proposed before an end, and how
@@ -19,8 +19,8 @@ Trains: nothing
 Try: --model MODEL --draft CANVAS_MODEL --method diffuspec --compare
 Differs:
 - a path was found by a search, so its tokens have no law: each is accepted with the target's own
-chance of it, where the paper takes min(1, p / q) by another law of the denoiser; at temperature 0,
-where its results are from, both are the same
+probability of it, where the paper takes min(1, p / q) by another law of the denoiser; at
+temperature 0, where its results are from, both are the same
 - the 3-gram law is interpolated (Witten-Bell), where the paper fits KenLM to each data set
 - how much of a path is verified is limited by the policy; agreed is what the text then has of it
 - penalties and bans of the request hold when a draft is verified, and not in the search
@@ -66,7 +66,7 @@ class State:
 
 @dataclass(frozen=True)
 class Diffuspec(Drafter):
-    """Counts of masks, tokens and drafts; chances and shares are between 0 and 1."""
+    """Counts of masks, tokens and drafts; probabilities and shares are between 0 and 1."""
 
     k_min: Annotated[int, Range(1, 256)] = 20  # masks of a draft at least
     k_max: Annotated[int, Range(1, 256)] = 30  # and at most, as many as the first draft has
@@ -75,7 +75,7 @@ class Diffuspec(Drafter):
     # of the moving averages: what the newest draft counts in them
     decay: Annotated[float, Range(0, 1)] = 0.5
     adaptive: bool = True  # whether lengths follow the averages; no: always k_max
-    # chance that the tokens tried at a position reach together
+    # probability that the tokens tried at a position reach together
     mass: Annotated[float, Range(0, 1)] = 0.8
     most: Annotated[int, Range(1, 256)] = 15  # tokens tried at a position, ends aside
     beam: Annotated[int, Range(1, 256)] = 3  # paths that the search keeps
@@ -147,7 +147,7 @@ class Diffuspec(Drafter):
 
 
 def causal_model(ctx: Context, state: State) -> Causal:
-    """The 3-gram law of a token behind the text and some tokens of a path."""
+    """The 3-gram law of a token after the text and some tokens of a path."""
     state.own.learn_tokens(ctx.tokens[state.counted :])
     state.counted = len(ctx.tokens)
     vocab = ctx.models["target"].vocab

@@ -1,6 +1,6 @@
-"""Fills in a whole block behind the text with one forward of a drafter that was trained for it.
+"""Fills in a whole block after the text with one forward of a drafter that was trained for it.
 
-Behind the last token stand `k` masked ones. The drafter, an encoder-decoder with the target's
+After the last token stand `k` masked ones. The drafter, an encoder-decoder with the target's
 tokens and an encoder of its own, reads the request's source, the text and the masks, which see each
 other, and says at once what each of them hides. These tokens, the best of
 each place, are the draft. With `rule=relaxed` the target takes what is nearly as good as its own

@@ -1,7 +1,7 @@
 """A lattice: for each of several positions the tokens that may stand there, and a path through it.
 
-Its chances are those of a model that says of each position apart from the others what stands there.
-The search sets against them what a law from left to right says of the tokens in this order.
+Its probabilities are those of a model that says of each position apart from the others what stands
+there. The search sets against them what a law from left to right says of the tokens in this order.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
-Column = list[tuple[int, float]]  # tokens and the logarithms of their chances, the likeliest first
+# tokens and the logarithms of their probabilities, the likeliest first
+Column = list[tuple[int, float]]
 Path = tuple[tuple[int, float], ...]  # of each column one
-Causal = Callable[[Sequence[int], int], float]  # (tokens of a path, the next) -> its chance
+Causal = Callable[[Sequence[int], int], float]  # (tokens of a path, the next) -> its probability
 
 
 def best_path(rows: torch.Tensor, end_tokens: Collection[int]) -> Path:
@@ -32,10 +33,10 @@ def best_path(rows: torch.Tensor, end_tokens: Collection[int]) -> Path:
 def build_lattice(
     rows: torch.Tensor, end_tokens: Collection[int], min_mass: float, max_tokens: int
 ) -> list[Column]:
-    """Returns for each row of logits (n, V) the fewest tokens whose chances reach `min_mass`, at
-    most `max_tokens`, and beside these all that end the text.
+    """Returns for each row of logits (n, V) the fewest tokens whose probabilities reach `min_mass`,
+    at most `max_tokens`, and beside these all that end the text.
 
-    Behind a position whose best token ends the text there are none.
+    After a position whose best token ends the text there are none.
     """
     log_probs = rows.log_softmax(-1)
     top_tokens = log_probs.topk(min(max_tokens, log_probs.shape[-1]), -1)
@@ -75,7 +76,7 @@ def search_path(
     causal: Causal,
 ) -> Path:
     """The path of the highest score that a beam finds: the sum over its tokens of `model_weight` ln
-    p, of the model's chance, and 1 - `model_weight` ln q, of the causal one.
+    p, of the model's probability, and 1 - `model_weight` ln q, of the causal one.
 
     A path that ends the text is complete, and stays among the others with the score it has. Of
     equal scores the lower token ids come first.

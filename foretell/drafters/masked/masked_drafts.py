@@ -1,4 +1,4 @@
-"""What a model that fills canvases says of the tokens behind a text, for drafters."""
+"""What a model that fills canvases says of the tokens after a text, for drafters."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MaskReader:
         return True
 
     def mask_room(self, ctx: Context) -> int:
-        """How many masks it takes behind the text."""
+        """How many masks it takes after the text."""
         return int(self.model.context) - len(ctx.tokens)
 
     def mask_rows(
@@ -58,7 +58,7 @@ class MaskReader:
         the target's vocabulary. Its own mask is impossible.
 
         `recompute_all`: all rows are computed; else those of the text that it has read stay as they
-        were when other masks, or none, stood behind them.
+        were when other masks, or none, stood after them.
         """
         first_mask = len(ctx.tokens)
         canvas = [*ctx.tokens, *[MASKED] * count]

@@ -31,12 +31,12 @@ class Ngrams:
 def token_probability(
     texts: Sequence[Ngrams], context: Sequence[int], token: int, vocab: int
 ) -> float:
-    """The probability of a token behind `context`, by the counts of all `texts`, which have one
+    """The probability of a token after `context`, by the counts of all `texts`, which have one
     order.
 
     Each longer context is interpolated with the next shorter one, the shortest with an even law
     over `vocab` tokens, and weighs the more the fewer different tokens followed it (Witten and
-    Bell, 1991). So no token is impossible, and the chances of all sum to 1.
+    Bell, 1991). So no token is impossible, and the probabilities of all sum to 1.
     """
     estimate = 1 / vocab
     max_length = min(len(context), texts[0].order - 1)

@@ -58,7 +58,9 @@ class AcceptanceHead(nn.Module):
 
     @torch.inference_mode()
     def accept_chance(self, states: torch.Tensor) -> torch.Tensor:
-        """States (n, E) -> the chances (n,) that these tokens are accepted if those before are."""
+        """States (n, E) -> the probabilities (n,) that these tokens are accepted if those before
+        are.
+        """
         return self(states).softmax(-1)[:, 1]
 
 

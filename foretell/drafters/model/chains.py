@@ -70,7 +70,9 @@ def add_followed(
     source: str,
     confidence: float,
 ) -> None:
-    """Adds the tokens with these chances below the last node, up to an end or an unlikely one."""
+    """Adds the tokens with these probabilities below the last node, up to an end or an unlikely
+    one.
+    """
     node = len(tree) - 1
     for token, probability, _ in followed:
         if probability < confidence:

@@ -87,7 +87,7 @@ class CrossText(Drafter):
 
     @staticmethod
     def _byte_ends(translated: Translated, draft_tokens: Sequence[int]) -> list[int]:
-        """How many bytes behind the text each drafted token ends."""
+        """How many bytes after the text each drafted token ends."""
         byte_ends = []
         byte_end = -len(translated.pending_bytes)
         for token in draft_tokens:

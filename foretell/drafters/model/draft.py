@@ -24,11 +24,12 @@ Trains: the draft model, best distilled from the target; with `online=N` further
 Differs:
 - `confidence` may end a chain early, before a token is drawn: the decision sees the law, not the
 draw
-- `best` is ours: a token is accepted with the target's own chance of it
+- `best` is ours: a token is accepted with the target's own probability of it
 - `online` drafts as `best` does, where the paper's drafts are drawn
 - it learns at accepted places as well as at refused ones, where the paper has the refused alone
-- of a response at most 64 places are kept, those first where the two chances of the drafted token
-differ most, on its last 1024 tokens, with the target's 64 likeliest tokens and all others as one
+- of a response at most 64 places are kept, those first where the two probabilities of the drafted
+token differ most, on its last 1024 tokens, with the target's 64 likeliest tokens and all others as
+one
 - the update is made before the first draft of the next request; the paper makes it in idle time
 """
 

@@ -24,7 +24,7 @@ then for the rows of all new nodes at once; the tree is the paper's
 - the draft model has the request's sampling options, where the paper's has temperature 0.6 always
 - at temperature 0 tokens are chosen, not drawn
 - nodes stand in the order drawn; the order that makes masks sparse in blocks is left out
-- nothing is drafted behind a token that ends the text
+- nothing is drafted after a token that ends the text
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What a draft model says of its exits: the field `foretell_exits` of its config.json.
 
-layers   the numbers of layers behind which it may stop, ascending, the last one all of them
+layers   the numbers of layers after which it may stop, ascending, the last one all of them
 targets  a table for each target that it was measured with: `norm` and `format` say which one,
-         `thresholds` (one an exit but the last) from which chance of its best token on an exit
+         `thresholds` (one an exit but the last) from which probability of its best token on an exit
          drafts; above 1: it is left out
 """
 
@@ -47,7 +47,7 @@ class Exits:
 
 
 def exits_by_thirds(layers: int) -> tuple[int, ...]:
-    """Exits behind each third of so many layers."""
+    """Exits after each third of so many layers."""
     return tuple(sorted({max(1, layers * part // 3) for part in (1, 2, 3)}))
 
 

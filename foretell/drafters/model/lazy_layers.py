@@ -49,7 +49,7 @@ class Running:
 
 
 class LazyCache(Cache):
-    """Rows of one branch, a chain, some of which lack the layers behind some exit.
+    """Rows of one branch, a chain, some of which lack the layers after some exit.
 
     `exits`: ascending numbers of layers, the last one all of them.
     """
@@ -100,7 +100,7 @@ class LazyCache(Cache):
         return max(0, len(tokens) - 1 - self.length - self.filled[0])
 
     def _cut_scratch(self, count: int) -> None:
-        """Forgets the scratch rows behind the first `count`."""
+        """Forgets the scratch rows after the first `count`."""
         self.filled = [min(filled_rows, count) for filled_rows in self.filled]
         self.tokens = self.tokens[:count]
         for exit_index, states in enumerate(self.waiting[:-1]):
@@ -205,7 +205,7 @@ def _shared_prefix_length(our_tokens: Sequence[int], their_tokens: Sequence[int]
 
 
 class LazyLayers(Model):
-    """A model whose caches are lazy in the layers behind `exits`, ascending and the last one all.
+    """A model whose caches are lazy in the layers after `exits`, ascending and the last one all.
 
     `base` computes it, by its own backend where that runs parts of the layers. Raises Unsupported,
     for `method`, where the layers cannot be run one by one.

@@ -31,7 +31,7 @@ def grow_levels(
     `branches`: children of each node, level by level; the last number holds for all deeper levels.
     Where the budget does not suffice, a level leaves one node to each that follows, and has its own
     children shared out evenly; those of nodes that `add` returned first come first. Nothing is
-    drafted behind a token that ends the text.
+    drafted after a token that ends the text.
     """
     tree = TokenTree(ctx.tokens[-1])
     if not reader.can_read(ctx.tokens):

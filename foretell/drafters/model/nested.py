@@ -42,7 +42,7 @@ class NumberedDoor:
         self.begin_step(0)
 
     def begin_step(self, position: int) -> None:
-        """A new step, behind `position` tokens of output."""
+        """A new step, after `position` tokens of output."""
         self.position = position
         self.count = 0
 
@@ -65,7 +65,7 @@ class NumberedDoor:
 
 
 class Ahead(Context):
-    """The context of an inner drafter: its text is the branch's and what is drafted behind it.
+    """The context of an inner drafter: its text is the branch's and what is drafted after it.
 
     A copy of the drafter's state still refers to the same context, models and shared stores.
     """
@@ -103,7 +103,7 @@ class Ahead(Context):
         return copy.deepcopy(state, dict(self.uncopied))
 
     def return_to_text(self, count: int) -> None:
-        """Goes back to the branch's text, behind which `count` tokens may be drafted."""
+        """Goes back to the branch's text, after which `count` tokens may be drafted."""
         branch = self.branches[self.branch]
         branch.tokens[:] = self.behind.tokens
         branch.output[:] = self.behind.output
@@ -111,7 +111,7 @@ class Ahead(Context):
         self.numbered.begin_step(len(branch.output))
 
     def extend_text(self, tokens: Sequence[int]) -> None:
-        """Goes on behind these tokens."""
+        """Goes on after these tokens."""
         branch = self.branches[self.branch]
         branch.tokens += tokens
         branch.output += tokens
@@ -132,7 +132,7 @@ class Recorded(Target):
         return self.known[node]
 
     def law_of_token(self, node: int, token: int) -> tuple[Law | None, float]:
-        """The law of the token after `node`, None where none is drawn, and the token's chance."""
+        """The law of the token after `node`, None where none is drawn, and the token's probability."""
         if not self.sampler.greedy:
             p = self.p(node)
             return Law(p), float(p[token])
@@ -165,7 +165,7 @@ class Nested:
         self.sizes = sizes_for(self.view, size, inner)
 
     def draft_chain(self, ctx: Context, length: int) -> Drafting:
-        """A chain of `length` tokens, shorter only behind an end, in the draft model's law."""
+        """A chain of `length` tokens, shorter only after an end, in the draft model's law."""
         tree = TokenTree(ctx.tokens[-1])
         if not self.reader.can_read(ctx.tokens):
             return tree
@@ -212,7 +212,7 @@ class Nested:
         self.inner.observe(self.view, self.state, step)
 
     def _propose_inner(self, state: Any, drafted: TokenTree) -> Drafting:
-        """The inner drafter's proposal behind the tokens that are drafted."""
+        """The inner drafter's proposal after the tokens that are drafted."""
         view = self.view
         budget = self.sizes.node_budget()
         if budget <= 1:

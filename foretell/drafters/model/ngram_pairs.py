@@ -85,7 +85,7 @@ def note_sequences(
 
 
 class Stream:
-    """The other model's laws behind the text, as far as they are known, in one draft.
+    """The other model's laws after the text, as far as they are known, in one draft.
 
     `draft_tree`, `last_node`: the tree of its tokens, and the node of the text's last one;
     `max_forwards`: those that may still be made. Laws have temperature and filters of the request;
@@ -108,7 +108,7 @@ class Stream:
         self.laws: dict[Sequence, torch.Tensor] = {}
 
     def request_laws(self, paths: Iterable[Sequence]) -> Generator[Message, Any, bool]:
-        """Makes the laws (V',) behind these paths known, by one forward; False: none is left."""
+        """Makes the laws (V',) after these paths known, by one forward; False: none is left."""
         new_paths = [path for path in paths if path not in self.laws]
         if not new_paths:
             return True
@@ -126,7 +126,7 @@ class Stream:
         return True
 
     def laws_behind(self, path: Sequence) -> dict[Sequence, torch.Tensor]:
-        """The known laws behind a path, by what follows it."""
+        """The known laws after a path, by what follows it."""
         path_length = len(path)
         return {
             known_path[path_length:]: law
@@ -138,7 +138,7 @@ class Stream:
 class Reading:
     """The code words at one place of the stream.
 
-    `laws`: their law (V',) behind each known path, () of the place itself; `sequences`: those that
+    `laws`: their law (V',) after each known path, () of the place itself; `sequences`: those that
     are merged here, with our tokens; `barred`: continuations that would have been merged with what
     stands before the place. The laws of all beginnings of both must be known.
     """
@@ -155,7 +155,7 @@ class Reading:
         self.longer = sorted({*sequences, *self.barred}, key=len)
 
     def path_chance(self, path: Sequence) -> float:
-        """The chance that the stream goes on by these tokens."""
+        """The probability that the stream goes on by these tokens."""
         probability = 1.0
         for index, token in enumerate(path):
             probability *= float(self.laws[path[:index]][token])
@@ -173,7 +173,8 @@ class Reading:
         )
 
     def word_mass(self, word: Sequence) -> float:
-        """The chance that the stream begins with this word, and not with a longer or a barred one.
+        """The probability that the stream begins with this word, and not with a longer or a barred
+        one.
 
         Not renormalised for what is barred.
         """

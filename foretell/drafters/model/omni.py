@@ -3,14 +3,14 @@
 The draft model, which has another tokenizer, keeps the request's text in its own tokens and draws
 `length` of them. From the left, the longest sequence that a cache knows becomes the one token of
 the target it stands for; other tokens are replaced by the target's equal ones, and the draft ends
-where there is none. A sequence's token is verified with the product of its chances, and the law
-that the rest is taken from has this product also subtracted from the sequence's first token. The
-drafter `omnidraft` has the exact law instead.
+where there is none. A sequence's token is verified with the product of its probabilities, and the
+law that the rest is taken from has this product also subtracted from the sequence's first token.
+The drafter `omnidraft` has the exact law instead.
 
 Paper: Ramakrishnan et al., OmniDraft: A Cross-vocabulary, Online Adaptive Drafter for On-device
 Speculative Decoding, arXiv:2507.02659
 Guarantee: lossy: at temperatures above 0, since a token that begins sequences is declared with all
-of its chance, though it was proposed only where none of them followed
+of its probability, though it was proposed only where none of them followed
 Cost: target 1, draft length
 Needs: a draft model, and both tokenizers, whose tokens must be pieces of the text
 Trains: nothing; the paper distils the draft model while it serves, which is left out here, and

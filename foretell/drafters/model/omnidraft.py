@@ -1,9 +1,9 @@
 """A draft model with another tokenizer drafts single tokens and sequences that are one token here.
 
 The draft model keeps the request's text in its own tokens. What it drafts is read as the target's
-tokens: those that both vocabularies have, and those that it writes with several of its own, which
-a cache notes as they turn up in texts. A token's chance is that of its whole sequence; a shared
-token that begins such sequences has the rest of its own chance, and what follows it is none of
+tokens: those that both vocabularies have, and those that it writes with several of its own, which a
+cache notes as they turn up in texts. A token's probability is that of its whole sequence; a shared
+token that begins such sequences has the rest of its own probability, and what follows it is none of
 their rests. So the law that is drawn from is the law of the text as it is read, in the target's
 ids, and verification is exact. `mode=det` takes its best token instead of drawing, as a greedy
 target does, and gives the tokens of the seed without drafts. The paper's own, approximate law is
@@ -59,7 +59,7 @@ class Omnidraft(Drafter):
     mode: Annotated[str, OneOf(MODES)] = "exact"  # or det: the best token at each place, none drawn
     length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
     forwards: Annotated[int, Range(1, 256)] = 8  # of the draft model in a step, at most
-    # of its likeliest tokens, those behind which sequences are looked for
+    # of its likeliest tokens, those after which sequences are looked for
     width: Annotated[int, Range(0, 64)] = 4
     merged: Annotated[int, Range(0, 256)] = 16  # sequences considered at a place, the newest ones
     # first tokens of sequences that the cache knows
@@ -122,7 +122,7 @@ class Omnidraft(Drafter):
     def _read_words(
         self, snapshot: Seen, stream: Stream, path: Sequence, barred: frozenset[Sequence]
     ) -> Generator[Message, Any, Reading | None]:
-        """The code words behind `path`; None: no forward is left to know their laws.
+        """The code words after `path`; None: no forward is left to know their laws.
 
         What is merged here is decided by laws and the cache, before anything is drawn here.
         """

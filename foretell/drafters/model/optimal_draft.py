@@ -3,9 +3,9 @@
 A node with k children has the k - 1 most probable tokens of the draft model's law q, under the
 request's sampling options, and one token drawn from q without them. The drawn one is tried first,
 then the others: so recursive rejection accepts a child as often as any rule could, with the
-target's chance of the chosen tokens + sum over the others of min(p, q'), where q' is what the one
-token was drawn from. As in other trees of a draft model, one draft forward gives a whole level, and
-all nodes of a level have equally many children. At temperature 0 these are the k best tokens.
+target's probability of the chosen tokens + sum over the others of min(p, q'), where q' is what the
+one token was drawn from. As in other trees of a draft model, one draft forward gives a whole level,
+and all nodes of a level have equally many children. At temperature 0 these are the k best tokens.
 
 Paper: Hu, Zheng, Viswanathan, Chen, Rossi, Wu, Manocha, Huang, Towards Optimal Multi-Draft
 Speculative Decoding, arXiv:2502.18779
@@ -19,7 +19,7 @@ Differs:
 its default of 3 levels of 2, are ours
 - where the budget does not suffice, a level leaves one node to each that follows, and has its own
 children shared out evenly, the likelier nodes of each parent first
-- nothing is drafted behind a token that ends the text
+- nothing is drafted after a token that ends the text
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ from foretell.drafters.lookup.lookup import Index
 from foretell.drafters.model.reader import DraftReader
 from foretell.errors import BadConfig
 
-# chance of a copied token the draft model was not asked about, if those before it are accepted
+# probability of a copied token the draft model was not asked about, if those before it are accepted
 HELD = 0.75
 NAME = "retrieval-fused"
 

@@ -18,7 +18,7 @@ Differs:
 - children are drawn one after the other, which has the law and the order of Gumbel-top-k
 - where the budget does not suffice, a level leaves one node to each that follows, and has its own
 children shared out evenly
-- nothing is drafted behind a token that ends the text, and others get what that saves
+- nothing is drafted after a token that ends the text, and others get what that saves
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def extend_beam(
     ctx: Context, tree: TokenTree, beam: list[int], rows: dict[int, torch.Tensor], count: int
 ) -> list[int]:
     """Adds the `count` best continuations by rows (V,) of their ends; returns the new beam."""
-    continuations: list[tuple[float, int, int | None]] = []  # chance, node, token below it
+    continuations: list[tuple[float, int, int | None]] = []  # probability, node, token below it
     for node in beam:
         if node not in rows:
             continuations.append((tree.values[node], node, None))
@@ -103,11 +103,11 @@ def extend_beam(
 class Race:
     """Draws continuations without replacement, level by level, for one tree.
 
-    Every continuation has a clock that rings at a rate of its chance, and the first ones to ring
-    are drawn. A beginning rings with the first of its continuations. So on the next level those of
-    a beginning that has rung are in the race, and the next beginning comes with its first one. Who
-    is next in a race does not depend on when that is, so no times are drawn. A node's value is its
-    chance.
+    Every continuation has a clock that rings at a rate of its probability, and the first ones to
+    ring are drawn. A beginning rings with the first of its continuations. So on the next level
+    those of a beginning that has rung are in the race, and the next beginning comes with its first
+    one. Who is next in a race does not depend on when that is, so no times are drawn. A node's
+    value is its probability.
     """
 
     def __init__(self, ctx: Context, tree: TokenTree):
@@ -122,7 +122,7 @@ class Race:
         tree = self.tree
         urns: dict[int, Urn] = {}  # of the beam's ends that have rung and go on
         waiting_ends = list(beam)
-        unseen_chance = 1.0  # chance of all that has not rung yet on the level of the beam
+        unseen_chance = 1.0  # probability of all that has not rung yet on the level of the beam
         beam_ends: list[int] = []
         while len(beam_ends) < count:
             rates = [tree.values[node] * urn.left for node, urn in urns.items()]

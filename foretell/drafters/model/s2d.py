@@ -1,13 +1,13 @@
-"""A draft model with exits: each token leaves it behind the first that is sure enough of it.
+"""A draft model with exits: each token leaves it after the first that is sure enough of it.
 
 The draft model has a few exits, which share its last norm and head, and is trained at all of them
 at once. A token is computed up to the first exit. If the best token there has at least the exit's
-threshold of a chance, it is drafted by that exit's law; else the layers up to the next exit go on
-from the hidden state, and the last exit drafts in any case. Which exit drafts is decided before the
-token is drawn, so the law it is drawn from is that exit's. A token that stopped early has no rows
-behind its exit. When a later one goes further, all that lack the next layers are run through them
-first, together and in order (drafters/model/lazy_layers.py): a layer runs at most once for a token,
-and the rows are those of a forward through all layers.
+threshold of a probability, it is drafted by that exit's law; else the layers up to the next exit go
+on from the hidden state, and the last exit drafts in any case. Which exit drafts is decided before
+the token is drawn, so the law it is drawn from is that exit's. A token that stopped early has no
+rows after its exit. When a later one goes further, all that lack the next layers are run through
+them first, together and in order (drafters/model/lazy_layers.py): a layer runs at most once for a
+token, and the rows are those of a forward through all layers.
 
 One draft model serves many targets: thresholds are the target's, from the table that
 `foretell train exits` keeps in the draft model's folder, where slow targets have higher ones. An
@@ -21,8 +21,8 @@ Needs: a draft model with the target's tokenizer, whose layers can be run one by
 Trains: the draft model, by `foretell train draft --exits`
 Differs:
 - drafts are chains; the paper also drafts trees
-- rows behind an exit are computed when they are needed, where the paper does not say
-- the chance is that of temperature 1, before the request's sampling options
+- rows after an exit are computed when they are needed, where the paper does not say
+- the probability is that of temperature 1, before the request's sampling options
 - without a table the thresholds are 0.6, which is ours: the paper's are not known here
 - `best` is ours, and draws nothing at any temperature
 """
@@ -66,7 +66,7 @@ class S2D(Drafter):
     """`exits` are numbers of layers; thresholds and `confidence` are probabilities."""
 
     length: Annotated[int, Range(1, 256)] = 4  # tokens of a chain
-    # layers behind which it may stop; none: those it was trained with
+    # layers after which it may stop; none: those it was trained with
     exits: Annotated[tuple[int, ...], Range(1, 4096)] = ()
     # of the exits but the last, or one for all; none: the target's, else 0.6
     thresholds: Annotated[tuple[float, ...], Range(0)] = ()
@@ -100,7 +100,7 @@ class S2D(Drafter):
             known_exits is None or not {*exits} <= {*known_exits.layers}
         ):
             warnings.warn(
-                f"{draft_model.name} was not trained with exits behind {' '.join(map(str, exits))} "
+                f"{draft_model.name} was not trained with exits after {' '.join(map(str, exits))} "
                 "layers and drafts badly there; `foretell train draft --exits` trains it",
                 ForetellWarning,
                 stacklevel=2,
@@ -139,7 +139,7 @@ class S2D(Drafter):
     def _climb_exits(
         self, ctx: Context, reader: DraftReader, tree: TokenTree, node: int
     ) -> Generator[Message, Any, tuple[int, torch.Tensor | None]]:
-        """The exit that drafts the token behind `node`, and its row (V,); None: nobody is sure
+        """The exit that drafts the token after `node`, and its row (V,); None: nobody is sure
         enough of any.
         """
         model: Any = reader.model

@@ -1,12 +1,13 @@
 """A draft model's chain goes on as long as a trained head expects all of it to be accepted.
 
 The draft model continues the text token by token, each drawn from its own law. A head reads the
-hidden state that leaves the model's last layer at every drafted token and gives the chance that the
-token is accepted if those before it are. The chain ends where one minus the product of these
-chances is above `threshold`, but has `shortest` to `longest` tokens (fewer only where the text
-ends, or the budget). The head lags a token behind: what it says of a token is known once the next
-one is drawn, which then stays. Without a head, `estimate` takes its place by the law that a token
-is drawn from: `confidence`, the chance of its best token, or `entropy`, e to the minus entropy.
+hidden state that leaves the model's last layer at every drafted token and gives the probability
+that the token is accepted if those before it are. The chain ends where one minus the product of
+these probabilities is above `threshold`, but has `shortest` to `longest` tokens (fewer only where
+the text ends, or the budget). The head lags a token after: what it says of a token is known once
+the next one is drawn, which then stays. Without a head, `estimate` takes its place by the law that
+a token is drawn from: `confidence`, the chance of its best token, or `entropy`, e to the minus
+entropy.
 
 Paper: Huang, Guo, Wang, SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths,
 arXiv:2405.19715
@@ -102,7 +103,7 @@ class SpecdecPp(Drafter):
         if not reader.can_read(ctx.tokens):
             return tree
         node = 0
-        all_accepted = 1.0  # chance that all drafted tokens are, as far as it is known
+        all_accepted = 1.0  # probability that all drafted tokens are, as far as it is known
         for chain_length in range(1, min(self.longest, budget - 1, reader.max_depth(ctx)) + 1):
             reply = yield Ask(tree, "draft", ctx.branch, rows=[node], taps=state.taps)
             if node and state.head is not None:
@@ -118,8 +119,8 @@ class SpecdecPp(Drafter):
         return tree
 
     def _judge_node(self, state: State, reply: Reply, node: int) -> float:
-        """The chance that `node` is accepted, by the head. Raises BadConfig where it is another
-        model's.
+        """The probability that `node` is accepted, by the head. Raises BadConfig where it is
+        another model's.
         """
         assert state.head is not None
         states = reply.hidden[state.taps[0]]
@@ -131,7 +132,7 @@ class SpecdecPp(Drafter):
         return float(state.head.accept_chance(states[row_index : row_index + 1]))
 
     def _expect_acceptance(self, q: torch.Tensor) -> float:
-        """The chance that a token of the law q (V,) is accepted, where there is no head."""
+        """The probability that a token of the law q (V,) is accepted, where there is no head."""
         if self.estimate == "confidence":
             return float(q.max())
         if self.estimate == "entropy":

@@ -15,7 +15,7 @@ sizes); a target that takes trees, unless drafts is 1
 Trains: the draft model, best distilled from the target
 Differs:
 - a budget below drafts times length makes fewer chains, then a shorter one
-- nothing is drafted behind a token that ends the text
+- nothing is drafted after a token that ends the text
 - joined with other drafters by +, or with a rule= that the user names, the tree is verified by
 another rule, which its laws allow as well
 """

@@ -24,7 +24,7 @@ class Urn:
         self.q = q
         self.rest = q.clone()
         self.rest[list(without)] = 0
-        self.left = float(self.rest.sum())  # chance of all that may still be drawn; 0: nothing
+        self.left = float(self.rest.sum())  # probability of all that may still be drawn; 0: nothing
 
     def next_law(self) -> torch.Tensor:
         """The law (V,) of the next draw."""
@@ -42,8 +42,8 @@ class Urn:
     def add_draw(self, ctx: Context, tree: TokenTree, node: int, key: int, source: str) -> int:
         """Draws one more token and adds it below `node`; returns its node.
 
-        `key`: no other draw of this step has it. The node's value is its parent's times q's chance
-        of the token.
+        `key`: no other draw of this step has it. The node's value is its parent's times q's
+        probability of the token.
         """
         law = self.next_law()
         token = ctx.rng.sample(law, "draft", len(ctx.output), key)
@@ -58,13 +58,13 @@ def best_tokens(scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
 
 
 def likeliest_tokens(probs: torch.Tensor, count: int) -> list[tuple[int, float]]:
-    """At most `count` tokens of a law (V,) with their chances, best first, ties to the lowest id.
-    None of chance 0.
+    """At most `count` tokens of a law (V,) with their probabilities, best first, ties to the lowest
+    id. None of chance 0.
     """
     if not count:
         return []
     lowest_chance = probs.topk(min(count, len(probs))).values[-1]
-    # Of equal chances topk takes any.
+    # Of equal probabilities topk takes any.
     ids = ((probs >= lowest_chance) & (probs > 0)).nonzero()[:, 0]
     token_chances = zip(ids.tolist(), probs[ids].tolist(), strict=True)
     return sorted(token_chances, key=lambda pair: -pair[1])[:count]
@@ -83,8 +83,8 @@ def widen_node(
     """Adds children of `node` by row (V,): draws, or at temperature 0, and with `take_best` at any,
     the best tokens.
 
-    Returns them, the first one drawn or the best one first, and the chance of the best token. There
-    are `width` of that chance, which no draw can sway, at most `max_children`, and none where
+    Returns them, the first one drawn or the best one first, and the probability of the best token.
+    There are `width` of that chance, which no draw can sway, at most `max_children`, and none where
     nothing is possible. The step must have drawn nothing but the nodes of this tree.
     """
     output = [*ctx.output, *tree.tokens_to(node)]

@@ -4,7 +4,7 @@ After every verification the target's norm and head read the hidden states of al
 verified tokens: what each layer would have drafted there (its shadow tokens) beside what the target
 said. So every exit l has a share alpha of accepted drafts, and the next step takes the exit and the
 length d that promise the most tokens per layer read, (1 + alpha + ... + alpha^d) / (d l + L); d = 0
-is a plain step. A draft ends sooner behind a token of less confidence than the midpoint between
+is a plain step. A draft ends sooner after a token of less confidence than the midpoint between
 what the exit's right and wrong shadow tokens had on the mean. Older steps count 0.95 of the next
 newer one. The first step drafts one token from the first exit, and the end of the prompt is read as
 well. Drafting and verification share rows and states as in `layerskip`, and the target should be
@@ -21,7 +21,7 @@ Differs:
 authors' code drafts up to 17 tokens whatever was chosen, and never runs a plain step
 - no draft is longer than the request's budget, and an exit without right or without wrong shadow
 tokens has no midpoint, so that nothing ends its drafts sooner
-- when sampling, alpha is the chance that a draft from the exit's law is accepted, the sum of
+- when sampling, alpha is the probability that a draft from the exit's law is accepted, the sum of
 min(p, q), where the authors count equal best tokens
 - of the prompt the tokens count that were computed in the forward before the first token: not those
 of earlier pieces of a long prompt, nor of a shared prefix. When sampling none count: a seed's draws
@@ -65,8 +65,8 @@ class Records:
     def note_step(
         self, agreed: np.ndarray, was_right: np.ndarray, confidence: np.ndarray, decay: float
     ) -> None:
-        """A step's tokens, all (exits, n): chances of acceptance, whether the shadow tokens were
-        right, and their confidences.
+        """A step's tokens, all (exits, n): probabilities of acceptance, whether the shadow tokens
+        were right, and their confidences.
         """
         self.seeded = True
         self.trials = decay * self.trials + agreed.shape[1]
@@ -136,7 +136,7 @@ class DelExit(Drafter):
         return tree
 
     def observe(self, ctx: Context, records: Records, step: Feedback) -> None:
-        """Notes the tokens up to the first wrong draft, that one included: behind it the text is
+        """Notes the tokens up to the first wrong draft, that one included: after it the text is
         another.
         """
         target_tokens = [step.tree.tokens[node] for node in step.outcome.path]

@@ -46,7 +46,7 @@ def exit_chain(
 
     Each is drawn from their law under the request's sampling options; at temperature 0, and with
     `take_best` at any, it is their best.
-    The chain ends early with a token that ends the text, or behind one of whose chance `enough`
+    The chain ends early with a token that ends the text, or after one of whose probability `enough`
     says so. `taps`: hidden states that verification will want; those below the exit are kept.
     """
     tree = TokenTree(ctx.tokens[-1])
@@ -75,7 +75,7 @@ def _add_token(
     key: int,
     take_best: bool,
 ) -> tuple[int, float]:
-    """Adds what row (V,) says behind `node`; returns the new node and its chance."""
+    """Adds what row (V,) says after `node`; returns the new node and its probability."""
     sampler = ctx.sampler
     output = [*ctx.output, *tree.tokens_to(node)]
     law: Law | None = None

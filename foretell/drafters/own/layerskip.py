@@ -1,6 +1,6 @@
 """The target's first layers draft with its own norm and head, and verification runs the others.
 
-A draft token leaves the model behind layer `exit_layer`. The rows that these layers wrote, and the
+A draft token leaves the model after layer `exit_layer`. The rows that these layers wrote, and the
 hidden states that left them, stay in the target's cache: the forward that verifies the chain enters
 the next layer with those states, so that no layer runs twice for a token. A step of g drafted
 tokens computes (g + 1) L layers of one token each, as the verification of any draft of g tokens
@@ -18,7 +18,7 @@ Differs:
 - a prompt that fits one forward is read in the same way, by the first layers and then the others
 - where a cache has lost the draft's rows (its request was paused), or another drafter or a
 constraint has added nodes, verification runs all layers
-- `best` is ours: a token is accepted with the target's own chance of it
+- `best` is ours: a token is accepted with the target's own probability of it
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The target drafts without some attention and MLP halves of its layers, searched for meanwhile.
 
 It is self-speculation. A draft goes through the target's own layers but for a set of halves, never
-of the first or the last layer, whose input passes on unchanged. It is a chain that ends behind a
-token of which the draft was not sure, with siblings: the surer, the fewer. Its rows lie behind the
+of the first or the last layer, whose input passes on unchanged. It is a chain that ends after a
+token of which the draft was not sure, with siblings: the surer, the fewer. Its rows lie after the
 target's own, and verification writes over them. From the time when `window` + 1 tokens are written,
 sets are tried beside it: one forward tells how many of these tokens a set would have guessed. Sets
 are random, but every 25th is the one of which a Gaussian process promises most; the best is drafted
@@ -15,9 +15,9 @@ Cost: target 1, layers 30 at most
 Needs: a model that takes trees and whose attention and MLP can be run one by one
 Trains: nothing
 Differs:
-- how many siblings there are and where a chain ends follows from the chance of the draft's best
-token, also when sampling, where the reference looks at the token drawn: then the number of draws
-would depend on what they are
+- how many siblings there are and where a chain ends follows from the probability of the draft's
+best token, also when sampling, where the reference looks at the token drawn: then the number of
+draws would depend on what they are
 - when sampling, siblings are drawn without replacement, and every branch of verification has the
 request's sampling options; the reference leaves them out at its last one
 - sets are tried on a branch that holds the last `context` tokens of the prompt, then the window;
@@ -86,7 +86,7 @@ class Swift(Drafter):
 
     skip: Annotated[float, Range(0, 1)] = 0.45  # of the halves that may be left out
     length: Annotated[int, Range(1, 4096)] = 25  # tokens of a chain at most
-    # a chain ends behind a token of which the draft is less sure
+    # a chain ends after a token of which the draft is less sure
     sure: Annotated[float, Range(0, 1)] = 0.8
     window: Annotated[int, Range(1, 4096)] = 32  # tokens that sets are tried on
     context: Annotated[int, Range(1, 4096)] = 256  # tokens of the prompt before them
@@ -209,7 +209,7 @@ class Swift(Drafter):
         ), chosen_point
 
     def _score_candidate(self, ctx: Context, state: State, skip: Skip) -> Asking:
-        """The share of the first `window` tokens behind the first that the set guesses."""
+        """The share of the first `window` tokens after the first that the set guesses."""
         prompt_length = len(ctx.tokens) - len(ctx.output)
         text = ctx.tokens[max(0, prompt_length - self.context) : prompt_length + self.window + 1]
         window_tokens = text[-self.window :]
@@ -228,7 +228,7 @@ class Swift(Drafter):
 
 
 def sibling_count(probability: float) -> int:
-    """How many tokens stand beside each other where the best has this chance."""
+    """How many tokens stand beside each other where the best has this probability."""
     for min_probability, count in ((0.95, 3), (0.8, 5), (0.5, 8)):
         if probability > min_probability:
             return count

@@ -7,7 +7,7 @@ turn is sped up by a draft model that reads the beginning and the end of the tex
 it emits has the law of the target over the retrieved rows, whatever the draft model proposed, and
 names it when the whole target verifies `length` of them at once.
 
-With `fresh` the chunks are those of all of the text, chosen anew behind every verification for its
+With `fresh` the chunks are those of all of the text, chosen anew after every verification for its
 last token, and read where the target has them. With `view` a cache policy that selects rows chooses
 in their place: `triforce:view=streaming-llm`, `triforce:view=(quest:budget=512,page=8)`. What is
 selected serves all tokens of a draft.
@@ -22,7 +22,7 @@ Differs:
 - where the middle level refuses a token it goes on with the residual law; the released code takes
 a plain sample there, and its texts have another law than the target's
 - later tokens take more rows, where the paper's take the place of retrieved ones
-- a prompt may have any length; the rows behind its last whole chunk are kept, of a short one a
+- a prompt may have any length; the rows after its last whole chunk are kept, of a short one a
 quarter in smaller chunks
 - key-value heads that several queries share are scored by the sum of these
 - the draft model's rows keep their positions in the text, and are given up several at a time
@@ -83,7 +83,7 @@ class Triforce(Drafter):
     ahead: Annotated[int, Range(1, 64)] = 1  # tokens that the draft model drafts at once
     sinks: Annotated[int, Range(0, 1 << 16)] = 16  # first tokens whose rows the draft model keeps
     window: Annotated[int, Range(1, 1 << 24)] = 240  # last ones
-    fresh: bool = False  # whether chunks are chosen anew behind each verification
+    fresh: bool = False  # whether chunks are chosen anew after each verification
     view: KV | None = None  # a cache policy that selects rows, in place of chunks
 
     models = ("draft",)

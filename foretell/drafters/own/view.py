@@ -3,7 +3,7 @@
 Over a long text a step reads many cache rows, and most of them matter little. So the target drafts
 a chain over those rows that `kv` selects, the first ones and the last (`streaming-llm`) or what a
 query asks for (`quest`, `double-sparsity`), and verifies it over all. No row is copied and none is
-given up: a draft's stand behind the text's until the target writes its next ones there.
+given up: a draft's follow the text's until the target writes its next ones there.
 
 Paper: Sadhukhan et al., MagicDec: Breaking the Latency-Throughput Tradeoff for Long Context
 Generation with Speculative Decoding, arXiv:2408.11049

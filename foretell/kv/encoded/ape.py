@@ -1,7 +1,7 @@
-"""Reads several contexts apart, each behind the same prefix, and answers behind all of them.
+"""Reads several contexts apart, each after the same prefix, and answers after all of them.
 
-Every context is read by itself: its positions begin behind the prefix, as those of the others do,
-and it sees the prefix and itself. What follows the contexts stands behind the longest of them and
+Every context is read by itself: its positions begin after the prefix, as those of the others do,
+and it sees the prefix and itself. What follows the contexts follows the longest of them and
 sees everything. So their order says nothing, and together they may be far longer than what the
 model has positions for. Attention to many contexts at once is flatter than what the model has
 learnt: `temperature` makes it sharper, and `scale` takes away from the contexts' part of it.
@@ -53,7 +53,7 @@ class Ape(KV):
     sizes: Annotated[tuple[int, ...], Range(1)] = ()
 
     def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Ape:
-        """These settings for a prompt with contexts of these sizes behind the prefix."""
+        """These settings for a prompt with contexts of these sizes after the prefix."""
         return replace(self, prefix=prefix, sizes=context_sizes)
 
     @property

@@ -3,7 +3,7 @@
 Each context is encoded by itself: all of its tokens see each other, and before the encoder's last
 layer the states of neighbouring tokens are averaged, so that 4 or 8 tokens become one. A projection
 brings what leaves it to the width of the target's embeddings, and the target reads these rows
-where it would read the tokens, and a learned row behind them. `foretell train compressor` makes
+where it would read the tokens, and a learned row after them. `foretell train compressor` makes
 the encoder of a target: a copy of the target's layers, without the last two, learns to say what the
 target needs in order to go on with a text, or to repeat it.
 

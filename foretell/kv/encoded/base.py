@@ -51,7 +51,7 @@ class Compressing(KV):
     sizes: tuple[int, ...]  # tokens of each context; what follows them is the question
 
     def with_contexts(self, prefix: int, context_sizes: tuple[int, ...]) -> Compressing:
-        """These settings for a prompt with contexts of these sizes behind the prefix."""
+        """These settings for a prompt with contexts of these sizes after the prefix."""
         settings: Any = self
         changed_settings: Compressing = replace(settings, prefix=prefix, sizes=context_sizes)
         return changed_settings

@@ -93,7 +93,7 @@ AttentionMaskInterface.register(ATTENTION, lambda *args, **kwargs: None)
 @dataclass(frozen=True)
 class CompressorShape:
     """The sizes that a compressor is built by. `body`: the configuration of its layers, as
-    transformers has it; `width`: numbers between the two matrices behind them.
+    transformers has it; `width`: numbers between the two matrices after them.
     """
 
     kind: str
@@ -183,7 +183,7 @@ class ArcEncoder(Compressor):
         self.narrow = nn.Linear(d, shape.width, bias=False)
         self.wide = nn.Linear(shape.width, shape.hidden, bias=False)
         if shape.marks:
-            self.go_on = nn.Parameter(torch.zeros(shape.hidden))  # <Cont>, behind each context
+            self.go_on = nn.Parameter(torch.zeros(shape.hidden))  # <Cont>, after each context
             self.repeat = nn.Parameter(torch.zeros(shape.hidden))  # <Rec>, in training only
 
     def row_count(self, n: int) -> int:
@@ -214,7 +214,7 @@ class ArcEncoder(Compressor):
         )[:, n:]
 
     def forward(self, ids: torch.Tensor, repeat: bool = False) -> torch.Tensor:
-        """Token ids (B, n) -> rows (B, m, E), with the mark for what follows: the text behind the
+        """Token ids (B, n) -> rows (B, m, E), with the mark for what follows: the text after the
         context, or `repeat`, the context itself.
         """
         rows: torch.Tensor = self.wide(self.narrow(self.encode_ids(ids)))

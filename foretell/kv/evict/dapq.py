@@ -1,7 +1,7 @@
 """Keeps of a prompt what the tokens that follow it are likely to attend to.
 
 Which tokens these will be is not known, but where they will stand is, and queries are alike by
-their positions far more than by what they say. So `pseudo` tokens are put behind the prompt, the
+their positions far more than by what they say. So `pseudo` tokens are put after the prompt, the
 first and the last ones of the prompt once more, at the positions of the answer. What the prompt's
 rows get of their queries decides which rows stay. Then the pseudo tokens vanish: the answer begins
 where they began, and no row of them is left.
@@ -9,7 +9,7 @@ where they began, and no row of them is left.
 Paper: Tian et al., Where Matters More Than What: Decoding-aligned KV Cache Compression via
 Position-aware Pseudo Queries, arXiv:2603.11564
 Guarantee: lossy: rows of the prompt are given up; with drafts the text is the one without them
-Cost: target 1 + one forward of `pseudo` tokens behind a prompt that is longer than the budget
+Cost: target 1 + one forward of `pseudo` tokens after a prompt that is longer than the budget
 Needs: cache rows of every layer, of all of the text
 Trains: nothing
 Differs:
@@ -41,7 +41,7 @@ class Dapq(KV):
     """Counts of rows and tokens."""
 
     budget: int = 1024  # rows of a layer's head that stay of the prompt
-    pseudo: Annotated[int, Range(1)] = 32  # tokens behind the prompt, which vote; 32 to 64 do best
+    pseudo: Annotated[int, Range(1)] = 32  # tokens after the prompt, which vote; 32 to 64 do best
     window: Annotated[int, Range(0)] = 8  # last tokens of the prompt, which stay
     kernel: Annotated[int, Odd(1)] = 7  # neighbours that a vote is smoothed over
     pool: Annotated[str, OneOf(POOLS)] = "mean"  # or max

@@ -14,7 +14,7 @@ Trains: nothing
 Differs:
 - a row is merged by its rank; the published code takes the order of ranks for the ranks, and counts
 the merged rows from the first unprotected one
-- a prompt shorter than `distance` loses rows behind `start`
+- a prompt shorter than `distance` loses rows after `start`
 - with `every` above 1 rows are deleted by so many at once, and drafts may be as long
 """
 

@@ -17,7 +17,7 @@ Differs:
 - likeness is the product of the cosines of keys and values, each at least 0: two negative ones do
 not make a likeness
 - keys are compared and merged as they were cached, and the result stands at its centre's position
-- behind the prompt the last nodes are those since the last eviction, at most `window`
+- after the prompt the last nodes are those since the last eviction, at most `window`
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Ems(KV):
     sinks: Annotated[int, Range(0)] = 4  # first rows, which stay
     # neighbours that a local score is the largest of
     kernel: Annotated[int, Odd(1)] = 7
-    # of all scores: rows behind those that reach it together go
+    # of all scores: rows after those that reach it together go
     mass: Annotated[float, Range(0, 1, open_low=True)] = 0.95
     rho: Annotated[float, Range(0)] = 1.0  # rows that are merged for each that stays, at most
     # the least likeness of rows that are merged; above 1 none is

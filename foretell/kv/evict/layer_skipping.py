@@ -136,7 +136,7 @@ def piece_of(
     watcher: CachePolicy | None = None,
 ) -> Job:
     """A job of tokens at these places of the text that enter `layers` with states (n, E). Their
-    rows go behind the first `start` of their cache, which they see, as they see each other: each
+    rows go after the first `start` of their cache, which they see, as they see each other: each
     those before it.
     """
     cache_view = copy.copy(job.cache)

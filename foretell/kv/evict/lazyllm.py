@@ -98,13 +98,13 @@ class Stage:
 
 @dataclass
 class Dropping(Skipping):
-    """`ends`: of each stage the layer behind it. All tokens pass the first, all that are new do."""
+    """`ends`: of each stage the layer after it. All tokens pass the first, all that are new do."""
 
     ends: tuple[int, ...] = ()
     rate: float = 0.0
     every: int = 1
     length: int = 0  # of the text when tokens were chosen last
-    stages: tuple[Stage, ...] = ()  # behind the first; none: the prompt is not in
+    stages: tuple[Stage, ...] = ()  # after the first; none: the prompt is not in
     pending_stages: tuple[Stage, ...] = ()  # by a forward that is not committed
 
     plain = False

@@ -2,9 +2,9 @@
 
 As infllm, but for two things. A span's queries count in its probe by how far they are from the
 running mean of their layer, in units of its variance. And layers where many blocks matter read more
-of them: the layers of a token share `blocks` times their number by how even the chances are that
-they give to all blocks, by the mean entropy of the last `history` tokens. Blocks are compared by
-the cosine.
+of them: the layers of a token share `blocks` times their number by how even the probabilities are
+that they give to all blocks, by the mean entropy of the last `history` tokens. Blocks are compared
+by the cosine.
 
 Paper: Xiao et al., Activation-aware Probe-Query: Effective Key-Value Retrieval for Long-Context LLM
 Inference, arXiv:2502.13542
@@ -57,7 +57,8 @@ class Actqkv(KV):
     # last tokens of a prompt, which choose their blocks by themselves
     alone: Annotated[int, Range(1)] = 64
     history: Annotated[int, Range(1)] = 100  # tokens whose entropies a layer's share follows
-    temperature: Annotated[float, Range(0, open_low=True)] = 1.0  # of the chances that these are of
+    # of the probabilities that these are of
+    temperature: Annotated[float, Range(0, open_low=True)] = 1.0
     # spans after which the running mean and variance follow at a steady rate
     updates: Annotated[int, Range(1)] = 1000
     # blocks of a layer that stay near the model, where others lie elsewhere
@@ -181,7 +182,9 @@ def weigh_rows(rows: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -
 
 
 def entropy_share(scores: torch.Tensor) -> torch.Tensor:
-    """Entropy of the chances that scores (n, blocks) give, as a share of the largest one (n,)."""
+    """Entropy of the probabilities that scores (n, blocks) give, as a share of the largest one
+    (n,).
+    """
     log_probs = scores.log_softmax(-1)
     return -(log_probs.exp() * log_probs).sum(-1) / torch.log(torch.tensor(float(scores.shape[1])))
 

@@ -29,7 +29,7 @@ def attend_to(read_rows: Listed | torch.Tensor | None, attention: Attention) -> 
 
 @dataclass
 class Selecting(CachePolicy):
-    """Reads a selection behind the prompt, in all layers but the first `dense` ones."""
+    """Reads a selection after the prompt, in all layers but the first `dense` ones."""
 
     dense: int
 

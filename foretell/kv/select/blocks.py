@@ -139,7 +139,7 @@ class Remembering(Watching):
 
     @property
     def span_end(self) -> int:
-        """Tokens of the text that choose in spans; those behind them choose by themselves."""
+        """Tokens of the text that choose in spans; those after them choose by themselves."""
         return max(0, self.prompt - self.kv.alone)
 
     def room_left(self, length: int) -> int:

@@ -24,7 +24,7 @@ class Coded(NamedTuple):
         return cls(*encode_rows(keys), *encode_rows(values))
 
     def append_rows(self, later_rows: Coded) -> Coded:
-        """Joins these rows and later ones behind them."""
+        """Joins these rows and later ones after them."""
         return Coded(*(torch.cat(row_parts, 1) for row_parts in zip(self, later_rows, strict=True)))
 
     def read_rows(self) -> tuple[torch.Tensor, torch.Tensor]:

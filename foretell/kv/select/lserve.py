@@ -2,7 +2,7 @@
 
 Which heads stream is told by gates, as for duo-attention. Of every part of a page the extremes of
 each key channel are known: they bound what a query can give to any key of it, and a page is as good
-as its best part. Behind the prompt each other head reads the pages of the highest bounds and the
+as its best part. After the prompt each other head reads the pages of the highest bounds and the
 newest one; a choice holds for `reuse` tokens. Rows that leave the cache are kept in 8 bits.
 
 Paper: Yang et al., LServe: Efficient Long-sequence LLM Serving with Unified Sparse Attention,
@@ -16,7 +16,7 @@ Try: --model smollm2 --kv lserve
 Differs:
 - a streaming head sees its rows exactly; in the published code whole pages of them
 - each query head chooses pages for itself, as in Quest
-- tokens choose whose place is a multiple of `reuse`, and the first one behind the prompt; others of
+- tokens choose whose place is a multiple of `reuse`, and the first one after the prompt; others of
 a draft follow those above them
 - rows are rounded when they leave the cache, each by its own range; the paper scales whole tensors,
 and rounds weights and activations too
@@ -54,7 +54,7 @@ class Lserve(KV):
     # share of the key heads that stream; 0: none, and no gates are read
     sparsity: Annotated[float, Range(0, 1)] = 0.5
     sinks: int = 128  # first rows that they see
-    recent: int = 256  # last rows that they see behind the prompt
+    recent: int = 256  # last rows that they see after the prompt
     prompt: int = 8192  # last rows that they see in it
     page: Annotated[int, Range(1)] = 64  # rows
     part: int = 16  # rows of a page that are bounded together

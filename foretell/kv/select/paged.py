@@ -20,7 +20,7 @@ SHARE = 4  # at most one of so many chunks is read
 
 @dataclass
 class Paged(Selecting):
-    """Reads `count` pages of `page` rows, and all rows behind the last whole page."""
+    """Reads `count` pages of `page` rows, and all rows after the last whole page."""
 
     count: int
     page: int

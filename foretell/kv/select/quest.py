@@ -2,7 +2,7 @@
 
 Of every page of `page` rows the largest and the smallest number of each key channel are known. They
 bound what a query can give to any key of the page; each query head reads the pages of the highest
-bounds, and what stands behind the last whole page. The first layers read everything.
+bounds, and what follows the last whole page. The first layers read everything.
 
 Paper: Tang et al., Quest: Query-Aware Sparsity for Efficient Long-Context LLM Inference,
 arXiv:2406.10774
@@ -11,7 +11,7 @@ Cost: target 1
 Needs: cache rows of every layer, of all of the text
 Trains: nothing
 Differs:
-- rows behind the last whole page are always read, beside the pages
+- rows after the last whole page are always read, beside the pages
 """
 
 from __future__ import annotations

@@ -54,11 +54,11 @@ class Ragged(Holding):
         return bool(self.streaming.any())
 
     def visible_count(self, length: int) -> int:
-        """The last rows that streaming heads see of a text behind so many tokens."""
+        """The last rows that streaming heads see of a text after so many tokens."""
         return self.recent
 
     def shows_all(self, length: int) -> bool:
-        """Whether all heads see all rows behind so many tokens."""
+        """Whether all heads see all rows after so many tokens."""
         return not self.drops_rows or length < self.first_rows + self.visible_count(length)
 
     def clear_held(self) -> None:
@@ -181,7 +181,7 @@ class Ragged(Holding):
 
 
 def text_positions(job: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions in the text of a job's new nodes (n,), and of all rows that they stand behind or
+    """Positions in the text of a job's new nodes (n,), and of all rows that they follow or
     are (rows,).
     """
     cache = job.cache

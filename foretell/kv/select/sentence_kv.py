@@ -16,7 +16,7 @@ Differs:
 rows for every query head
 - `threshold` is 0, so no token reads everything; in the published code the first of a sentence does
 - tokens end a sentence by their text, with a closing quotation mark or bracket too
-- the row behind the first ones can be read, and no sentence is too long to be kept
+- the row after the first ones can be read, and no sentence is too long to be kept
 - room that ended sentences leave goes to the running one, whose rows are read as recent ones only
 - rows stay in memory beside the model
 """
@@ -80,9 +80,9 @@ class SentenceKv(KV):
 
 @dataclass
 class Sentences(Voted):
-    """Rows change behind the prompt; then sentences end where committed tokens end them.
+    """Rows change after the prompt; then sentences end where committed tokens end them.
 
-    Nodes of a draft that stand behind a full stop of it read by an index that has that sentence
+    Nodes of a draft that follow a full stop of it read by an index that has that sentence
     too. It is made for them alone: a full stop that is rejected leaves nothing.
     """
 
@@ -161,7 +161,7 @@ class Sentences(Voted):
         return chosen_rows
 
     def change_rows(self, cache: Any) -> None:
-        """Behind the prompt: what it has too much goes, and its end ends a sentence."""
+        """After the prompt: what it has too much goes, and its end ends a sentence."""
         if cache.length != self.prompt:
             return
         super().change_rows(cache)

@@ -17,7 +17,7 @@ from foretell.ops.row_attention import Listed, highest_positions
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
-# Full stops, perhaps with what closes a quotation behind them, and empty lines.
+# Full stops, perhaps with what closes a quotation after them, and empty lines.
 END = re.compile(r"\s*[.!?。！？…]+[\"'”’»)\]]*\s*|[ \t\r]*\n[ \t\r]*\n\s*")  # noqa: RUF001
 OPEN = 0  # in place of a sentence's number: of rows in none that has ended
 
@@ -41,7 +41,7 @@ def _ends(words: Words) -> frozenset[int]:
 
 @dataclass(frozen=True)
 class Path:
-    """The place of a new node: scratch rows are numbered from 0 behind the committed ones."""
+    """The place of a new node: scratch rows are numbered from 0 after the committed ones."""
 
     rows: tuple[int, ...]  # scratch rows on its path, its own the last
     ends: tuple[int, ...]  # of them those above it that end a sentence
@@ -117,7 +117,7 @@ class Index:
         )
 
     def extend_along(self, keys: torch.Tensor, path: Path, open_rows: range) -> Index:
-        """This index with the sentences that a node's path ended, behind the committed rows
+        """This index with the sentences that a node's path ended, after the committed rows
         `open_rows` that stand in none.
         """
         index, sentence_rows = self, list(open_rows)

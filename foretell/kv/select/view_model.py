@@ -72,7 +72,7 @@ class Viewed(Model):
 
 
 class ViewedCache(Cache):
-    """The rows of the cache `beside`, and behind them those of a draft, which are never kept."""
+    """The rows of the cache `beside`, and after them those of a draft, which are never kept."""
 
     beside: Cache
     sharable = False

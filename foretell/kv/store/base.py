@@ -1,7 +1,7 @@
 """Rows that are stored in a form of their own: what policies are made of that encode older rows.
 
 Blocks of rows leave the cache, a prompt's when it is read. Each is encoded once, from the rows as
-they were computed, and decoded a layer at a time when it is read. Behind the last whole block, rows
+they were computed, and decoded a layer at a time when it is read. After the last whole block, rows
 stay in the cache as they are.
 """
 
@@ -39,7 +39,7 @@ class Form:
         raise NotImplementedError
 
     def decode_all(self, codes: Sequence[Code], layer: int) -> Rows:
-        """The rows of all of these, one behind another."""
+        """The rows of all of these, one after another."""
         row_parts = [self.decode_rows(code, layer) for code in codes]
         return torch.cat([k for k, _ in row_parts], 1), torch.cat([v for _, v in row_parts], 1)
 
@@ -133,7 +133,7 @@ class Shelf:
         """Counts one more fork that uses the shelf."""
 
     def remove_user(self) -> None:
-        """Counts one fork less: behind the last, nothing is left of what lies on the shelf."""
+        """Counts one fork less: after the last, nothing is left of what lies on the shelf."""
 
 
 def bytes_of(codes: Codes) -> int:

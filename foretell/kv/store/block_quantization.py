@@ -1,10 +1,10 @@
 """Stores keys in a few bits, blocks of channels with one exponent each.
 
 Of `block` neighbouring channels of a key the largest number decides an exponent, one byte, and
-every channel has a mantissa of `bits` behind it. With `sort`, channels of like size share blocks,
+every channel has a mantissa of `bits` after it. With `sort`, channels of like size share blocks,
 so that a few large ones coarsen their own block alone: the pairs of channels that positions rotate
 are ordered by their size in the rows that are stored, for every head. A prompt is stored when it is
-read; behind it every `buffer` tokens are, and until then they stay as they are.
+read; after it every `buffer` tokens are, and until then they stay as they are.
 
 Paper: Trukhanov and Soloveychik, Accurate Block Quantization in LLMs with Outliers,
 arXiv:2403.20137

@@ -3,7 +3,7 @@
 Of each key channel, over time, and of each value, over its channels, a share of the largest and
 smallest numbers is kept as it is. The others are rounded to `bits` in groups, keys along tokens and
 values along channels. What rounding has lost is approximated by two thin matrices for every head.
-A prompt is stored when it is read; behind it every `buffer` tokens are, and until then they stay as
+A prompt is stored when it is read; after it every `buffer` tokens are, and until then they stay as
 they are.
 
 Paper: Kang et al., GEAR: An Efficient KV Cache Compression Recipe for Near-Lossless Generative
@@ -51,7 +51,7 @@ class Gear(KV):
     # share of numbers that are kept, half of them the largest ones
     outliers: Annotated[float, Range(0, 1)] = 0.02
     rank: Annotated[int, Range(0)] = 4  # of the matrices of a prompt; 0: none
-    later: Annotated[int, Range(0)] = 2  # of those of tokens behind it
+    later: Annotated[int, Range(0)] = 2  # of those of tokens after it
     loops: Annotated[int, Range(1)] = 3  # of the power iteration that finds them
     buffer: Annotated[int, Range(1)] = 64  # tokens that are stored together
 

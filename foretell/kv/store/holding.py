@@ -25,7 +25,7 @@ Part = tuple[torch.Tensor, torch.Tensor]  # see ops.attention.merge
 
 @dataclass
 class Holding(CachePolicy):
-    """Takes blocks of `block` rows out of its cache, behind the `first_rows` and before the
+    """Takes blocks of `block` rows out of its cache, after the `first_rows` and before the
     `recent`.
 
     `whole`: a prompt is read as a whole before anything leaves. Else blocks leave as soon as they

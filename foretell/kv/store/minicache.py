@@ -3,7 +3,7 @@
 From the middle of the model on, each two neighbouring layers are a pair. A token's keys in both,
 all heads together, become one direction between theirs and two lengths; so do its values. Tokens
 whose directions lie far apart are kept as they are. With `bits`, directions and the rows of other
-layers are rounded too. A prompt is stored when it is read; behind it every `buffer` tokens are, and
+layers are rounded too. A prompt is stored when it is read; after it every `buffer` tokens are, and
 until then they stay as they are.
 
 Paper: Liu et al., MiniCache: KV Cache Compression in Depth Dimension for Large Language Models,
@@ -16,7 +16,7 @@ Trains: nothing
 Differs:
 - the paper's rule for what is kept, as printed, keeps the most similar tokens, against its text;
 here the most distant ones are kept (`rule=similar` for the other)
-- tokens behind the prompt are kept by the same rule within their block; the paper keeps some of the
+- tokens after the prompt are kept by the same rule within their block; the paper keeps some of the
 prompt alone, and merges each new token at once
 - its 4 bits are KIVI's; here keys are rounded by channel and values by token, in groups of up to
 64, and tokens that are kept stay as they were

@@ -1,6 +1,6 @@
 """Stores rows in files, and reads them a layer at a time: offloading.
 
-A prompt is stored when it is read; behind it every `block` tokens are, and until then they stay in
+A prompt is stored when it is read; after it every `block` tokens are, and until then they stay in
 memory. Every request has a folder of its own, which is removed when the request ends. Joined with
 an encoder, its codes are stored: `gear+offload`.
 

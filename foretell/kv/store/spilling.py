@@ -65,7 +65,7 @@ class Spill:
         self.remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def write_pieces(self, pieces: Sequence[np.ndarray]) -> list[Piece]:
-        """Puts these behind what is there: uint8 (n,), each of whole words."""
+        """Puts these after what is there: uint8 (n,), each of whole words."""
         written_pieces, file_end = [], self.size
         for data in pieces:
             written_pieces.append(Piece(file_end, len(data), word_checksums(data)))
@@ -149,7 +149,7 @@ def word_checksums(data: np.ndarray) -> tuple[int, ...]:
 
 
 def pad_words(data: np.ndarray) -> np.ndarray:
-    """Bytes with zeros behind them, whole words."""
+    """Bytes with zeros after them, whole words."""
     return np.concatenate([data, np.zeros(-len(data) % WORD, np.uint8)])
 
 
@@ -255,7 +255,7 @@ class Opened(Mapping[int, Code]):
 
 
 def flatten_code(code: Code) -> tuple[np.ndarray, tuple[Part, ...]]:
-    """The bytes of a code's tensors, one behind another, and which is where."""
+    """The bytes of a code's tensors, one after another, and which is where."""
     pieces, parts, start = [], [], 0
     for name, tensor in code.items():
         parts.append(Part(name, start, tensor.dtype, tuple(tensor.shape)))

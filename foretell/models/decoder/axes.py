@@ -3,7 +3,7 @@ column.
 
 To the heart and to caches a token's position is its place in the text, here as in every family. The
 axes matter to the rotation of queries and keys alone, which is where they are looked up. Those of a
-prompt come from the model's own `get_rope_index`; behind it every axis goes on by one a token.
+prompt come from the model's own `get_rope_index`; after it every axis goes on by one a token.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class Decoder(Model):
             return False
 
     def self_test(self) -> None:
-        """Tests a tree behind a prompt in pieces against the model's rows. Raises Unsupported."""
+        """Tests a tree after a prompt in pieces against the model's rows. Raises Unsupported."""
         tree = TokenTree(self.probe_ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
         for node, tree_row in enumerate(self._rows_of(tree, self.probe_ids)):
             path_ids = torch.tensor([self.probe_ids + tree.tokens_to(node)], device=self.device)

@@ -25,7 +25,7 @@ from foretell.ops.attention import Attention
 if TYPE_CHECKING:
     from foretell.core.model import Model
 
-# In config.json of a model whose keys are projected behind their rotation: {"heads": N} before.
+# In config.json of a model whose keys are projected after their rotation: {"heads": N} before.
 FIELD = "key_projection"
 
 

@@ -122,7 +122,7 @@ class Pictured(Decoder):
             self.caps |= {"pictures"}
 
     def _test_pictures(self) -> None:
-        """A tree behind a text with pictures must give the rows of its paths."""
+        """A tree after a text with pictures must give the rows of its paths."""
         vision: Any = self.hf.config.vision_config
         if self.rope_index is None:
             image_size = vision.image_size
@@ -246,7 +246,7 @@ class Pictured(Decoder):
         return features.reshape(-1, features.shape[-1])
 
     def _forward_axes(self) -> torch.Tensor | None:
-        """Axes (A, T) of the running forward's tokens; None: it has none behind pictures."""
+        """Axes (A, T) of the running forward's tokens; None: it has none after pictures."""
         jobs = STEP.get(())
         job_pictures = [pictures_of(job.cache) for job in jobs]
         axes_by_job = [None if pictures is None else pictures.axes for pictures in job_pictures]

@@ -106,7 +106,7 @@ class MetricDecoder(Decoder):
         """The metrics (L, H, D, D) of a text: those of the longest known one that it begins with,
         else its own.
 
-        A request knows its prompt, so that a text which is computed again behind its prompt has
+        A request knows its prompt, so that a text which is computed again after its prompt has
         the metrics that it had.
         """
         text_ids = tuple(tokens)

@@ -6,7 +6,7 @@
       random        drawn before the training; it lies in the weights
       external      put into the weights by somebody, such as the metric a net once inferred
 
-Blocks are normed behind their sums, the embedding is scaled by the root of the width and normed,
+Blocks are normed after their sums, the embedding is scaled by the root of the width and normed,
 nothing is normed before the head, and rotations pair adjacent channels. Q^T Q is of the whole text,
 so a row of a net's model depends on later tokens too, in training as well, until G is cached.
 
@@ -152,7 +152,7 @@ class Gated(nn.Module):
 
 
 class Unit(nn.Module):
-    """A residual unit of the net: gated linear layers in a chain, normed behind the sum."""
+    """A residual unit of the net: gated linear layers in a chain, normed after the sum."""
 
     def __init__(self, config: Any):
         super().__init__()
@@ -184,7 +184,7 @@ class PowerLaw(nn.Module):
 
 
 class Attention(nn.Module):
-    """Queries are multiplied by the metric behind their rotation; the rest is as usual."""
+    """Queries are multiplied by the metric after their rotation; the rest is as usual."""
 
     is_causal = True
     num_key_value_groups = 1

@@ -122,7 +122,7 @@ class CanvasJob(Job):
 
 
 def _rows_in_front(rows: torch.Tensor, row_indices: torch.Tensor, new_count: int) -> torch.Tensor:
-    """Copies some of the rows (layers, KV, n, D) to the front, with room for new ones behind."""
+    """Copies some of the rows (layers, KV, n, D) to the front, with room for new ones after."""
     layers, head_count, _, width = rows.shape
     memory = rows.new_empty(layers, head_count, len(row_indices) + new_count, width)
     torch.index_select(rows, 2, row_indices, out=memory[:, :, : len(row_indices)])

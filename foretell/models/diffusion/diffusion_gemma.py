@@ -1,4 +1,4 @@
-"""DiffusionGemma as a Model: canvases of uniform noise behind a text.
+"""DiffusionGemma as a Model: canvases of uniform noise after a text.
 
 Its encoder reads the text, its decoder a canvas over the encoder's rows: the same layers, but for a
 scale that each has of its own. Beside each position of a canvas the decoder reads what it said of
@@ -82,7 +82,7 @@ class DiffusionGemma(Model):
         return pack_jobs(jobs, self.device)[0]
 
     def _run_stack(self, stack: Any, jobs: Sequence[Job], states: torch.Tensor) -> torch.Tensor:
-        """Runs the layers of encoder or decoder and the norm behind them, -> (1, T, E)."""
+        """Runs the layers of encoder or decoder and the norm after them, -> (1, T, E)."""
         _, positions = pack_jobs(jobs, self.device)
         layer_kinds = self.config.layer_types
         rotations = {

@@ -1,7 +1,7 @@
-"""What a model of uniform noise computes in one forward: texts, or canvases behind them.
+"""What a model of uniform noise computes in one forward: texts, or canvases after them.
 
 Its text is read as a decoder reads one, each token by those before it, and its rows stay. A canvas
-stands behind all of the text; its positions see the text and each other, and leave nothing behind.
+follows all of the text; its positions see the text and each other, and leave nothing after.
 """
 
 from __future__ import annotations

@@ -128,7 +128,7 @@ class EncoderDecoder(Model):
         self.layout = self._measure_layout()
 
     def _start_tokens(self) -> list[int]:
-        """The first tokens of every text: the decoder's start, and one its settings put behind."""
+        """The first tokens of every text: the decoder's start, and one its settings put after."""
         settings: Any = self.hf.generation_config
         first_token = settings.decoder_start_token_id
         if first_token is None:
@@ -194,7 +194,7 @@ class EncoderDecoder(Model):
         return rows
 
     def self_test(self) -> None:
-        """A tree behind a text in pieces must give the rows of its paths as the model alone
+        """A tree after a text in pieces must give the rows of its paths as the model alone
         computes them. Raises Unsupported.
         """
         token_ids = self.probe_ids

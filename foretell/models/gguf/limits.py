@@ -143,7 +143,7 @@ class _Reader:
         return entry_count
 
     def _read_tensor(self) -> tuple[str, int, int]:
-        """The name of a tensor, its format, and where it begins behind the header."""
+        """The name of a tensor, its format, and where it begins after the header."""
         tensor_name, dimension_count = self._take_name(), self._take_number("I")
         if tensor_name in self.header_found.tensors:
             raise ValueError(f"it has {tensor_name} twice")
@@ -156,7 +156,7 @@ class _Reader:
         return tensor_name, int(self._take_number("I")), int(self._take_number("Q"))
 
     def _check_places(self, tensor_places: list[tuple[str, int, int]]) -> None:
-        """Raises ValueError for tensors that go on behind the end of the file."""
+        """Raises ValueError for tensors that go on after the end of the file."""
         from gguf import GGML_QUANT_SIZES
 
         alignment = self.header_found.values.get(ALIGNMENT, 32)

@@ -53,9 +53,9 @@ class State:
 class Held:
     """The memory that a cache holds of one layer.
 
-    `text`: behind the committed tokens; `ahead`: behind the last forward's pending tokens as well,
+    `text`: after the committed tokens; `ahead`: after the last forward's pending tokens as well,
     where its tree hangs. Of the tree's nodes `rows` (N, C), what the convolution read of them, and
-    `steps`, what each does to the state; `end`, the state behind all of them if it is known.
+    `steps`, what each does to the state; `end`, the state after all of them if it is known.
     """
 
     text: State
@@ -112,7 +112,7 @@ class Mixer(nn.Module):
     def run_chain(
         self, state: torch.Tensor, steps: Parts, reads: Parts
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Runs a chain: what its nodes read, (n, ...), and the state behind them."""
+        """Runs a chain: what its nodes read, (n, ...), and the state after them."""
         raise NotImplementedError
 
     def run_tree(
@@ -122,7 +122,7 @@ class Mixer(nn.Module):
         raise NotImplementedError
 
     def advance_state(self, state: torch.Tensor, steps: Parts) -> torch.Tensor:
-        """The state behind a chain of these steps."""
+        """The state after a chain of these steps."""
         raise NotImplementedError
 
     def project_output(self, node_outputs: torch.Tensor, gate: Any) -> torch.Tensor:
@@ -225,7 +225,7 @@ class Mixer(nn.Module):
         return activated
 
     def memory_after(self, layer_memory: Held, path: Sequence[int]) -> State:
-        """The memory behind these nodes of the tree, which follow each other."""
+        """The memory after these nodes of the tree, which follow each other."""
         if not path:
             return layer_memory.ahead
         path_nodes = torch.tensor(list(path), device=layer_memory.rows.device)

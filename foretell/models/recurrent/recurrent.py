@@ -6,7 +6,7 @@ The model itself is not changed. So these decoders take packed requests, chunks 
 other does. What a recurrent layer remembers of a text is held by its cache, and drafts that are
 rejected never touch it.
 
-When a model is loaded, rows of a tree behind a prompt in pieces, and the row behind accepted
+When a model is loaded, rows of a tree after a prompt in pieces, and the row after accepted
 drafts, are compared with those of the model's own forward, and these with what its own `generate`
 sees.
 """
@@ -225,7 +225,7 @@ class Recurrent(Decoder):
         self._test_own_steps()
 
     def _test_accepted(self) -> None:
-        """The row behind accepted drafts must be the one of the model's own forward."""
+        """The row after accepted drafts must be the one of the model's own forward."""
         cache = self.cache()
         tree = TokenTree(self.probe_ids[-1]).chain([1, 2]).chain([0], at=1)
         accepted_ids = [*self.probe_ids, 1, 0, 2]
@@ -235,7 +235,7 @@ class Recurrent(Decoder):
         full_rows = self._stock_rows(torch.tensor([accepted_ids], device=self.device))
         if cache.length < len(accepted_ids) - 1 or not self.agrees(reply.logits[-1], full_rows[-1]):
             raise self._refusal(
-                "a state that goes on behind accepted drafts, and a self-test found another one"
+                "a state that goes on after accepted drafts, and a self-test found another one"
             )
 
     def _test_own_steps(self) -> None:

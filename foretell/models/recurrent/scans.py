@@ -15,7 +15,7 @@ channel, C channels and K taps of a convolution. `parents`: of each node, -1: th
 
 The published code differs in three ways. It replays a round with the steps of rejected nodes set to
 zero, where `advance_dual` is given the accepted nodes alone. It takes differences of sums in
-float32, which is inexact behind a token that forgets all; sums are float64 here. And its trees have
+float32, which is inexact after a token that forgets all; sums are float64 here. And its trees have
 at most one block of nodes; there is no limit here.
 """
 
@@ -31,7 +31,7 @@ import torch.nn.functional as F
 def convolution_rows(parents: tuple[int, ...], taps: int) -> torch.Tensor:
     """Rows (N, taps) of each node's last ancestors and itself, oldest first.
 
-    They are places in the window's taps - 1 rows and the nodes' rows behind these.
+    They are places in the window's taps - 1 rows and the nodes' rows after these.
     """
     window_rows = taps - 1
     positions: list[list[int]] = []
@@ -65,7 +65,7 @@ def convolve_rows(
 
 
 def slide_window(window: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """The window behind these rows (m, C), which follow it."""
+    """The window after these rows (m, C), which follow it."""
     if not len(rows):
         return window
     return torch.cat([window.to(rows), rows])[len(rows) :].clone()
@@ -105,7 +105,7 @@ def dual_outputs(
 def advance_dual(
     state: torch.Tensor, decays: torch.Tensor, x: torch.Tensor, b: torch.Tensor
 ) -> torch.Tensor:
-    """The state (H, P, S) behind a chain of m nodes; arguments as those of `dual_outputs`."""
+    """The state (H, P, S) after a chain of m nodes; arguments as those of `dual_outputs`."""
     if not len(decays):
         return state
     decay_sums = decays.double().cumsum(0)

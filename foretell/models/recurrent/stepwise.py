@@ -29,11 +29,11 @@ class Stepwise(Mixer):
         return steps
 
     def follow_step(self, state: torch.Tensor, *step: torch.Tensor) -> torch.Tensor:
-        """The state behind one more node."""
+        """The state after one more node."""
         raise NotImplementedError
 
     def read_states(self, states: torch.Tensor, reads: Parts) -> torch.Tensor:
-        """Reads (n, ...) of the states behind n nodes."""
+        """Reads (n, ...) of the states after n nodes."""
         raise NotImplementedError
 
     def run_chain(

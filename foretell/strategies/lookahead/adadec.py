@@ -3,7 +3,7 @@
 Greedy decoding, but where a row's entropy is `theta` nats or more. There each of the `width` best
 tokens is continued greedily by `ahead` tokens, and the token goes on whose continuation has the
 highest mean log-probability, its own included. The rows that were looked at are kept: the tokens
-behind the chosen one are taken over as far as greedy decoding would take them, without a forward.
+after the chosen one are taken over as far as greedy decoding would take them, without a forward.
 
 Paper: He et al., Towards Better Code Generation: Adaptive Decoding with Uncertainty Guidance,
 arXiv:2506.08980
@@ -55,7 +55,7 @@ class Adadec(Strategy):
 
     theta: Annotated[float, Range()] = 1.0  # nats, the entropy from which on it looks ahead
     width: Annotated[int, Range(1, 64)] = 3  # tokens that are tried
-    ahead: Annotated[int, Range(1, 256)] = 5  # tokens behind each
+    ahead: Annotated[int, Range(1, 256)] = 5  # tokens after each
 
     draws = False
 
@@ -71,7 +71,7 @@ class Adadec(Strategy):
             tree = TokenTree(ctx.tokens[-1])
             reply = yield from source.read_rows(ctx, state, tree, ())
             row = reply.logits[0]
-            known_rows: list[torch.Tensor] = []  # rows behind the tokens that are taken over
+            known_rows: list[torch.Tensor] = []  # rows after the tokens that are taken over
             while True:
                 if self.is_unsure(ctx, row) and ctx.depth > 0:
                     best_path = yield from self.choose_path(ctx, source, state, row)
@@ -92,7 +92,7 @@ class Adadec(Strategy):
     def choose_path(
         self, ctx: Context, source: RowSource, state: Any, row: torch.Tensor
     ) -> Generator[Message, Any, Path]:
-        """The best of the paths behind `row`; they grow side by side, one forward a level."""
+        """The best of the paths after `row`; they grow side by side, one forward a level."""
         tree = TokenTree(ctx.tokens[-1])
         paths = begin_paths(ctx, tree, likeliest_tokens(ctx, row, self.width))
         if len(paths) > 1:

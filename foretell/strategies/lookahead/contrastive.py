@@ -15,7 +15,7 @@ Differs:
 - alpha and k are those of the authors' examples; their tables have k from 5 to 10, alpha from 0.5
 to 0.8, by model
 - p is of the row with penalties, bans and forms
-- states are those behind the last norm; where a model's norm is not known, those before it
+- states are those after the last norm; where a model's norm is not known, those before it
 - no drafter is asked: which token is taken depends on the states of all k, which are a tree already
 """
 

@@ -46,7 +46,7 @@ class Deal(Strategy):
 
     reward: Reward | None = None  # what texts are worth; there must be one
     k: Annotated[int, Range(1, 64)] = 5  # tokens that are tried
-    ahead: Annotated[int, Range(1, 512)] = 32  # tokens behind each
+    ahead: Annotated[int, Range(1, 512)] = 32  # tokens after each
     weight: Annotated[float, Range(0, 1000000.0)] = 1.0  # of the reward beside the log-probability
 
     def __post_init__(self) -> None:

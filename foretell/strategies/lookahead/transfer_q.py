@@ -54,7 +54,7 @@ class TransferQ(Strategy):
     own: Reward | None = None  # what the baseline was aligned with; None: the same reward
     baseline: str = ""  # name of the aligned model; "": the target
     k: Annotated[int, Range(1, 64)] = 10  # tokens that are tried
-    # tokens behind each; 0: 20, and 5 in indirect transfer
+    # tokens after each; 0: 20, and 5 in indirect transfer
     ahead: Annotated[int, Range(0, 512)] = 0
     weight: Annotated[float, Range(0, 1000000.0)] = 1.0  # of the value beside the logit
 

@@ -1,6 +1,6 @@
 """Uniform noise becomes the next k tokens in one forward: each row of noise says its own token.
 
-Behind the text's last token stand k rows, made of one uniform number each, at the places of the
+After the text's last token stand k rows, made of one uniform number each, at the places of the
 next k tokens. The tuned model says at each the token that its number stands for, as if the tokens
 had been drawn one by one with these numbers: row i knows the noise of the rows before it, and by
 that their tokens. Nobody verifies them; their own rows are computed by the next forward, and those

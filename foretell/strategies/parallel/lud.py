@@ -1,12 +1,12 @@
 """Rows that stand for tokens not yet written say the next ones, as long as the model is sure.
 
-Behind the text's last token stand up to k - 1 rows with one trained embedding, PAD. In the same
+After the text's last token stand up to k - 1 rows with one trained embedding, PAD. In the same
 forward the last token says what follows it, and row i what follows i tokens further on. The first
-is always taken; then each row's token while its chance is at least `beta` and it does not repeat
-the token before it. Nobody verifies them: their own rows are computed by the next forward, and the
-PADs' are thrown away. With beta above 1 there are no PADs, and it is plain decoding token by token.
-With verified=yes the rows stand below every node and draft the next step's chain, which the model
-verifies: then the text is the model's own.
+is always taken; then each row's token while its probability is at least `beta` and it does not
+repeat the token before it. Nobody verifies them: their own rows are computed by the next forward,
+and the PADs' are thrown away. With beta above 1 there are no PADs, and it is plain decoding token
+by token. With verified=yes the rows stand below every node and draft the next step's chain, which
+the model verifies: then the text is the model's own.
 
 Paper: Sun, Zhang, Lin, Zhang, Zhang, Wang, Chen, Song, Zhang, Gai, Xiong, Decoding at the Speed of
 Thought: Harnessing Parallel Decoding of Lexical Units for LLMs, arXiv:2405.15208
@@ -18,7 +18,7 @@ Trains: a LoRA on the model and the PAD row, by `foretell train lud`
 Try: --model FOLDER/model --method lud:head=FOLDER/head
 Differs:
 - a token is drawn from its row's law where the request draws; the sure one is that law's likeliest
-- the chance is that of the processed logits before temperature and filters
+- the probability is that of the processed logits before temperature and filters
 - the paper's code is not there: the threshold of 0.9 and k=4 are inferred from its abstract
 """
 
@@ -54,7 +54,7 @@ class Lud(Strategy):
 
     head: str = ""  # folder of the PAD row; without one, the one that ships for the model
     k: Annotated[int, Range(1, 16)] = 4  # tokens a step at most
-    # least chance of a row's token; above 1: plain decoding
+    # least probability of a row's token; above 1: plain decoding
     beta: Annotated[float, Range(0, 2)] = 0.9
     verified: bool = False  # whether the rows' tokens are drafts, which the model verifies
 
@@ -101,7 +101,7 @@ class Lud(Strategy):
     def choose_token(
         self, ctx: Context, row: torch.Tensor, spoken_tokens: Sequence[int]
     ) -> int | None:
-        """The token of a row (V,) behind what this step said; None: it is not sure enough."""
+        """The token of a row (V,) after what this step said; None: it is not sure enough."""
         text = [*ctx.output, *spoken_tokens]
         if spoken_tokens and not self.is_sure(ctx.sampler.scores(row, text), spoken_tokens[-1]):
             return None

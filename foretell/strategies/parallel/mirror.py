@@ -1,6 +1,6 @@
 """While the target's later layers run, a draft model prepares a draft for each likely next token.
 
-The target verifies a window of gamma drafted tokens in two parts. Behind its first layers (`exit`)
+The target verifies a window of gamma drafted tokens in two parts. After its first layers (`exit`)
 its own head gives an early guess of what follows each slot of the window. While the other layers
 run, the draft model continues the kappa likeliest tokens of every slot by gamma tokens each. Then
 the last layer decides, as ever: so many tokens of the window hold, and one more token follows them.
@@ -20,7 +20,7 @@ Differs:
 - the early guesses have the request's penalties, bans and form, so that none is spent on a token
 that cannot follow
 - the draft model says one token a step: the paper's has streams trained to say several
-- the first window, and every one behind a token that was not guessed, is drafted in the open
+- the first window, and every one after a token that was not guessed, is drafted in the open
 - how many layers, kappa and gamma the paper takes is not known here; `exit` is half of the layers
 """
 

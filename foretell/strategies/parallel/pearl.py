@@ -1,11 +1,11 @@
 """A draft model writes the next tokens while the target still verifies the last ones.
 
 Each round the target computes the rows of the unverified tail, and the draft model at the same time
-gamma tokens behind it, on the assumption that all of the tail will hold. Without a tail that is the
+gamma tokens after it, on the assumption that all of the tail will hold. Without a tail that is the
 paper's pre-verification: the target's row judges the first of the gamma tokens. With a tail, which
 has gamma - 1 tokens, it is post-verification: the rows judge the tail and the first new token.
 Where all hold, the other gamma - 1 new tokens are the next tail; at the first that does not, the
-target's correction is written and what was drafted behind it forgotten. So a run of accepted tokens
+target's correction is written and what was drafted after it forgotten. So a run of accepted tokens
 has no longest length, and no forward of the target waits for a draft. Verified tokens are all that
 is ever written or streamed.
 
@@ -19,7 +19,7 @@ Differs:
 position twice, so that two decisions share a draw
 - an end inside a draft, a stop and the length limit end the text at the token where they fall; the
 published loop returns the unverified tail there
-- where the draft model may write nothing more (at the limits of length or context) the row behind
+- where the draft model may write nothing more (at the limits of length or context) the row after
 the tail gives a token of the target's own; elsewhere that row judges the draft
 - drafting starts at the first token; the published code wants gamma + 1 tokens before it
 """
@@ -47,7 +47,7 @@ from foretell.verification.acceptance import verify_by_default
 
 
 class UpTo(Target):
-    """The target's laws up to a node whose own row was not asked for: nothing is read behind it."""
+    """The target's laws up to a node whose own row was not asked for: nothing is read after it."""
 
     def __init__(self, target: Target, last_node: int):
         super().__init__(target.rows, target.sampler, target.output, target.tree)
@@ -105,7 +105,7 @@ class Pearl(Strategy):
                     tail = TokenTree(ctx.tokens[-1])
 
     def draft_ahead(self, ctx: Context, reader: DraftReader, tail: TokenTree) -> Drafting:
-        """The tail with at most gamma tokens behind it."""
+        """The tail with at most gamma tokens after it."""
         chain = chain_below(tail, 0)  # a copy: the target reads the tail meanwhile
         if not reader.can_read(ctx.tokens):
             return chain

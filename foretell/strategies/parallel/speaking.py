@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.core.context import Context
 
 # From a row of logits (V,) and the tokens that the step said before it to the row's token; None: it
-# is not taken, and none behind it.
+# is not taken, and none after it.
 Choice = Callable[[torch.Tensor, Sequence[int]], int | None]
 
 

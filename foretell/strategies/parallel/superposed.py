@@ -185,7 +185,7 @@ class Superposed(Strategy):
         living_drafts: Sequence[Draft],
         ended_drafts: Sequence[Draft],
     ) -> tuple[list[Draft], list[Draft]]:
-        """The k best drafts that go on behind row (V,), and the k best that have ended; both best
+        """The k best drafts that go on after row (V,), and the k best that have ended; both best
         first.
         """
         continuations: list[tuple[float, int, int]] = []  # (score, place among the living, token)

@@ -10,7 +10,7 @@ import torch
 
 PLACES = 4096  # of a token that are looked at, the latest
 LARGEST = 4096  # megabytes of texts
-END = -1  # stands before and behind every text
+END = -1  # stands before and after every text
 
 
 class TextCounts:
@@ -70,7 +70,7 @@ class TextCounts:
         if tokens is None or tokens.dtype != torch.int32 or tokens.ndim != 1 or not len(tokens):
             raise ValueError("'tokens' must be a list of 32-bit whole numbers")
         if int(tokens.min()) < END or int(tokens[0]) != END or int(tokens[-1]) != END:
-            raise ValueError(f"'tokens' must be token ids, with {END} before and behind every text")
+            raise ValueError(f"'tokens' must be token ids, with {END} before and after every text")
         self._restart(tokens.tolist())
 
 

@@ -1,7 +1,7 @@
 """A* decoding: the most promising partial answer goes on by several next steps.
 
 An answer is written in steps, such as paragraphs. Of all partial answers the one with the smallest
-f = g + 1 - r is taken, and `k` next steps are drawn behind it, side by side. r, from 0 to 1, is the
+f = g + 1 - r is taken, and `k` next steps are drawn after it, side by side. r, from 0 to 1, is the
 reward of what is written so far, and g adds up how much r has risen on the way, so that f never
 falls: it is the quality that was lost. The first whole answer that is taken is the result, or the
 best by reward of the first `goals`. Where the reward tells good steps from bad ones, few of the bad
@@ -17,7 +17,7 @@ Differs:
 - k, the end of a step and the budget are ours, the paper's are not known
 - g, of which notes on the paper say that it adds up rises of the reward, is the smallest that keeps
 f from falling
-- of equal steps behind one text one is kept; at most `frontier` partial answers are kept, the best
+- of equal steps after one text one is kept; at most `frontier` partial answers are kept, the best
 - where `tokens` or the request's budget are spent, the finished answer of the highest reward is
 the result, or the best partial one, with the reason `budget`
 - no drafter is asked: the steps of a text are drawn side by side
@@ -58,7 +58,7 @@ class AStar(Strategy):
     """Plain sampling with k=1."""
 
     reward: Reward | None = None  # what partial answers are worth; there must be one
-    k: Annotated[int, Range(1, 64)] = 4  # steps behind a partial answer
+    k: Annotated[int, Range(1, 64)] = 4  # steps after a partial answer
     end: str = "\n\n"  # of a step
     longest: Annotated[int, Range(1, 4096)] = 128  # tokens of a step
     # whole answers that are taken, of which the one of the highest reward is kept

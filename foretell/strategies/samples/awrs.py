@@ -3,10 +3,11 @@
 Masks make every token follow the form and forget how likely the model found that: texts that walked
 into a corner count as much as those that came freely. Here `n` particles are drawn side by side,
 each token by checking candidates one by one in the order of Gumbel noise until one passes, and each
-token has a weight with the mean of the chance that the form left. A text's weight is their product,
-so the weights' mean estimates, without bias, the chance that the model alone writes a text of the
-form. Where they have become too uneven the particles are drawn anew by weight. The answer is drawn
-by weight, too; all particles stand in the output with the logarithms of their weights.
+token has a weight with the mean of the probability that the form left. A text's weight is their
+product, so the weights' mean estimates, without bias, the probability that the model alone writes a
+text of the form. Where they have become too uneven the particles are drawn anew by weight. The
+answer is drawn by weight, too; all particles stand in the output with the logarithms of their
+weights.
 
 Paper: Lipkin et al., Fast Controlled Generation from Language Models with Adaptive Weighted
 Rejection Sampling, arXiv:2504.05410

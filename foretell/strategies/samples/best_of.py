@@ -4,7 +4,7 @@
 a drafter: inner=suffix. The one of the highest reward is the answer, and all of them stand in the
 output with their rewards. With `references` more samples are drawn, and a reward becomes its rank
 among theirs, from 0 to 1: numbers of any range, of a judge that says little of how much better a
-text is, then compare. With `soft` the answer is drawn, each with a chance in proportion to
+text is, then compare. With `soft` the answer is drawn, each with a probability in proportion to
 exp(t rank), so that chances follow ranks evenly.
 
 Paper: Balashankar et al., InfAlign: Inference-aware language model alignment, arXiv:2412.19792

@@ -5,7 +5,7 @@ that was trained for it ends the segment with a summary between <summary> and </
 one writes until `summary` tokens are left of the segment, and is asked for a summary then. The next
 round knows question and summary only, so no text is ever longer than question, summary and segment,
 however long all thoughts are together. A round that ends without a summary has the answer: it is
-behind the last </summary> of the output, which is the text of all rounds as it is written. Notes of
+after the last </summary> of the output, which is the text of all rounds as it is written. Notes of
 the statistics count `rounds` and summaries that were `forced`, and tell the `longest` text, in
 tokens, that the model had before it.
 
@@ -17,7 +17,7 @@ Needs: a tokenizer; room in the context for question, two summaries and a part o
 Trains: nothing; `foretell train infty` makes texts of long thoughts that a model learns it from
 Differs:
 - a segment that reaches its limit without a summary is summarised all the same: with ask=yes the
-model is asked in words, with ask=no it is made to go on behind </think> and <summary>; the released
+model is asked in words, with ask=no it is made to go on after </think> and <summary>; the released
 code takes such a text for the answer
 - a summary that is too long, or has no </summary>, counts as far as it goes; that code goes back to
 the summary before. Where it is empty, so does this
@@ -206,7 +206,7 @@ class InftyThink(Samples):
     ) -> Generator[Message, Any, bool]:
         """Shows what a round has just written, up to where it is over, and returns whether it is.
 
-        An end behind a summary is not shown: the whole text goes on.
+        An end after a summary is not shown: the whole text goes on.
         """
         shown_count = 0
         is_done = False

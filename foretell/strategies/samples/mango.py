@@ -1,7 +1,7 @@
-"""Asks for code whose logic is explained in comments, by a cue behind the prompt.
+"""Asks for code whose logic is explained in comments, by a cue after the prompt.
 
 Comments stand between the words of a task and the code that solves it: a model that writes one
-first says what the next lines are to do. The cue is put behind the prompt as if the answer began
+first says what the next lines are to do. The cue is put after the prompt as if the answer began
 with it, and the answer is what follows, by plain decoding or as the inner drafter speeds it up. The
 processor `comments` goes with it, by which blocks of code open with a comment.
 
@@ -12,7 +12,7 @@ Cost: target 1
 Needs: a tokenizer whose tokens are pieces of the text; what the inner drafter needs
 Trains: nothing; `foretell train mango` trains a target to prefer commented code to the same without
 Differs:
-- the cue is in words of ours; the paper tries five of its own, behind a prompt of its own
+- the cue is in words of ours; the paper tries five of its own, after a prompt of its own
 - the cue is no part of the answer, nor does it count as its tokens
 - an answer is told when it is whole, since it stands on another branch than the request began with
 """

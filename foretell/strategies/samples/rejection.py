@@ -2,7 +2,7 @@
 
 Tokens are tried in the order of their log-probabilities with Gumbel noise, that is, drawn from p
 without replacement, until one passes: it has the law of p given that the check passes. With it
-comes a weight whose mean, whichever token it is, is Z: p's chance of a token that passes. So
+comes a weight whose mean, whichever token it is, is Z: p's probability of a token that passes. So
 E[w 1{x}] = p(x) for every x that passes, which is what importance sampling needs.
 
 Source: Lipkin et al., arXiv:2504.05410, the recursive and the geometric estimator.
@@ -19,7 +19,7 @@ import torch
 from foretell.drafters.model.without_replacement import Urn
 
 ESTIMATORS = ("recursive", "geometric")
-SURE = 2 / 3  # chance of the best token from which two passes mostly take one check
+SURE = 2 / 3  # probability of the best token from which two passes mostly take one check
 # The variable of integration is u = 1 / (1 + exp(-t)): the integrand falls off on both sides as
 # exp(-|t|), and its poles are pi away from the real line, so equal steps of t lose nothing.
 T = np.arange(-50.0, 150.0, 0.25)
@@ -120,8 +120,8 @@ def mean_weight(
 
     `refusal_count` of them were. Before each draw there were Geometric(left) - 1 more, of
     `remaining_masses`, what the refused tokens had left of p; and `missing_passes` passes, each of
-    chance `passing_mass`, would have taken theirs. 1 / n is the integral of u^(n-1) over u in 0..1,
-    and the mean of u^refusals a product.
+    probability `passing_mass`, would have taken theirs. 1 / n is the integral of u^(n-1) over u in
+    0..1, and the mean of u^refusals a product.
     """
     integrand = U ** (accepts - 2 + refusal_count)
     for remaining_mass in [*remaining_masses, *[passing_mass] * missing_passes]:

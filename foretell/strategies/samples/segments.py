@@ -33,11 +33,11 @@ OPEN_BEHIND = f"\n{THOUGHT}{OPEN}"  # where thoughts are open
 OPENED = 16  # last tokens of a prompt that may open the thoughts
 
 LIST = """Your last message breaks off in the middle of the work. List what it has achieved: all key
-steps and all important intermediate results, in their order, each behind a `*`. Be brief, add
+steps and all important intermediate results, in their order, each after a `*`. Be brief, add
 nothing new, give no answer that is not found yet, and write nothing but the list."""
 UPDATE = """Your last message goes on from the summary at its beginning, and breaks off in the
 middle of the work. Write that summary anew, with what has been achieved since: all key steps and
-all important intermediate results, in their order, each behind a `*`. Be brief, add nothing new,
+all important intermediate results, in their order, each after a `*`. Be brief, add nothing new,
 give no answer that is not found yet, and write nothing but the list."""
 
 
@@ -131,7 +131,7 @@ class Config(Protocol):
 class Plan:
     """Common ground of all rounds of a request: the tokens of its question and of what is set.
 
-    `opened`: what a summary is set behind, by whether thoughts are open; `asked`: what asks for
+    `opened`: what a summary is set after, by whether thoughts are open; `asked`: what asks for
     one, by whether one was before, or nothing; `reserve`: tokens of a segment that a summary takes.
 
     Raises BadConfig, PromptTooLong or Unsupported where nothing would be left for thoughts.

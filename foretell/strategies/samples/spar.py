@@ -58,7 +58,7 @@ from foretell.strategies.samples.refinement import (
 from foretell.strategies.samples.samples import Samples
 
 FRAME = 24  # tokens that a chat template may put around a turn
-UNTOLD = "a refinement is written behind another prompt"
+UNTOLD = "a refinement is written after another prompt"
 
 
 @dataclass

@@ -17,7 +17,7 @@ from foretell.ops.logits import best_logits as largest
 
 @dataclass(frozen=True)
 class Beam:
-    """A text behind the prompt: `score` is what it is ranked by, `logprob` its log-probability."""
+    """A text after the prompt: `score` is what it is ranked by, `logprob` its log-probability."""
 
     tokens: tuple[int, ...]
     score: float
@@ -38,7 +38,7 @@ class Group:
     """`width` beams. `penalty` is the power of the length by which scores are divided.
 
     `early`: True ends it as soon as `width` texts have ended, False as soon as the best living
-    beam, as it stands, is behind all of them.
+    beam, as it stands, is after all of them.
     """
 
     width: int

@@ -193,7 +193,7 @@ class ConditionalBeam(Beams):
     def judge_texts(
         self, ctx: Context, judge: LinearJudge | None, branches: Branches, texts: Sequence[Text]
     ) -> Generator[Message, Any, tuple[list[float], dict[Text, torch.Tensor]]]:
-        """Returns weight * ln P of each text, a beam and one token more; and the rows behind."""
+        """Returns weight * ln P of each text, a beam and one token more; and the rows after."""
         taps = () if judge is None else (last_tap(ctx.models["target"]),)
         asks, asked_groups = [], []
         for beam, branch in branches.items():

@@ -127,7 +127,7 @@ def find_mode(
     there is none.
 
     Depth first, the likeliest token first. A text never becomes likelier by a token more, so what
-    is behind the best text so far is left out. Where the budget is spent it is the best so far, if
+    is after the best text so far is left out. Where the budget is spent it is the best so far, if
     there is one. Source: Stahlberg and Byrne, arXiv:1908.10090.
     """
     reason_for = make_reason_finder(ctx)
@@ -152,7 +152,7 @@ def find_mode(
             continue
         if not condition.stays_open(text):
             continue
-        if len(tree) >= NODES:  # what is behind the search is let go
+        if len(tree) >= NODES:  # what is after the search is let go
             tree = TokenTree(ctx.tokens[-1]).chain(path_tokens)
             for depth, ancestor in enumerate(frames):
                 ancestor.node = depth

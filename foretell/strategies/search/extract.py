@@ -1,10 +1,10 @@
 """Exact extraction: of all spans of a passage the one that is the likeliest answer.
 
 The answer to a question about a text often stands in the text. Every span of the passage, from any
-word to any other, is scored by the log-probability of its tokens behind the prompt and of an end of
+word to any other, is scored by the log-probability of its tokens after the prompt and of an end of
 the text after them; the best one is the answer. Spans that begin alike share the nodes of a tree,
 which grows level by level, a forward each. A span never becomes likelier by a token more, so what
-is behind the best answer so far is not continued, and the result is still the best of all. Greedy
+is after the best answer so far is not continued, and the result is still the best of all. Greedy
 decoding is followed first, for as long as it stays in the passage. `Stats.notes` has whether it did
 (`greedy_is_extractive`), whether its answer is the best (`greedy_is_optimal`), and how many
 `spans` there are.
@@ -18,7 +18,7 @@ Trains: nothing
 Differs:
 - the paper's T5 writes a span between two sentinels; here it follows the prompt, and an end follows
 it: the likeliest of the tokens that end a text
-- spans are divided into tokens anew, each also behind a space, as an answer may begin with one; the
+- spans are divided into tokens anew, each also after a space, as an answer may begin with one; the
 released code takes them out of the passage's tokens
 - spans have at most `longest` words and marks; that code has at most 512 tokens
 - no suffix is computed whole: common beginnings are shared, and what cannot win is left out
@@ -58,7 +58,7 @@ class Extract(Strategy):
 
     passage: Written = ""  # the text itself, or @FILE
     start: str = ""  # what stands before it in the prompt
-    stop: str = ""  # what stands behind it there
+    stop: str = ""  # what follows it there
     longest: Annotated[int, Range(0, 1 << 20)] = 32  # words and marks of a span; 0: any number
     normalised: bool = False  # whether scores are divided by the number of tokens
     count: Annotated[int, Range(1, 1024)] = 1  # best spans that are told of, in Output.samples
@@ -98,7 +98,7 @@ class Extract(Strategy):
             prompt = ctx.request.inputs.get("source", ctx.request.prompt)
             passage = text_between(ctx.request.text(prompt), self.start, self.stop)
         if passage is None:
-            marks = f"start={self.start!r} and behind it stop={self.stop!r}"
+            marks = f"start={self.start!r} and after it stop={self.stop!r}"
             raise BadConfig(f"extract: the prompt has no {marks}; give marks that stand in it")
         if not WORD.search(passage):
             raise BadConfig("extract: the passage has no word; say where it is by start and stop")

@@ -1,6 +1,6 @@
 """In-context navigation: what was found is shown to the model, and its next answers lie elsewhere.
 
-Behind the few best first tokens of a prompt the next ones are near those in meaning or in spelling,
+After the few best first tokens of a prompt the next ones are near those in meaning or in spelling,
 right or wrong. So many answers are found in runs. The first run takes the `each` best first tokens
 of the prompt, and continues each greedily to an answer. For every later run the answers so far are
 put into the prompt, as a list, and its ranking of first tokens is gone down for those that have not
@@ -15,7 +15,7 @@ Needs: trees; a tokenizer whose tokens are pieces of the text
 Trains: nothing
 Differs:
 - the list is made of the prompt's last line, so any prompt can have one: each entry is that line,
-an answer and the stop text behind it; where it begins with 1, entries are numbered on. The paper's
+an answer and the stop text after it; where it begins with 1, entries are numbered on. The paper's
 prompts end with `1. "`, and its answers with a quotation mark (stop='"')
 - answers end where the request's do, at most at max_new_tokens; the paper's have at most 64 tokens
 - an end of the text is no first token
@@ -189,7 +189,7 @@ class Listing:
 
 
 def read_prompt_row(prompt: Sequence[int]) -> Generator[Message, Any, torch.Tensor]:
-    """Reads the row (V,) behind another prompt."""
+    """Reads the row (V,) after another prompt."""
     branch: int = yield Open(prompt)
     reply: Reply = yield Ask(TokenTree(prompt[-1]), branch=branch, rows=[0])
     yield Drop(branch)

@@ -2,12 +2,12 @@
 
 Each rollout goes down a tree of tokens, in which every text has its `k` likeliest next tokens as
 children. At each text it takes the child with the highest Q + c(N) P sqrt(ln N) / (1 + n): Q is the
-best reward found behind the child, P the model's chance for it among the k, n and N say how often
+best reward found after the child, P the model's chance for it among the k, n and N say how often
 the child and the text were passed, and c(N) = ln((N + base + 1) / base) + c. The first text that is
 new is finished greedily, the reward of the whole is what the rollout found, and all texts on the
 way remember the best of it. The answer is the text of the highest reward, the first of equal ones.
 Only few rollouts compute anything anew: a finished text is that of all its beginnings as well, and
-the rows behind its tokens are kept for the texts that begin there, as is its reward.
+the rows after its tokens are kept for the texts that begin there, as is its reward.
 
 Paper: Zhang et al., Planning with Large Language Models for Code Generation, arXiv:2303.05510
 Guarantee: lossy: the reward decides beside the model, on purpose
@@ -19,7 +19,7 @@ Differs:
 - texts are finished greedily; the paper's code may also take the best of several beams, or samples
 - any reward of whole texts serves, and with `enough` the search ends once one is as good as that
 - 16 rollouts are the released code's example, the paper's tables have up to 256
-- no drafter is asked: the rows behind all tokens of a text are needed for the tree
+- no drafter is asked: the rows after all tokens of a text are needed for the tree
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ from foretell.strategies.log_probs import log_probs
 from foretell.strategies.search.beam_search import refuse_for_search
 from foretell.strategies.search.ucb import Node, Text, descend_tree, make_edges, propagate_reward
 
-NextTokens = list[tuple[int, float]]  # the likeliest next tokens, each with its chance among them
+# the likeliest next tokens, each with its probability among them
+NextTokens = list[tuple[int, float]]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class PgTd(Strategy):
     reward: Reward | None = None  # what whole texts are worth; there must be one
     rollouts: Annotated[int, Range(1, 100_000)] = 16  # ways down the tree
     k: Annotated[int, Range(1, 64)] = 3  # next tokens of a text
-    # how much the model's chances count beside rewards
+    # how much the model's probabilities count beside rewards
     c: Annotated[float, Range(0, 1000000.0)] = 4.0
     # the larger, the later they count more for texts that were passed often
     base: Annotated[float, Range(0, 1000000000.0, open_low=True)] = 10.0
@@ -168,7 +169,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Written:
-    """A finished text, and the likeliest tokens behind each of its beginnings from `start` on."""
+    """A finished text, and the likeliest tokens after each of its beginnings from `start` on."""
 
     text: Text
     start: int
@@ -178,7 +179,7 @@ class Written:
 def weigh_next_tokens(
     ctx: Context, row: torch.Tensor, text: Text | list[int], k: int
 ) -> NextTokens:
-    """The k best tokens of the row (V,) behind a text, of equal ones the lowest first."""
+    """The k best tokens of the row (V,) after a text, of equal ones the lowest first."""
     logs = log_probs(ctx, row, text)
     lowest_log_prob = logs.topk(min(k, len(logs))).values[-1]
     tokens = ((logs >= lowest_log_prob) & (logs > -math.inf)).nonzero()[:, 0]

@@ -54,7 +54,7 @@ def iterate_spans(passage: str, longest: int) -> Iterator[str]:
 def build_stem_tree(
     passage: str, longest: int, max_tokens: int, encode: Callable[[bytes], Sequence[int]]
 ) -> tuple[Stem, int]:
-    """The tree of all spans of at most `max_tokens` tokens, each also behind a space, as a text may
+    """The tree of all spans of at most `max_tokens` tokens, each also after a space, as a text may
     begin with one; and how many different ones there are.
     """
     root = Stem()
@@ -91,7 +91,7 @@ def _measure_stems(root: Stem) -> None:
 
 
 def text_between(text: str, start: str, stop: str) -> str | None:
-    """Text between the first `start` and the next `stop` behind it; empty marks are the text's
+    """Text between the first `start` and the next `stop` after it; empty marks are the text's
     ends. None where a mark is missing.
     """
     position = text.find(start)

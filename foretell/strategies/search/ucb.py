@@ -1,7 +1,7 @@
 """A tree of texts that is searched by upper confidence bounds: where rewards are high, or unknown.
 
-Every text has a few next tokens as edges, each with the model's chance P. Of them the one with the
-highest Q + c(N) P sqrt(ln N) / (1 + n) is taken, with c(N) = ln((N + base + 1) / base) + c: the
+Every text has a few next tokens as edges, each with the model's probability P. Of them the one with
+the highest Q + c(N) P sqrt(ln N) / (1 + n) is taken, with c(N) = ln((N + base + 1) / base) + c: the
 P-UCB of Silver et al., 2017, as Zhang et al., arXiv:2303.05510, section 4, use it.
 """
 
@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-Text = tuple[int, ...]  # tokens behind the prompt
+Text = tuple[int, ...]  # tokens after the prompt
 
 
 @dataclass
@@ -39,7 +39,7 @@ Path = list[tuple[Node, Edge]]
 
 
 def make_edges(next_tokens: Iterable[tuple[int, float]]) -> list[Edge]:
-    """Edges that were never passed, of tokens with their chances."""
+    """Edges that were never passed, of tokens with their probabilities."""
     return [Edge(token, chance) for token, chance in next_tokens]
 
 

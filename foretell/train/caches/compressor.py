@@ -63,7 +63,7 @@ class TrainCompressor:
     width: int = 0  # between the matrices of arc-encoder's projection; 0: 2/3 of the target's
     window: int = 1024  # tokens that lclm encodes together, a multiple of ratio
     length: int = 256  # tokens of a context
-    following: int = 128  # of the text behind it
+    following: int = 128  # of the text after it
     repeat: float = 0.2  # share of the contexts that arc-encoder is to repeat
     alone: float = 0.25  # share of the steps in which lclm's adapter alone learns
     whole: float = 0.0  # share of the steps, the last ones, in which lclm's decoder learns too
@@ -71,7 +71,7 @@ class TrainCompressor:
     batch: int = 8  # texts a step
     micro: int = 2  # texts a forward
     rate: float = 0.0001  # learning rate of the encoder (AdamW)
-    outer_rate: float = 0.0005  # of what stands behind it
+    outer_rate: float = 0.0005  # of what follows it
     target_rate: float = 0.00001  # of the decoder, where it learns
     warmup: int = 20  # steps over which it rises
     decay: float = 0.5  # share of the run over which it falls to 0
@@ -188,7 +188,7 @@ class Texts:
 def logits_behind(
     hf: Any, rows: torch.Tensor, goal_tokens: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """Logits (B, n, V) at each of the tokens (B, n) that a decoder reads behind rows (B, m, E)."""
+    """Logits (B, n, V) at each of the tokens (B, n) that a decoder reads after rows (B, m, E)."""
     embedded = hf.get_input_embeddings()(goal_tokens[:, :-1])
     all_inputs = torch.cat([(rows / scale).to(embedded), embedded], 1)
     out: torch.Tensor = hf(
@@ -200,7 +200,7 @@ def logits_behind(
 def compressor_loss(
     hf: Any, compressor: Compressor, ids: torch.Tensor, length: int, repeat: bool
 ) -> torch.Tensor:
-    """The surprise (nats a token) at the text behind contexts of this length, or at them."""
+    """The surprise (nats a token) at the text after contexts of this length, or at them."""
     with torch.autocast(ids.device.type, dtype=torch.bfloat16):
         rows = compressor(ids[:, :length], repeat)
         goal = ids[:, :length] if repeat else ids[:, length:]
@@ -264,7 +264,7 @@ class CompressorRun(Run):
 
 @torch.no_grad()
 def begin_weights(compressor: Compressor, table: torch.Tensor, texts: torch.Tensor) -> None:
-    """Sets the first weights of what stands behind the encoder, by the decoder's embeddings (V, E)
+    """Sets the first weights of what follows the encoder, by the decoder's embeddings (V, E)
     and texts (n, length) of tokens. Marks begin as the texts' mean embedding.
     """
     texts = texts.to(table.device)

@@ -2,7 +2,7 @@
 
 Every key head gets a gate from 1 to 0. What its query heads give is mixed, gate * full attention +
 (1 - gate) * attention to the first rows and the last ones alone. The gates fall as long as the
-states behind passkeys, which were planted far back in a text, stay what full attention makes them.
+states after passkeys, which were planted far back in a text, stay what full attention makes them.
 The model itself stays as it is.
 
 Paper: Xiao et al., DuoAttention, arXiv:2410.10819, section 3.2
@@ -90,7 +90,7 @@ class Reading:
 
     @property
     def streamed_rows(self) -> int:
-        """First rows behind which streaming heads begin to miss some."""
+        """First rows after which streaming heads begin to miss some."""
         return self.sinks + self.recent
 
     def attend(

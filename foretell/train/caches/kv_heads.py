@@ -11,7 +11,7 @@ keys have the projection in their matrices too, and the folder is an ordinary mo
 
 Source: Yu et al., "Effectively Compress KV Heads for LLM" (arXiv 2406.07056).
 Differs: the paper's text was out of reach, so that the groups (neighbours in their order), the
-place of the projection behind the rotation and the settings of the training are ours.
+place of the projection after the rotation and the settings of the training are ours.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ def count_key_heads(target: Any, config: TrainKVHeads) -> int:
         )
         raise BadConfig.field("merge", config.merge, allowed_values)
     if config.basis == "folded" and has_norms(target.hf):
-        need = "keys that no norm stands behind"
+        need = "keys that no norm follows"
         raise Unsupported.missing_capability("basis=folded", target.name, need, "use basis=svd")
     return heads
 

@@ -27,7 +27,7 @@ class Examples(Protocol):
 
 
 def pad_texts(texts: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids (B, n) and which of them are answers; what is behind a shorter text is OUTSIDE."""
+    """Ids (B, n) and which of them are answers; what is after a shorter text is OUTSIDE."""
     max_length = max(len(text.ids) for text in texts)
     ids = np.full((len(texts), max_length), OUTSIDE, np.int64)
     answers = np.zeros((len(texts), max_length), bool)

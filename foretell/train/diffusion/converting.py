@@ -42,7 +42,7 @@ def convert_model(lm: LM, block: int) -> tuple[Reader, Any]:
         missing = mask_id - len(tokenizer)
         tokenizer.add_tokens([f"<|unused {i}|>" for i in range(missing)])
         tokenizer.add_special_tokens({"mask_token": MASK_TOKEN})
-        assert tokenizer.mask_token_id == mask_id, "it stands behind all others"
+        assert tokenizer.mask_token_id == mask_id, "it follows all others"
     vocab_rows = len(hf.get_input_embeddings().weight)
     with torch.no_grad():
         means = [table.weight.mean(0) for table in tables_of(hf)]

@@ -9,7 +9,7 @@ Sources: Nie et al., Large Language Diffusion Models (arXiv 2502.09992); Ye et a
 2508.15487), section 3; Gong et al., Scaling Diffusion Language Models via Adaptation from
 Autoregressive Models (arXiv 2410.17891), section 3; Chen et al., dParallel (arXiv 2509.26488).
 Differs: attention is bidirectional from the first step, without annealing; of new models matrices
-are trained with Muon; one end stands behind an answer, and behind some more, as many as are drawn,
+are trained with Muon; one end follows an answer, and after some more, as many as are drawn,
 where LLaDA fills all texts of a batch up with ends. These would be most of what is masked of short
 answers, and the rest would be learnt far later. Answers that teach certainty fill their last block
 with ends, as canvases do.
@@ -72,7 +72,7 @@ class TrainDLM:
     """Shape of a new model and of the run. Lengths are in tokens."""
 
     objective: str = "masked"  # or certainty
-    masks: str = "rate"  # each token with a drawn chance, or a drawn `count` of them
+    masks: str = "rate"  # each token with a drawn probability, or a drawn `count` of them
     hidden: int = 128  # width of the hidden state of a new model
     layers: int = 6  # its layers
     cut: int = 0  # layers that are kept of the model to begin with; 0: all
@@ -130,7 +130,7 @@ class TrainDLM:
 
 class Answers:
     """Answers with their prompts, of which one in HELD_BACK is left out; each round over the
-    others is in another order. An end stands behind each that is not cut, and behind some more; or
+    others is in another order. An end follows each that is not cut, and after some more; or
     with `block` so many that they end with a block of that many positions, as canvases do.
     """
 

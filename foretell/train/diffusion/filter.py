@@ -2,8 +2,8 @@
 
 A model fills the canvases of some prompts, one token a step. What it wrote is the final text. Then
 an oracle fills them again: of every step it commits all proposals that the final text has, and
-nothing else, so that it sees blocks as a filter will see them. Each step is an example: the chances
-of the block's likeliest tokens, and which of them are the final ones.
+nothing else, so that it sees blocks as a filter will see them. Each step is an example: the
+probabilities of the block's likeliest tokens, and which of them are the final ones.
 
 Source: Bao et al., arXiv:2509.25188, section 3, and the published training.
 """
@@ -129,7 +129,7 @@ def collect_steps(
 
 
 def pad_examples(examples: Sequence[Example], block: int) -> tuple[torch.Tensor, ...]:
-    """Chances, final (both float) and masked (bool), each (examples, block)."""
+    """Probabilities, final (both float) and masked (bool), each (examples, block)."""
     parts = []
     for name in ("chances", "final", "masked"):
         rows = [
@@ -144,7 +144,7 @@ def fit_filter(
     examples: Sequence[Example], config: TrainFilter, tell: Tell | None = None
 ) -> tuple[BlockFilter, dict[str, Any]]:
     """A filter taught by eight tenths of the examples, the best by the next tenth; what the last
-    tenth says of it: area under the ROC curve of the filter and of raw chances, over masked
+    tenth says of it: area under the ROC curve of the filter and of raw probabilities, over masked
     positions. Raises BadConfig for too few examples.
     """
     if len(examples) < 10:

@@ -53,7 +53,7 @@ PHRASES = (
     "\n",
 )
 LONGEST = 64  # positions of a canvas
-SHOWN = 0.3  # share of the questions that stand behind an example
+SHOWN = 0.3  # share of the questions that follow an example
 ROOM = 0.2  # share of the canvases that are longer than their answer needs
 
 
@@ -85,7 +85,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 @dataclass
 class Example:
-    """Token ids (n,), of which the first `given` are not to be learnt. `cut`: it goes on behind
+    """Token ids (n,), of which the first `given` are not to be learnt. `cut`: it goes on after
     them.
     """
 
@@ -110,7 +110,7 @@ def one_word_question(operation: str, generator: random.Random, length: int) -> 
 
 
 def draw_item(task: str, generator: random.Random, one_word: bool = False) -> Item:
-    """A question, now and then behind an example."""
+    """A question, now and then after an example."""
     list_length = generator.choice(LENGTHS)
     questions: list[Question] = []
     for _ in range(2):

@@ -2,7 +2,7 @@
 
 A batch is B texts of n positions; `answers` (B, n) says which of them belong to the answer, the
 rest is given. Every text has a share of masks and a loss of its own, and a batch's loss is their
-mean; what stands behind a text that is shorter than its batch nobody sees. So the loss is the same
+mean; what follows a text that is shorter than its batch nobody sees. So the loss is the same
 however a step's texts are put into forwards. (Published trainers draw the masks of the last text
 for the whole batch, or count masked tokens over the batch, and are right for one text at a time
 only.)
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-OUTSIDE = -1  # the id of a position behind its text
+OUTSIDE = -1  # the id of a position after its text
 LEAST = 1e-3  # share of masks (LLaDA)
 HALF = 0.5  # of a block's positions are masked at a time (dParallel)
 
@@ -39,7 +39,7 @@ class Masked:
 
 
 def by_rate(answers: np.ndarray, generator: np.random.Generator) -> tuple[np.ndarray, float]:
-    """Masks of one text's positions (n,), each with the chance t, which is uniform; what each
+    """Masks of one text's positions (n,), each with the probability t, which is uniform; what each
     counts: 1 / t of the answer's mean.
     """
     rate = (1 - LEAST) * generator.random() + LEAST

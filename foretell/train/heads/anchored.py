@@ -110,7 +110,7 @@ class Pass:
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, length: int, like: torch.Tensor) -> torch.Tensor:
-        """Additive (n, columns): those of the text (T,), and behind them those of the rows."""
+        """Additive (n, columns): those of the text (T,), and after them those of the rows."""
         if window not in self.masks:
             columns = torch.arange(length, device=like.device)
             row_positions = self.positions[:, None]

@@ -90,7 +90,7 @@ class TrainKForcing:
 
 @dataclass
 class Places:
-    """Places of a text, the noise of the tokens behind them and the temperature."""
+    """Places of a text, the noise of the tokens after them and the temperature."""
 
     anchors: torch.Tensor  # (A,) the last token that is known
     noise: torch.Tensor  # (A, k) in [0, 1), float64
@@ -98,7 +98,7 @@ class Places:
 
 
 def places_of(text: Text, config: TrainKForcing, k: int, seed: int) -> Places:
-    """Draws at most `anchors` places behind which k tokens of the answer stand."""
+    """Draws at most `anchors` places after which k tokens of the answer stand."""
     generator = np.random.default_rng(seed)
     all_places = np.arange(text.prompt - 1, max(text.prompt, len(text.tokens) - k))
     if len(all_places) > config.anchors:
@@ -131,7 +131,7 @@ def rows_in(
 def states_behind(
     model: Tuned, text_pass: Pass, anchors: torch.Tensor, entering: torch.Tensor
 ) -> torch.Tensor:
-    """Normed states (A, n, E) of rows that enter as (A, n, E) behind the anchors."""
+    """Normed states (A, n, E) of rows that enter as (A, n, E) after the anchors."""
     count, depth = entering.shape[:2]
     below = anchors.repeat_interleave(depth)
     chain_places = torch.arange(depth).repeat(count).to(below)

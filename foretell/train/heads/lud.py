@@ -1,9 +1,9 @@
 """Tunes a model by a LoRA to say lexical units at once: `foretell train lud`.
 
-A unit is a longest run of an answer's tokens of which each behind the first had at least a chance
-of `sure` under the target that wrote the answer. Behind the token before a unit stand PAD rows, one
-for each of its tokens but the first, which learn these tokens; rows behind its end learn nothing.
-The loss of the ordinary next token of all answers goes on beside it.
+A unit is a longest run of an answer's tokens of which each after the first had at least a
+probability of `sure` under the target that wrote the answer. After the token before a unit stand
+PAD rows, one for each of its tokens but the first, which learn these tokens; rows after its end
+learn nothing. The loss of the ordinary next token of all answers goes on beside it.
 
 Source: Sun et al., "Decoding at the Speed of Thought: Harnessing Parallel Decoding of Lexical Units
 for LLMs" (arXiv 2405.15208), as its abstract tells it; its code was never published.
@@ -37,7 +37,7 @@ class TrainLud:
     """Settings of the run. Lengths are in tokens."""
 
     k: int = 4  # tokens of a step at most
-    sure: float = 0.9  # least chance of a unit's tokens behind its first
+    sure: float = 0.9  # least probability of a unit's tokens after its first
     units: int = 8  # of a text that are learnt from at once
     rank: int = 32  # of the adapters
     alpha: int = 32  # their output counts alpha / rank
@@ -123,7 +123,7 @@ def unit_loss(model: Tuned, text: Text, config: TrainLud, seed: int) -> torch.Te
 @torch.no_grad()
 def measure_rows(model: Tuned, texts: Sequence[Text], config: TrainLud) -> list[list[float]]:
     """Shares by row, over units that have it: how often it says the unit's token, and of those that
-    it says with a chance of `sure` how many are wrong, over all places of the answers.
+    it says with a probability of `sure` how many are wrong, over all places of the answers.
     """
     rows = config.k - 1
     right_counts, unit_counts, sure_counts, wrong_counts = (np.zeros(rows) for _ in range(4))

@@ -150,7 +150,7 @@ class LiveTeacher(Teacher):
         return states
 
     def states(self, ids: torch.Tensor) -> torch.Tensor:
-        """Token ids (B, n), filled up behind -> normed last states (B, n, E)."""
+        """Token ids (B, n), filled up after -> normed last states (B, n, E)."""
         with torch.autocast(self.device.type, dtype=torch.bfloat16):
             out: torch.Tensor = self.decoder(input_ids=ids, use_cache=False).last_hidden_state
         return out

@@ -106,7 +106,7 @@ class Tuned(nn.Module):
         return (states @ self.through.weight.T).float()
 
     def cross_entropy(self, states: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The mean over rows (m, E) of -ln of the chance of their tokens (m,)."""
+        """The mean over rows (m, E) of -ln of the probability of their tokens (m,)."""
         parts = zip(states.split(CHUNK), labels.split(CHUNK), strict=True)
         losses = [F.cross_entropy(self.logits(s), t, reduction="sum") for s, t in parts]
         return torch.stack(losses).sum() / len(labels)
@@ -115,7 +115,7 @@ class Tuned(nn.Module):
         return torch.from_numpy(text.tokens.astype(np.int64)).to(self.through.device)
 
     def answer_loss(self, finals: torch.Tensor, tokens: torch.Tensor, prompt: int) -> torch.Tensor:
-        """Mean loss of the ordinary next token, over an answer behind `prompt` tokens."""
+        """Mean loss of the ordinary next token, over an answer after `prompt` tokens."""
         return self.cross_entropy(finals[prompt - 1 : -1], tokens[prompt:])
 
     @torch.no_grad()

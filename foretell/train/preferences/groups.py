@@ -80,7 +80,7 @@ def grpo_loss(
 
 @dataclass
 class Part:
-    """Answers (n, L) to one prompt in one forward, filled up behind."""
+    """Answers (n, L) to one prompt in one forward, filled up after."""
 
     ids: torch.Tensor  # (n, prompt + L)
     mask: torch.Tensor  # (n, L)

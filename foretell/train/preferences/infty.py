@@ -3,7 +3,7 @@
 A line of the source has a prompt and an `answer` of the form <think> thoughts </think> conclusion.
 The thoughts are cut into segments at blank lines before a capital letter, and the model that is
 given summarises: after each segment, what all segments up to it have achieved. Each round becomes a
-line with `prompt` (or `messages`), `history`, which stands behind it, and `target`, to be learnt.
+line with `prompt` (or `messages`), `history`, which follows it, and `target`, to be learnt.
 
 Source: Yan et al., InftyThink, arXiv:2503.06692, section 3.2; of its repository
 data_preprocess/segmentation.py and generate_data.py. No segment is longer than the limit unless one

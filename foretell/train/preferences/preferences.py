@@ -180,8 +180,8 @@ def plan_pairs(pairs: Sequence[Pair], config: TrainPairs, costs: Costs) -> str:
 def answer_logprobs(
     hf: Any, rows: Sequence[Example], precision: str = "float32"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probabilities of whole answers behind their prompts (n,), float32, and how many tokens
-    they have (n,). Shorter rows are filled up behind, where no token sees the filling.
+    """Log-probabilities of whole answers after their prompts (n,), float32, and how many tokens
+    they have (n,). Shorter rows are filled up after, where no token sees the filling.
     """
     max_length = max(len(tokens) for tokens, _ in rows)
     logit_places = (

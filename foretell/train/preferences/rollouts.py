@@ -2,7 +2,7 @@
 
 Prompts are JSON lines as everywhere (bench/prompts.py); beside the prompt a row may have
 `references`, a text or several that a reward compares with, and `reward`, a spec for this prompt
-alone. All answers to a prompt are drawn by `best-of`, side by side behind a prompt that is computed
+alone. All answers to a prompt are drawn by `best-of`, side by side after a prompt that is computed
 once, each maybe sped up by a drafter, and judged there as a user's request would be.
 """
 
@@ -93,7 +93,7 @@ def with_references(reward: Reward, references: Sequence[str]) -> Reward:
     compared_reward: Any = reward
     field_names = {field.name for field in dataclasses.fields(compared_reward)}
     if references and "references" in field_names:
-        # A line of --- would divide it; behind a space it does not, and is the same token.
+        # A line of --- would divide it; after a space it does not, and is the same token.
         joined_references = "\n---\n".join(DIVIDER.sub(" ", text) for text in references)
         compared_reward = dataclasses.replace(compared_reward, references=joined_references)
     elif references and "reference" in field_names:

@@ -65,7 +65,7 @@ def llama_memory_seq_rm(memory, sequence, first, last):
 def llama_decode(context, batch):
     context.logits = []
     for i in range(batch.n_tokens):
-        assert batch.pos[i] == len(context.rows), "each token stands behind those before it"
+        assert batch.pos[i] == len(context.rows), "each token follows those before it"
         assert batch.seq_id[i] == [0]
         context.rows.append(batch.token[i])
         if batch.logits[i]:

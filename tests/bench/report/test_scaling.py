@@ -49,7 +49,7 @@ def test_scaling_is_drawn_with_what_was_drafted(document: dict[str, Any]) -> Non
         (1, 256),
         (1, 1024),
     ]
-    assert tables[3].title.endswith(", one request, behind 256 tokens")
+    assert tables[3].title.endswith(", one request, after 256 tokens")
     one = scaling._token_cost(tables[0], "plain")
     four = scaling._token_cost(tables[1], "plain")
     assert one is not None

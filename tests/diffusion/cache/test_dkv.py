@@ -11,7 +11,7 @@ from tests.kv.test_canvas import counted
 
 
 def test_rows_of_committed_tokens_are_kept_one_step_late() -> None:
-    """The canvas's less the cached: a step behind step i has i - 1 tokens less to compute, the
+    """The canvas's less the cached: a step after step i has i - 1 tokens less to compute, the
     prompt aside."""
     ours = [computed for computed, _, _ in counted("dkv:every=100", "confidence:block=0", 8)]
     assert ours == [9, 9, *[9 - 1 - step for step in range(1, 7)]]

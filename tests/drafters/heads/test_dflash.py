@@ -74,7 +74,7 @@ def test_a_transformers_tokens_are_those_of_plain_decoding(tmp_path: Path) -> No
 
 @torch.inference_mode()
 def block_of(model: HeadModel, tokens: list[int]) -> torch.Tensor:
-    """The rows (7, Vd) of a block behind a text, as training computes them."""
+    """The rows (7, Vd) of a block after a text, as training computes them."""
     target = llama().cache()
     target.states = TappedStates(model.feeds)
     job, _ = target.prepare(Ask(TokenTree(tokens[-1]), rows=()), tokens, len(tokens))
@@ -107,7 +107,7 @@ def drafts(folder: str) -> tuple[list[TokenTree], list[list[int]], Any]:
 
 
 def gap(folder: str) -> float:
-    """The largest difference of a draft's chances from those that training computes."""
+    """The largest difference of a draft's probabilities from those that training computes."""
     largest = 0.0
     found, texts, model = drafts(folder)
     assert len(found) > 5

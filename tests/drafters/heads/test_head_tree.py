@@ -18,8 +18,8 @@ TOY = Toy(VOCAB, seed=2, sharpness=3.0)
 
 
 def every_path(text: list[int], tree: TokenTree) -> dict[tuple[int, ...], float]:
-    """The chance of each path in the tree by the head's own rows: its toy is the target's relative,
-    so the values of the tree tell them.
+    """The probability of each path in the tree by the head's own rows: its toy is the target's
+    relative, so the values of the tree tell them.
     """
     found = {}
     for node in range(1, len(tree)):

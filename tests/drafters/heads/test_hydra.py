@@ -27,7 +27,7 @@ def test_the_tree_has_the_likeliest_paths() -> None:
 
 
 def test_other_parents_have_other_children(tmp_path: Path) -> None:
-    """What a head of random weights on a decoder says behind siblings."""
+    """What a head of random weights on a decoder says after siblings."""
     tree = drafted("hydra", Hydra(depth=2, breadth=4, total=20), tmp_path)
     below = [
         tuple(tree.tokens[node] for node in range(1, len(tree)) if tree.parents[node] == parent)

@@ -277,7 +277,7 @@ def test_it_learns_from_tested_nodes_of_both_drafts_only() -> None:
     assert state.chances.cells.keys() == {(0, 20 // 4), (1, 21 // 4), (2, 2 // 4)}
     total = [sum(cell[i] for cell in state.chances.cells.values()) for i in (0, 1)]
     assert total == [3, 2], (
-        "122 and 123 were accepted and 50 refused; what stood behind was not looked at"
+        "122 and 123 were accepted and 50 refused; what stood after was not looked at"
     )
     assert not state.copies, "what has been learnt from is forgotten"
     before = {key: list(cell) for key, cell in state.chances.cells.items()}

@@ -25,7 +25,7 @@ def context(prompt: list[int], new: int = 20) -> Context:
 
 
 def copied(tokens: list[int], gamma: int, copy: int) -> list[int]:
-    """The definition in loops: behind the first place where the last gamma tokens stood."""
+    """The definition in loops: after the first place where the last gamma tokens stood."""
     for end in range(gamma, len(tokens)):
         if tokens[end - gamma : end] == tokens[-gamma:]:
             text = list(tokens)

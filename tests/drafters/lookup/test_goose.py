@@ -43,7 +43,7 @@ def context(
 
 
 def learnt(store: Store, seed: int, keys: int = 40) -> None:
-    """Random rows after tokens and pairs, and random chances."""
+    """Random rows after tokens and pairs, and random probabilities."""
     draw = np.random.default_rng(seed)
     for key in draw.choice((V + 1) * V, keys, replace=False).tolist():
         logits = torch.from_numpy(draw.normal(size=V) * 3)
@@ -78,7 +78,7 @@ def spine(tokens: list[int], drafter: Goose, size: int) -> tuple[list[int], int,
 def options(
     path: list[int], tokens: list[int], drafter: Goose, store: Store, size: int, budget: int
 ) -> dict[int, float]:
-    """The chance of every token that may follow this path below the text."""
+    """The probability of every token that may follow this path below the text."""
     copied, n, agreed = spine(tokens, drafter, size)
     held = next((i for i, t in enumerate(path) if copied[i : i + 1] != [t]), len(path))
     if len(path) - held >= drafter.depth:
@@ -324,7 +324,7 @@ def test_of_a_path_that_ends_the_text_nothing_is_learnt_behind_the_end() -> None
     rows = torch.zeros(2, V, dtype=torch.float64)
     drafter.observe(ctx, state, Feedback(tree, Reply(rows, {}, [0, 1]), outcome, [3]))
     trials = sum(state.store.seen) - sum(before)
-    assert trials == 2, "the two candidates behind the root, none behind the end"
+    assert trials == 2, "the two candidates after the root, none after the end"
 
 
 def test_it_observes_steps_of_trees_it_did_not_make() -> None:

@@ -40,7 +40,7 @@ def context(drafter: InputGuided, prompt: list[int], new: int = 40, vocab: int =
 
 
 def places(source: list[int], tail: list[int]) -> list[int]:
-    """Positions behind every occurrence of `tail` that has something behind it."""
+    """Positions after every occurrence of `tail` that has something after it."""
     return [end for end in range(len(tail), len(source)) if source[end - len(tail) : end] == tail]
 
 
@@ -56,7 +56,7 @@ def only(source: list[int], text: list[int], n: int) -> int:
 
 
 def nearest(source: list[int], text: list[int], n: int, last: int) -> int:
-    """The longest n-gram nearest to last + 1; a single token only close behind it; else that very
+    """The longest n-gram nearest to last + 1; a single token only close after it; else that very
     place.
     """
     for size in range(min(n, len(text)), 0, -1):
@@ -281,7 +281,7 @@ def test_by_default_it_copies_what_the_model_reads(spec: str) -> None:
 
 @pytest.mark.parametrize("ends", [(), (END,), (END, END)])
 def test_an_unchanged_source_takes_one_forward(ends: tuple[int, ...]) -> None:
-    """All of it is accepted, and the row behind it says the end: nothing is looked up there."""
+    """All of it is accepted, and the row after it says the end: nothing is looked up there."""
     source = [5, 6, 7, 8, 9, 10, 11]
     live = correct("input-guided", [*source, *ends])
     assert live.ctx.output == [*source, END]

@@ -139,7 +139,7 @@ def test_a_step_that_asks_for_no_drafts_keeps_the_rows() -> None:
 
 
 class Positional(Toy):
-    """Its law depends on the position alone, so rows behind a wrong text are right."""
+    """Its law depends on the position alone, so rows after a wrong text are right."""
 
     def row(self, tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return super().row(np.zeros(1), positions.max(keepdims=True))
@@ -174,7 +174,7 @@ def test_where_a_wrong_text_changes_no_row_every_redrawn_token_is_accepted(
 @pytest.mark.parametrize("setting", ["plain", "penalties", "top-p", "bias, ends"])
 @pytest.mark.parametrize("rule", ["default", "block"])
 def test_the_law_of_four_tokens(setting: str, rule: str) -> None:
-    """Long enough that redrawn tokens are tested behind redrawn ones."""
+    """Long enough that redrawn tokens are tested after redrawn ones."""
     prompt, vocab = ((0, 1, 0), 2) if setting != "bias, ends" else ((0, 1, 2, 0, 1), 3)
     laws.check_law(
         laws.build("jacobi:window=2,back=2", rule),
@@ -219,12 +219,12 @@ def test_another_law_than_that_of_the_draw_is_caught(slip: type[Jacobi], setting
 
 
 class Strict:
-    """No token twice in a row; asked behind such a text it has no answer."""
+    """No token twice in a row; asked after such a text it has no answer."""
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         text = ids[0].tolist()
         if any(a == b for a, b in pairwise(text)):
-            raise ValueError("asked behind a text that is forbidden")
+            raise ValueError("asked after a text that is forbidden")
         scores = scores.clone()
         scores[0, text[-1]] = -torch.inf
         return scores

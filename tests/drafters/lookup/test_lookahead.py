@@ -58,7 +58,7 @@ def prefixes(words: list[int] | tuple[int, ...]) -> set[tuple[int, ...]]:
 
 
 class Twin:
-    """Level by level and with lists, as the method is usually told. `levels[0]` stands behind the
+    """Level by level and with lists, as the method is usually told. `levels[0]` follows the
     root.
     """
 

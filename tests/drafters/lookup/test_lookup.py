@@ -14,7 +14,7 @@ TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=30)
 
 
 def places(tokens: list[int], n: int) -> list[int]:
-    """Positions behind the earlier occurrences of the last n tokens, oldest first."""
+    """Positions after the earlier occurrences of the last n tokens, oldest first."""
     return (
         [end for end in range(n, len(tokens)) if tokens[end - n : end] == tokens[-n:]]
         if n <= len(tokens)
@@ -72,7 +72,7 @@ def test_every_place_newest_first(tokens: list[int], n: int, most: int, cuts: li
 
 def test_a_text_that_is_not_the_newest_is_looked_up_too() -> None:
     index = grown(Index(2), [1, 2, 3, 1, 2], [])
-    # behind its only occurrence that has something behind it
+    # after its only occurrence that has something after it
     assert index.find_last([9, 1, 2], 2) == 2
     assert index.find_last([2, 9], 2) == -1 and index.find_last([1], 2) == -1
 

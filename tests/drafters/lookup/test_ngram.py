@@ -27,7 +27,7 @@ def context(prompt: list[int], new: int = 20) -> Context:
 
 def lookup(tokens: list[int], n: int, k: int) -> list[int]:
     """The definition in loops: longest n first, the most recent earlier place, k tokens, its own
-    behind the text's.
+    after the text's.
     """
     for size in range(min(n, len(tokens)), 0, -1):
         for end in range(len(tokens) - 1, size - 1, -1):

@@ -1,4 +1,4 @@
-"""The means behind n-grams: how they are taken, bounded, kept on disk."""
+"""The means after n-grams: how they are taken, bounded, kept on disk."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_the_tree_holds_the_most_frequent_continuations(
     assert [counts[p] for p in paths] == sorted(counts.values(), reverse=True)[: len(paths)]
     assert tree.values[1:] == [counts[p] / places for p in paths] and set(tree.matches[1:]) <= {n}
     # Of equal counts shorter ones come first, then those of smaller tokens: the choice is not left
-    # to chance.
+    # to probability.
     assert paths == sorted(counts, key=lambda p: (-counts[p], len(p), p))[: len(paths)]
 
 

@@ -45,7 +45,7 @@ def context(
 
 
 def entry(state: State, *gram: int) -> dict[int, float]:
-    """What the request sees behind an n-gram."""
+    """What the request sees after an n-gram."""
     row = state.seen.get(gram)
     assert row is not None
     ids, probs = state.memory.unpack_row(row)
@@ -285,8 +285,8 @@ def test_nothing_is_drafted_behind_an_end_and_no_option_is_asked_there() -> None
 
 
 def laws_of_ended_texts(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """A processor that has no answer behind an end."""
-    assert not {0, 1} & set(ids[0].tolist()), "asked behind an end"
+    """A processor that has no answer after an end."""
+    assert not {0, 1} & set(ids[0].tolist()), "asked after an end"
     return scores
 
 

@@ -137,7 +137,7 @@ def test_rows_that_were_given_up_are_computed_again() -> None:
 
 
 def test_a_corpus_and_the_text_decide_among_the_candidates() -> None:
-    """The denoiser knows nothing; what stood behind the same two tokens is drafted."""
+    """The denoiser knows nothing; what stood after the same two tokens is drafted."""
     even = ToyCanvas(7, sharpness=0.0)
     target = Toy(6)
     text = output({"target": target}, "plain", [0], max_new_tokens=12).ctx.output

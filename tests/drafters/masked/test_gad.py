@@ -84,7 +84,7 @@ def filler(**more: Any) -> EncoderDecoder:
 
 
 def by_hand(hf: Any, text: Sequence[int], block: Sequence[int]) -> torch.Tensor:
-    """Rows of a block behind a text by the model's own forward, with a mask over all of it."""
+    """Rows of a block after a text by the model's own forward, with a mask over all of it."""
     tokens = [*text, *block]
     first = len(text) - 1
     sees = torch.ones(len(tokens), len(tokens), dtype=torch.bool).tril()

@@ -1,4 +1,4 @@
-"""The acceptance head: its blocks, its chances, its file."""
+"""The acceptance head: its blocks, its probabilities, its file."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_three_levels_that_draw_have_the_targets_law(setting: str) -> None:
 
 
 def chains(drafter: Cascade, models: Mapping[str, Model], options: Sampling) -> Counter[Any]:
-    """The chance of each chain that one step drafts; their laws are compared with the rows."""
+    """The probability of each chain that one step drafts; their laws are compared with the rows."""
     found: Counter[Any] = Counter()
     draft = models[drafter.model]
     assert isinstance(draft, Toy)

@@ -56,7 +56,7 @@ def test_tokens_are_those_of_the_seed_and_of_the_best(pair: str) -> None:
 
 
 def test_a_law_for_tokens_that_were_not_drawn_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Power: min(1, p/q) with the draft model's chance, though its best token was taken."""
+    """Power: min(1, p/q) with the draft model's probability, though its best token was taken."""
     plain_add = TokenTree.add
 
     class Slip(TokenTree):

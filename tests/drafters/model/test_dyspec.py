@@ -175,7 +175,7 @@ def test_the_tree_is_drawn_with_the_chance_its_laws_claim() -> None:
 
 
 def likeliest(depth: int) -> list[tuple[float, tuple[int, ...]]]:
-    """All continuations up to this depth with their chances, likeliest first."""
+    """All continuations up to this depth with their probabilities, likeliest first."""
     chances = {(): 1.0}
     found = []
     for _ in range(depth):

@@ -22,7 +22,7 @@ LENGTH = 7  # of the streams: long enough that two words are read of each
 
 
 def random_laws(seed: int) -> dict[tuple[int, ...], torch.Tensor]:
-    """A law (3,) behind every path."""
+    """A law (3,) after every path."""
     draw = np.random.default_rng(seed)
     laws = {}
     for size in range(LENGTH):
@@ -43,7 +43,7 @@ def read(stream: tuple[int, ...], sequences: dict[tuple[int, ...], int]) -> tupl
 def test_laws_are_those_of_all_streams_read_from_the_left(
     sequences: dict[tuple[int, ...], int],
 ) -> None:
-    """The first word, the second behind each, and the third behind both."""
+    """The first word, the second after each, and the third after both."""
     laws = random_laws(1)
     want: dict[tuple[tuple[int, ...], ...], float] = defaultdict(float)
     for stream in itertools.product(range(3), repeat=LENGTH):
@@ -72,7 +72,7 @@ def test_laws_are_those_of_all_streams_read_from_the_left(
 
 
 def test_without_the_correction_the_law_is_another() -> None:
-    """Power: the first token's whole chance, and a second one that forgets what was barred."""
+    """Power: the first token's whole probability, and a second one that forgets what was barred."""
     laws, single = random_laws(2), torch.arange(3)
     sequences = {(0, 1): 10}
     right = Reading(laws, sequences).token_masses(single, single, 16)

@@ -163,7 +163,7 @@ def test_the_best_token_first_would_accept_less() -> None:
 
 
 def test_two_levels_accept_what_the_closed_form_says() -> None:
-    """Level by level: the chance of each child, and below it the same of its own laws."""
+    """Level by level: the probability of each child, and below it the same of its own laws."""
     toy, target = Toy(3, seed=9, sharpness=4.0), Toy(3, seed=3)
     prompt = [0, 1, 2]
 
@@ -171,7 +171,7 @@ def test_two_levels_accept_what_the_closed_form_says() -> None:
         return torch.tensor(laws.row(toy, [*prompt, *path]), dtype=torch.float64).softmax(-1)
 
     def share(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """Of each token (V,): the chance that it is an accepted child."""
+        """Of each token (V,): the probability that it is an accepted child."""
         best = q.argmax()
         rest = q.index_fill(0, best, 0)
         return torch.minimum(p, rest / rest.sum()).index_fill(0, best, float(p[best]))

@@ -50,7 +50,7 @@ def law_after(toy: Toy, text: Text) -> list[float]:
 
 
 def whole_texts(toy: Toy, length: int, ends: tuple[int, ...]) -> dict[Text, float]:
-    """Every continuation of `length` tokens, or shorter by an end, with its chance."""
+    """Every continuation of `length` tokens, or shorter by an end, with its probability."""
     texts, stack = {}, [((), 1.0)]
     while stack:
         text, chance = stack.pop()
@@ -65,7 +65,7 @@ def drawn_texts(
     texts: dict[Text, float], length: int, width: int
 ) -> Iterator[tuple[Levels, float]]:
     """The levels of the tree when whole texts are drawn without replacement one after the other,
-    and each level keeps the first `width` beginnings: every order, with its chance.
+    and each level keeps the first `width` beginnings: every order, with its probability.
     """
     stack: list[tuple[tuple[Text, ...], float]] = [((), 1.0)]
     while stack:
@@ -86,7 +86,7 @@ def drawn_texts(
 
 
 def enumerated(drafter: RsdS, sampling: Sampling, toy: Toy) -> dict[Levels, float]:
-    """Every tree of the drafter with its chance."""
+    """Every tree of the drafter with its probability."""
     found: dict[Levels, float] = {}
     for weight, tree in Enumerator.walk_outcomes(
         lambda door: drive(drafter, sampling, toy, rng=door)[0]
@@ -118,7 +118,7 @@ def test_trees_are_those_of_perturbed_scores() -> None:
     scores = {text: np.log(law_after(toy, text)) for text in [(), (0,), (1,), (2,)]}
     seen: Counter[Levels] = Counter()
     for _ in range(count):
-        beam: list[tuple[float, float, Text]] = [(0.0, 0.0, ())]  # perturbed, log-chance, text
+        beam: list[tuple[float, float, Text]] = [(0.0, 0.0, ())]  # perturbed, log-probability, text
         tree = []
         for _ in range(2):
             options = []

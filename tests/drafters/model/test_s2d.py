@@ -1,4 +1,4 @@
-"""Drafts that leave a draft model behind the first exit that is sure: which exit drafts and by what
+"""Drafts that leave a draft model after the first exit that is sure: which exit drafts and by what
 law, and what is computed. What the lazy cache holds is in tests/drafters/model/test_lazy_layers.py;
 the law of the output is in test_laws.py.
 """
@@ -281,9 +281,9 @@ def test_thresholds_are_the_targets_unless_they_are_given() -> None:
 
 
 def test_a_model_that_was_not_trained_with_the_exits_drafts_with_a_warning() -> None:
-    with pytest.warns(UserWarning, match=r"not trained with exits behind 2 4 6 .*--exits"):
+    with pytest.warns(UserWarning, match=r"not trained with exits after 2 4 6 .*--exits"):
         assert made_for(draft(None), S2D()).exits == EXITS
-    with pytest.warns(UserWarning, match="exits behind 3 6"):
+    with pytest.warns(UserWarning, match="exits after 3 6"):
         made_for(draft(), S2D(exits=(3,)))
 
 

@@ -117,14 +117,14 @@ def test_the_chosen_length_the_budget_and_the_threshold_end_a_draft(sampling: Sa
     records.counts[:] = 1.0
     records.confidences[:] = 1.0
     tree = drafted(strategy, ctx, records, 64)
-    assert len(tree) == 2, "the token of too little confidence is verified, nothing behind it"
+    assert len(tree) == 2, "the token of too little confidence is verified, nothing after it"
 
 
 # --- the records
 
 
 def test_only_tokens_with_a_right_text_before_them_count() -> None:
-    """What stands behind the first wrong draft changes nothing, without a draft nothing does."""
+    """What follows the first wrong draft changes nothing, without a draft nothing does."""
     found = []
     for tail in ([3, 4], [4, 3], [5, 6]):
         ctx, drafter, records = context(GREEDY)
@@ -150,7 +150,7 @@ def test_the_last_tokens_of_the_prompt_count(length: int) -> None:
     prompt = [(3 * i + i * i) % 8 for i in range(length)]
     request = Request(prompt, Speculative(watched, nodes=9), Sampling(max_new_tokens=9))
     run({"target": ToyLayers(8, seed=3)}, request)
-    # The row behind the last of them is the first of the step.
+    # The row after the last of them is the first of the step.
     first = watched.steps_seen[0]
     assert watched.trials[0] == min(32, length) - 1 + len(first.tokens)
     assert watched.trials[1] == pytest.approx(

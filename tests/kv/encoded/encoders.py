@@ -20,7 +20,7 @@ from foretell.kv.encoded.encoders import (
 
 
 def made(target: Any, kind: str, **more: Any) -> Compressor:
-    """One with the target's layers, in its number format, and random matrices behind them."""
+    """One with the target's layers, in its number format, and random matrices after them."""
     generator = torch.Generator().manual_seed(0)
     hidden = int(target.config.hidden_size)
     body, config = body_from(target, more.pop("layers", 1))

@@ -41,7 +41,7 @@ class Apart(LoopLlama):
         self.apart: list[list[list[Row]]] = [[[] for _ in layer] for layer in self.rows]
 
     def read_all(self, contexts: Sequence[Sequence[int]]) -> int:
-        """The token that is likeliest behind the question."""
+        """The token that is likeliest after the question."""
         for token in PREFIX:
             self.read(token)
         for context in contexts:
@@ -53,9 +53,9 @@ class Apart(LoopLlama):
                     del rows[len(PREFIX) :]
             self.length = len(PREFIX)
         longest = max(map(len, contexts))
-        if self.slip == "behind the last":
+        if self.slip == "after the last":
             longest = len(contexts[-1])
-        if self.slip == "behind all":
+        if self.slip == "after all":
             longest = sum(map(len, contexts))
         self.length += longest
         self.asked = True
@@ -97,7 +97,7 @@ class Apart(LoopLlama):
 def rows_by_loops(
     kv: Ape, contexts: Sequence[Sequence[int]], text: Sequence[int], slip: str = ""
 ) -> list[torch.Tensor]:
-    """The keys and values that the question and the text behind it leave, of each layer."""
+    """The keys and values that the question and the text after it leave, of each layer."""
     loop = Apart(kv, slip)
     loop.read_all(contexts)
     for token in text:
@@ -145,7 +145,7 @@ def test_it_has_the_rows_that_loops_have(kv: Ape) -> None:
     assert same(kv, CONTEXTS if len(kv.sizes) == 3 else [joined])
 
 
-@pytest.mark.parametrize("slip", ["behind the last", "behind all", "scale alone"])
+@pytest.mark.parametrize("slip", ["after the last", "after all", "scale alone"])
 def test_a_slip_is_noticed(slip: str) -> None:
     assert not same(KV, CONTEXTS, slip)
 

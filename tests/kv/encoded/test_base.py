@@ -29,7 +29,7 @@ PROMPT = [*PREFIX, *CONTEXTS[0], *CONTEXTS[1], *QUESTION]
 
 @dataclass
 class Means:
-    """An encoder: mean embeddings of `ratio` tokens each, `more` times the last one behind them."""
+    """An encoder: mean embeddings of `ratio` tokens each, `more` times the last one after them."""
 
     ratio: int
     more: int = 0

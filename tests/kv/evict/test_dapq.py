@@ -1,4 +1,4 @@
-"""DapQ against loops over transformers' own attention of tokens behind the prompt."""
+"""DapQ against loops over transformers' own attention of tokens after the prompt."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_a_slip_is_noticed(slip: str) -> None:
 
 
 def test_a_node_gives_one_to_every_head() -> None:
-    kv = H2O(10, every=100)  # evicts behind the prompt alone
+    kv = H2O(10, every=100)  # evicts after the prompt alone
     policies: list[tuple[int, object]] = []
     by_engine(kv, PROMPT, TOKENS, policies)
     sums = {length: policy.received for length, policy in policies}  # type: ignore[attr-defined]

@@ -51,7 +51,7 @@ def shrink_prompt(region: list[Row], c: int, b: int) -> None:
 
 
 class Twin:
-    """What `check` calls behind every token."""
+    """What `check` calls after every token."""
 
     def __init__(self, kv: Treekv, prompt: int) -> None:
         self.kv, self.prompt = kv, prompt

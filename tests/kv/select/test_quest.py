@@ -24,7 +24,7 @@ SMALL = Pages(1, 3, 4)  # 3 pages of 4 rows, the first layer dense
 def loops(policy: Pages) -> driving.Twin:
     def reads(text: tuple[int, ...], layer: int, head: int) -> Sequence[int]:
         size = policy.page
-        # The last token is not committed where it is computed: a page is whole behind it.
+        # The last token is not committed where it is computed: a page is whole after it.
         pages = [range(start, start + size) for start in range(0, len(text) - size, size)]
         if layer < policy.dense or len(pages) <= policy.count:
             return range(len(text))

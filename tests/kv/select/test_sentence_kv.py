@@ -136,7 +136,7 @@ def test_slips_are_seen(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
     elif slip == "queries":  # the queries of committed tokens are forgotten
         nothing = property(lambda self: {}, lambda self, sums: None)
         monkeypatch.setattr(Sentences, "query_sums", nothing, raising=False)
-    else:  # what stands behind a full stop counts to the sentence before it
+    else:  # what follows a full stop counts to the sentence before it
         monkeypatch.setattr(
             "foretell.kv.select.sentences.Path.running_rows", property(lambda self: self.rows)
         )

@@ -115,7 +115,7 @@ def test_products_of_what_is_projected_are_those_of_what_is_left() -> None:
 
 
 def test_products_are_of_the_rows_that_caches_hold() -> None:
-    """Keys are rotated there, and behind their norms."""
+    """Keys are rotated there, and after their norms."""
     decoder = Decoder(tiny("qwen3"), "tiny")
     texts = [[5, 17, 3, 60, 42, 7], [8, 9, 10]]
     products, tokens = gather_products(decoder, texts, 2)

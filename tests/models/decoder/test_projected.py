@@ -141,7 +141,7 @@ def test_heads_that_draft_for_the_model_before_do_not_draft_for_it(
         config["fingerprint"] = {"norm": norm_mark(target)}
         (tmp_path / "one" / "config.json").write_text(json.dumps(config))
         assert attach.shipped_head(target, "eagle3") == found
-    with pytest.raises(Unsupported, match="not projected behind their rotation"):
+    with pytest.raises(Unsupported, match="not projected after their rotation"):
         target_shape(target)
 
 

@@ -83,7 +83,7 @@ def slip_convolution(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def slip_pending(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state behind a piece of the prompt is lost."""
+    """The state after a piece of the prompt is lost."""
     after = Mixer.memory_after
     monkeypatch.setattr(
         Mixer,

@@ -96,7 +96,7 @@ def adapter(calm: bool = False) -> DiffusionGemma:
 
 @torch.inference_mode()
 def ours(model: DiffusionGemma, said: torch.Tensor | None, canvas: list[int]) -> torch.Tensor:
-    """Rows of a canvas behind the prompt, which is read in pieces."""
+    """Rows of a canvas after the prompt, which is read in pieces."""
     held = model.cache()
     ask = make_look(PROMPT[-1], [*PROMPT, *canvas], range(len(PROMPT), len(PROMPT) + len(canvas)))
     ask.said = said

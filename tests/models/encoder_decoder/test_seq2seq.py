@@ -425,7 +425,7 @@ def test_what_the_models_own_settings_forbid_and_force() -> None:
 
 
 def test_banned_words_are_read_without_the_end_of_a_source() -> None:
-    """Tokenizers of such models put an end behind every text, also one that is only banned."""
+    """Tokenizers of such models put an end after every text, also one that is only banned."""
     words = copy.deepcopy(tiny.tokenizer())
     ends = processors.TemplateProcessing(single=f"$A {tiny.EOS}", special_tokens=[(tiny.EOS, 0)])
     words.backend_tokenizer.post_processor = ends

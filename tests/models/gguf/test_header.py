@@ -93,7 +93,7 @@ def llama3() -> tuple[dict[str, Any], np.ndarray]:
 
 
 LLAMA3, LLAMA3_FACTORS = llama3()
-# Of each: fields of a configuration, keys of a file's header behind its architecture, tensors.
+# Of each: fields of a configuration, keys of a file's header after its architecture, tensors.
 Case = tuple[dict[str, Any], dict[str, Any], dict[str, np.ndarray]]
 SCALINGS: dict[str, Case] = {
     "linear": (

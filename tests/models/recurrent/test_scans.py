@@ -39,7 +39,7 @@ def state(seed: int = 9, dtype: torch.dtype = torch.float64) -> torch.Tensor:
 
 
 def one_by_one(before: torch.Tensor, parts: Parts) -> tuple[torch.Tensor, torch.Tensor]:
-    """What the last token of a chain reads, and the state behind it: the recurrence as it is
+    """What the last token of a chain reads, and the state after it: the recurrence as it is
     written.
     """
     now = before

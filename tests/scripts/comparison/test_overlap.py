@@ -36,8 +36,8 @@ def test_ordinary_speculation(chance: float, gamma: int) -> None:
 @pytest.mark.parametrize("chance", CHANCES)
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_pearl_is_a_chain_of_two_states(chance: float, gamma: int) -> None:
-    """Without a tail a round gives one token, and a tail follows with the chance of one; with a
-    tail it gives a run of up to gamma, and keeps one where all of them hold.
+    """Without a tail a round gives one token, and a tail follows with the probability of one; with
+    a tail it gives a run of up to gamma, and keeps one where all of them hold.
     """
     begins, ends = chance, 1 - chance**gamma
     with_tail = begins / (begins + ends) if begins + ends else 1.0

@@ -81,7 +81,7 @@ def test_one_forward_a_token_serves_all_candidates() -> None:
 
 
 def test_states_of_a_long_prompt_and_of_a_shared_one_are_all_there() -> None:
-    """Slip: those of the last piece of a prompt only, or those behind a shared prefix only."""
+    """Slip: those of the last piece of a prompt only, or those after a shared prefix only."""
     prompt = [(7 * i + i // 5) % VOCAB for i in range(530)]
     toy = Toy(VOCAB, 1, copy=1.0)
     wanted = expected(Contrastive(0.9, 3), toy, prompt, 3)

@@ -85,7 +85,7 @@ def test_after_a_refusal_a_round_begins_without_a_tail() -> None:
 
 
 def test_nothing_unverified_is_written_at_the_end() -> None:
-    """Published code stops by the length with an unverified tail behind the text."""
+    """Published code stops by the length with an unverified tail after the text."""
     for count in range(1, 14):
         for noise in (0.0, 0.4, 3.0):
             live = run(Pearl(4), count, noise)

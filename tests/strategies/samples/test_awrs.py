@@ -50,7 +50,7 @@ def run(config: Any, wanted: laws.Setting, door: Any = None, prompt: Any = PROMP
 
 
 def free(wanted: laws.Setting) -> dict[tuple[int, ...], float]:
-    """The chance of each text of the form that the model alone writes, by plain loops."""
+    """The probability of each text of the form that the model alone writes, by plain loops."""
     vocab = wanted.vocab
     model = Toy(vocab, 3, copy=0.5)
     prompt = [token % vocab for token in PROMPT]
@@ -75,7 +75,7 @@ Law = dict[tuple[int, ...], float]
 
 
 def outcomes(config: Awrs, wanted: laws.Setting) -> tuple[Law, Law, int]:
-    """Of each text its chance of being the answer, and the mean of its particles' weights."""
+    """Of each text its probability of being the answer, and the mean of its particles' weights."""
     law: Law = defaultdict(float)
     weights: Law = defaultdict(float)
     count = 0
@@ -92,7 +92,7 @@ def distance(found: Law, want: Law) -> float:
 
 
 def off(config: Awrs, wanted: laws.Setting) -> float:
-    """The largest difference between a text's chance and the mean of its weights."""
+    """The largest difference between a text's probability and the mean of its weights."""
     want = free(wanted)
     assert len(want) > 2 and sum(want.values()) < 0.9
     return distance(outcomes(config, wanted)[1], want)
@@ -229,7 +229,7 @@ def test_a_cut_text_counts_nothing_and_is_the_answer_only_if_all_were_cut() -> N
 
 
 def test_texts_end_in_time_with_the_weights_of_those_that_fit() -> None:
-    """Behind ab one letter more is needed, which has no room."""
+    """After ab one letter more is needed, which has no room."""
     seen = set()
     for seed in range(12):
         wanted = setting()

@@ -95,7 +95,7 @@ def test_soft_choices_among_many_win_as_the_tilted_law_does(
     (law,) = seen
 
     def wins(n: int) -> float:
-        """The chance that the best of n of this law is above that of n of the even one."""
+        """The probability that the best of n of this law is above that of n of the even one."""
         ours = torch.cat([law.new_zeros(1), law.cumsum(0)]) ** n
         theirs = torch.linspace(0, 1, count + 1, dtype=torch.float64) ** n
         return float((ours.diff() * (theirs[1:] + theirs[:-1]) / 2).sum())

@@ -36,7 +36,7 @@ TOLD = InftyThink(segment=520, summary=60)
 
 def trained(question: str, written: str) -> dict[str, float]:
     """Counts one further a round, now and then without an end of its summary, up to four."""
-    if question != chat(ASKED):  # a draft behind special tokens
+    if question != chat(ASKED):  # a draft after special tokens
         return {"": 1.0}
     known = written.partition(BEHIND)[0].count("*") if BEHIND in written else 0
     stem = written[: written.index(BEHIND) + len(BEHIND)] if known else ""
@@ -190,7 +190,7 @@ def test_it_is_the_loop_of_the_paper(config: InftyThink, script: Script, seeds: 
         assert spell(live.ctx.output) == twin.text and live.reason == twin.reason
         notes = live.ctx.stats.notes
         assert (notes["rounds"], notes["forced"]) == (twin.rounds, twin.forced)
-        assert abs(notes["longest"] - twin.longest) <= 1  # an end behind a summary is a token too
+        assert abs(notes["longest"] - twin.longest) <= 1  # an end after a summary is a token too
         rounds += twin.rounds
         forced += twin.forced
     assert rounds >= 3 * seeds and bool(forced) == (script is untrained)

@@ -1,4 +1,4 @@
-"""The comment cue: the answer is plain decoding's behind prompt and cue."""
+"""The comment cue: the answer is plain decoding's after prompt and cue."""
 
 from __future__ import annotations
 

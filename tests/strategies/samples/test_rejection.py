@@ -26,7 +26,7 @@ P = [0.4, 0.3, 0.15, 0.1, 0.05]
 def outcomes(
     p: list[float], allowed: set[int], estimator: str, accepts: int = 2, most: int = 0
 ) -> list[tuple[float, int, float, int]]:
-    """(chance, token, weight, checks) of every outcome."""
+    """(probability, token, weight, checks) of every outcome."""
     law = torch.tensor(p, dtype=torch.float64)
     found = []
 
@@ -54,7 +54,7 @@ def outcomes(
 
 
 def means(found: list[tuple[float, int, float, int]]) -> tuple[dict[int, float], dict[int, float]]:
-    """Of each token its chance, and the mean of its weight."""
+    """Of each token its probability, and the mean of its weight."""
     chances: dict[int, float] = defaultdict(float)
     weights: dict[int, float] = defaultdict(float)
     for chance, token, weight, _ in found:

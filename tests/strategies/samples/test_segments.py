@@ -1,4 +1,4 @@
-"""Marks in a text of tokens, special or not, and what is asked behind it."""
+"""Marks in a text of tokens, special or not, and what is asked after it."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ def test_what_it_cannot_honour_is_refused_by_name(options: dict[str, Any], word:
 
 
 def test_an_ended_text_among_the_best_is_kept_and_no_other() -> None:
-    """Slip: an end that ranks behind the first `width` continuations counts."""
+    """Slip: an end that ranks after the first `width` continuations counts."""
     group = Group(2, penalty=0.0)
     (root,) = group.living_beams
     law = torch.tensor([0.4, 0.3, 0.2, 0.1]).log()

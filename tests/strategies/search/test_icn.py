@@ -49,7 +49,7 @@ def write(config: Any, seed: int, sampling: Sampling = STOPPED, prompt: str = TE
 
 
 def continued(seed: int, token: int, count: int) -> list[int]:
-    """Greedily behind the prompt and this token."""
+    """Greedily after the prompt and this token."""
     output = [token]
     while len(output) < count and output[-1] != END and '"' not in spell(output):
         row = laws.row(toy(seed), [*WORDS.encode(TEXT.encode()), *output])

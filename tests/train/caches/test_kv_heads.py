@@ -120,7 +120,7 @@ def test_what_cannot_be_merged_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadConfig, match=r"merge=3: must be a divisor of the 2 key heads.*1, 2"):
         train_kv_heads(lm, DOCUMENTS, tmp_path, replace(QUICK, merge=3))
     normed = wrap(families.tiny("qwen3"), None, name="normed")
-    with pytest.raises(Unsupported, match=r"basis=folded.*no norm stands behind"):
+    with pytest.raises(Unsupported, match=r"basis=folded.*no norm follows"):
         train_kv_heads(normed, DOCUMENTS, tmp_path, replace(QUICK, basis="folded"))
     for other in (foretell.LM(Toy(8)), wrap(tiny.gpt2(), tiny.tokenizer())):
         with pytest.raises(Unsupported, match=r"train kv-heads.*llama family's build"):

@@ -236,7 +236,7 @@ def test_own_answers_of_an_earlier_version_are_refused(tmp_path: Path) -> None:
 
 
 def words(text: Example) -> str:
-    """Without ends behind its first."""
+    """Without ends after its first."""
     return " ".join(map(str, text.ids)).partition(" 0")[0] + " 0"
 
 
@@ -262,7 +262,7 @@ def test_answers_end_and_some_are_held_back() -> None:
 
 
 def test_answers_that_learn_certainty_fill_their_blocks_with_ends() -> None:
-    """As canvases do, whose last block is never cut behind the answer."""
+    """As canvases do, whose last block is never cut after the answer."""
     texts = [Example(np.full(5 + i % 5, 9), 2, is_cut=not i % 7) for i in range(70)]
     data = Answers(texts, 0, 30, 1, block=4)
     for text in (data[i] for i in range(2 * len(data.train))):
@@ -286,7 +286,7 @@ def test_pieces_of_plain_texts_are_cut_where_they_are_whole(tmp_path: Path) -> N
 
 
 def test_answers_in_files_that_came_to_no_end_are_cut(tmp_path: Path) -> None:
-    """Whoever learns from them puts one end behind each of the others."""
+    """Whoever learns from them puts one end after each of the others."""
     end = 9
     texts = []
     for tokens in ([1, 2, 3, 4, end], [1, 2, 3, 4, 5], [1, 2, end]):

@@ -65,8 +65,8 @@ def subsets(size: int) -> Iterator[tuple[int, ...]]:
 
 
 def test_both_ways_of_masking_have_the_same_expected_loss() -> None:
-    """Any surprise of a token may depend on all that is masked: chances and weights of every set
-    are the same, by an integral over rates and by the draws of counts.
+    """Any surprise of a token may depend on all that is masked: probabilities and weights of every
+    set are the same, by an integral over rates and by the draws of counts.
     """
     size = 4
     rates = np.linspace(0, 1, 200_001)[1:]
@@ -76,7 +76,7 @@ def test_both_ways_of_masking_have_the_same_expected_loss() -> None:
         by_rates = float(chance.mean())
         by_counts = 1 / size / math.comb(size, k) / k
         assert by_rates == pytest.approx(by_counts, rel=1e-4)
-    # and the functions are those chances and weights
+    # and the functions are those probabilities and weights
     answers = np.array([False, True, True, False, True, True])
     seen = {}
     for count in range(1, size + 1):

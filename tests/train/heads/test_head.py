@@ -92,7 +92,7 @@ def taps() -> tuple[int, ...]:
 class Perfect(Head):
     """The target as its own head: at every depth it gives the state that the target has there.
 
-    `late`: it is a place behind.
+    `late`: it is a place after.
     """
 
     kind = "eagle3"

@@ -39,7 +39,9 @@ SETTINGS = TrainLud(
 
 
 def text_of(tokens: list[int], chances: list[float], prompt: int = PROMPT) -> answers.Text:
-    """An answer whose tokens have these chances; the best one is another where it is below half."""
+    """An answer whose tokens have these probabilities; the best one is another where it is below
+    half.
+    """
     own = np.array(tokens[prompt:], np.int32)
     best = np.where(np.array(chances) > 0.5, own, own + 1)[:, None].astype(np.int32)
     logs = np.log(np.maximum(chances, 1 - np.array(chances)))[:, None].astype(np.float16)
@@ -90,7 +92,7 @@ def test_units_are_runs_of_tokens_that_were_sure() -> None:
 
 
 def test_the_loss_is_that_of_whole_forwards() -> None:
-    """By a loop over units, each behind an own forward of the text before it."""
+    """By a loop over units, each after an own forward of the text before it."""
     made, text = model_of(), random_text(5)
     found = float(unit_loss(made, text, SETTINGS, 0).detach())
     hf: Any = made.through.layers and made.adapted.base_model.model

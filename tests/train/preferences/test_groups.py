@@ -167,8 +167,8 @@ def test_which_divergence_an_estimator_leads_down(kl: Callable[..., torch.Tensor
 
 
 def optimum(values: torch.Tensor, beta: float, kl: str) -> torch.Tensor:
-    """Where the loss leads from equal chances of so many answers of one token, by its average over
-    all of them.
+    """Where the loss leads from equal probabilities of so many answers of one token, by its average
+    over all of them.
     """
     reference = torch.full_like(values, -math.log(len(values)))
     logits = torch.zeros_like(values, requires_grad=True)
@@ -186,7 +186,7 @@ def optimum(values: torch.Tensor, beta: float, kl: str) -> torch.Tensor:
 
 
 def win_rate(law: torch.Tensor, n: int) -> float:
-    """Of the best of n answers by a law against the best of n of equal chances, answers in
+    """Of the best of n answers by a law against the best of n of equal probabilities, answers in
     ascending order, equal ones half.
     """
     below = torch.cat([torch.zeros(1).double(), law.cumsum(0)]) ** n
@@ -211,7 +211,7 @@ def test_trained_by_ranks_it_wins_after_best_of_4_as_often_as_theory_says(
 
 
 def test_the_other_estimator_has_another_optimum() -> None:
-    """By k3 as a loss chances become ref / (1 - (A - c) / beta), whose sum is 1 by c."""
+    """By k3 as a loss probabilities become ref / (1 - (A - c) / beta), whose sum is 1 by c."""
     ranks = torch.linspace(0, 1, 20, dtype=torch.float64)
     law = optimum(ranks, 0.5, "k3")
     inverse = 1 / (20 * law)

@@ -75,7 +75,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Item:
-    """A question of a task behind its instruction and one example, if there is one."""
+    """A question of a task after its instruction and one example, if there is one."""
 
     task: str
     question: Question
@@ -83,7 +83,7 @@ class Item:
 
     @property
     def prompt(self) -> str:
-        """Prompt that ends with `Answer:`, behind which `completion` goes on."""
+        """Prompt that ends with `Answer:`, after which `completion` goes on."""
         wording = TASKS[self.task].wording
         parts = [wording]
         if self.example is not None:
@@ -138,12 +138,12 @@ def question_text(task: str, question: Question) -> str:
 
 
 def answer_text(question: Question) -> str:
-    """Text that goes on behind `Answer:`."""
+    """Text that goes on after `Answer:`."""
     return _after_colon(question.answer)
 
 
 def _after_colon(text: str) -> str:
-    """A text behind a colon; several lines begin on a line of their own."""
+    """A text after a colon; several lines begin on a line of their own."""
     return f"\n{text}" if "\n" in text else f" {text}"
 
 

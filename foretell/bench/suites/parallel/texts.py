@@ -39,13 +39,13 @@ EASY_FORMS = (
     "Every evening, the {who} {does}s the {what} in the {where}.",
 )
 PLAIN_FORMS = (
-    "The {how} {what} behind the {where} belongs to the {who}.",
+    "The {how} {what} after the {where} belongs to the {who}.",
     "The {who} left the {how} {what} near the {where}.",
     "Near the {where}, the {who} found the {how} {what}.",
 )
 RARE_FORMS = (
     "The {one} of the {a} reflects the {two} of the {b}.",
-    "Neither the {one} nor the {two} explains the {a} behind the {b}.",
+    "Neither the {one} nor the {two} explains the {a} after the {b}.",
     "The {a} and the {b} show how the {one} leads to the {two}.",
 )
 FRIENDS = "Alma Bo Clio Dag Edda Finn Gil Hedda Ilse Jarl Kaja Lovis Milo Nell Odin Pia".split()

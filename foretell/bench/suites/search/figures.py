@@ -135,7 +135,7 @@ def shortest_right_chance(
     wrong_moments: tuple[float, float],
     sample_count: int,
 ) -> float:
-    """The chance that the shortest of n samples is right, where this share of samples is and
+    """The probability that the shortest of n samples is right, where this share of samples is and
     lengths are normal with (mean, spread).
 
     Source: Agarwal et al., First Finish Search, arXiv:2505.18149: lengths of right and wrong traces
@@ -167,8 +167,8 @@ def _normal_tail(length: float, mean: float, spread: float) -> float:
 
 
 def _shortest_right_share(samples: Sequence[Sequence[float]], sample_count: int) -> float:
-    """The chance that the shortest of n of these (length, score) is right, the first of equal ones
-    as it stands there.
+    """The probability that the shortest of n of these (length, score) is right, the first of equal
+    ones as it stands there.
     """
     sorted_indices = sorted(
         range(len(samples)), key=lambda sample_index: (samples[sample_index][0], sample_index)

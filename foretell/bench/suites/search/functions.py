@@ -22,7 +22,7 @@ LIMITS = Limits(seconds=5.0, cpu=5)
 
 @dataclass(frozen=True, eq=False)
 class Function(Task):
-    """A program's body is to be written behind its first line."""
+    """A program's body is to be written after its first line."""
 
     program: Program
     known_verdicts: dict[str, list[bool]] = field(
@@ -35,7 +35,7 @@ class Function(Task):
 
     @property
     def opening(self) -> str:
-        """Opening without a line's end: with the blanks behind it that is often one token."""
+        """Opening without a line's end: with the blanks after it that is often one token."""
         return f"```python\n{self.program.begins}"
 
     @property

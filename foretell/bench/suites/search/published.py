@@ -69,7 +69,7 @@ def read_published(path: str | Path, limit: int = 0) -> list[Task]:
     if len(published_tasks) < 2:
         raise BadFile(
             f"--data {path}: of {len(rows)} lines {len(published_tasks)} can be used; it takes "
-            "examples in the prompt and assert statements with literals, or whole numbers behind "
+            "examples in the prompt and assert statements with literals, or whole numbers after "
             "####"
         )
     return list(published_tasks[:limit] if limit else published_tasks)
@@ -176,7 +176,7 @@ def _format_worked(row: dict[str, str]) -> str:
 
 
 def _final_number(answer: str) -> int | None:
-    """The whole number behind the last `####`."""
+    """The whole number after the last `####`."""
     _, separator, number = answer.rpartition("####")
     number = number.strip().replace(",", "")
     return int(number) if separator and re.fullmatch(r"-?\d{1,18}", number) else None

@@ -1,7 +1,7 @@
-"""The layouts of Medusa: its authors', of version 1 (an output matrix behind each block) and 2 (the
+"""The layouts of Medusa: its authors', of version 1 (an output matrix after each block) and 2 (the
 target's), and vLLM's.
 
-By the authors `{i}.{j}.linear` is layer j of the block of head i, and `{i}.{n}` the matrix behind
+By the authors `{i}.{j}.linear` is layer j of the block of head i, and `{i}.{n}` the matrix after
 the last of n layers. In vLLM's names they are `blocks.{i}.layers.{j}` and `lm_heads.{i}`.
 """
 

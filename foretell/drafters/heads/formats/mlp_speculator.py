@@ -122,7 +122,7 @@ def fold_head(head: MlpSpeculator, target: Any) -> MlpSpeculator:
     What is linear between a token and the state goes into the table, what is between the state and
     the logits into the output matrix, and so does the centring of the layer's norm, which the
     layout's lacks. The last norm is left out: it makes all logits of a row longer or shorter, which
-    changes chances, and no order.
+    changes probabilities, and no order.
     """
     shape = head.config.target
     options = {"own_matrix": shape.vocab, "steps": STEPS, "tied": True, "scaled": True}

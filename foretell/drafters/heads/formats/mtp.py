@@ -100,7 +100,7 @@ INNER = ("transformer_layer_config", "text_config")  # where a configuration has
 
 
 class DeepseekMtpFormat(MtpFormat):
-    """Behind the last layer, as one more. Its state is handed on as it leaves the layer."""
+    """After the last layer, as one more. Its state is handed on as it leaves the layer."""
 
     name = "mtp of deepseek"
     hands_on_normed = False

@@ -1,6 +1,6 @@
 """Heads that are rows for the target itself: trained vectors that enter it beside a node.
 
-Row i (from 0) stands i + 1 places behind its node and speaks of the token after its own place. It
+Row i (from 0) stands i + 1 places after its node and speaks of the token after its own place. It
 sees what the node sees, the node, and the rows before it. Such a head computes nothing by itself:
 the target does, by drafters/heads/extra_rows.py when it drafts and by train/heads/anchored.py when
 it learns.

@@ -96,7 +96,7 @@ class Texts:
 class Drafted:
     """A head's drafts at one depth, for every place of a batch of texts.
 
-    Row i is drafted behind token i + depth, of which the texts' own are taken: `states` (B, n, E)
+    Row i is drafted after token i + depth, of which the texts' own are taken: `states` (B, n, E)
     are read by the output matrix and speak of token i + depth + 1. `feature` (B, n, E): the head's
     estimate of the target's normed last state at token i + depth, where it makes one. Depth 0 is
     drafted from the newest token. `anchors` (n,) bool: the rows that were drafted; None: all.
@@ -110,7 +110,7 @@ class Drafted:
 
 @dataclass
 class Nodes:
-    """New nodes to draft behind: of the text, or below it.
+    """New nodes to draft after: of the text, or below it.
 
     The last three are there for heads that ask for them: `by_depth`, `reach`, `remembers`.
     """

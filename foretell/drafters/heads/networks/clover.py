@@ -1,4 +1,4 @@
-"""The network of Clover: a recurrence over the drafted tokens behind layers over the text.
+"""The network of Clover: a recurrence over the drafted tokens after layers over the text.
 
 Sources: Xiao et al., "Clover: Regressive Lightweight Speculative Decoding with Sequential
 Knowledge" (arXiv 2405.00263) and "Clover-2: Accurate Inference for Regressive Lightweight

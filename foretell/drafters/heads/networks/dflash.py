@@ -47,7 +47,7 @@ class Dflash(Head):
     """A few layers over a block, whose keys and values are those of the text's states as well.
 
     A row of the text is norm(fc(taps)) of its own token, the same for all layers; it is read and
-    never changed. A block is a token of the text and masks behind it, which all see each other. The
+    never changed. A block is a token of the text and masks after it, which all see each other. The
     row of a mask speaks of the token that stands at its own place.
     """
 
@@ -110,7 +110,7 @@ class Dflash(Head):
         return out
 
     def unroll_depths(self, texts: Texts, depths: int) -> Iterator[Drafted]:
-        """Drafts behind some anchors in training, the same ones of all texts; else behind every
+        """Drafts after some anchors in training, the same ones of all texts; else after every
         place.
         """
         context = self.text_rows(texts.features)

@@ -214,7 +214,7 @@ class Eagle3(OneLayer):
         "layer": {},  # fields of its layer that are not the target's
         "own_matrix": 0,  # rows of an output matrix of its own; 0: the target's
         "stream_normed": False,  # whether its stream begins with the normed state
-        "hands_on_normed": False,  # whether nodes below are given the state behind the last norm
+        "hands_on_normed": False,  # whether nodes below are given the state after the last norm
         "last_norm": True,  # whether a norm stands before the output matrix
         "tap_norms": "",  # "each": a norm for each tap before fc, "all": one for all; "": none
     }

@@ -36,7 +36,7 @@ class Memory(nn.Module):
     def forward(
         self, x: torch.Tensor, h: torch.Tensor, c: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """x (m, r, inputs), h and c (m, E) before the first row -> both (m, r, E) behind each."""
+        """x (m, r, inputs), h and c (m, E) before the first row -> both (m, r, E) after each."""
         hidden_states, cell_states = [], []
         for row in self.taken(x).unbind(1):
             input_gate, forget_gate, candidate, output_gate = (row + self.kept(h)).chunk(4, -1)
@@ -51,12 +51,12 @@ class Falcon(Head):
     """z = [token; state] through two layers of an LSTM and a decoder layer, `block` tokens a pass.
 
     A row sees all rows up to the end of its block, and what leaves the layer is the target's state
-    `block` - 1 tokens behind its own. So the last rows of a text give the states of as many tokens
+    `block` - 1 tokens after its own. So the last rows of a text give the states of as many tokens
     as a block has, the first of which is the text's last, and these are the next block's. As keys
     and values depend on the LSTM alone, which sees no later row, any row may end a block, and what
     a cache keeps is the same for all blocks. Raises BadConfig.
 
-    What a node hands on: the states of its block, then the LSTM's state behind it.
+    What a node hands on: the states of its block, then the LSTM's state after it.
     """
 
     kind = "falcon"
@@ -232,7 +232,7 @@ class Falcon(Head):
         attend: Attend,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The block below one whose states (B, a, block, E) are those of `depth` on, and what is
-        left (B, a, W) behind it.
+        left (B, a, W) after it.
         """
         batch_shape = left_memory.shape[:2]
         for slot in range(self.size):

@@ -140,7 +140,7 @@ class FamilyLayer(nn.Module):
         attend: Attend,
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """h (n, E) or (B, n, E), the stream -> the same behind the layer."""
+        """h (n, E) or (B, n, E), the stream -> the same after the layer."""
         assert read is None, "the family's layer reads the stream"
         is_single = h.ndim == 2
 

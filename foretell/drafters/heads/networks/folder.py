@@ -67,7 +67,7 @@ def target_shape(model: Any, method: str = "a head") -> TargetShape:
         )
     config = model.config
     if getattr(config, FIELD, None) is not None:  # heads begin as copies of its layers
-        need = "keys that are not projected behind their rotation"
+        need = "keys that are not projected after their rotation"
         raise Unsupported.missing_capability(
             method, model.name, need, "merge them with basis=folded"
         )

@@ -61,7 +61,7 @@ class Hydra(Recurrent):
         "heads": 4,  # levels that it drafts
         "blocks": 1,  # of each head; Hydra++ has 4
         "prefix": False,  # whether states go through a layer before: Hydra++
-        "prefix_norm": False,  # whether a norm stands behind that layer
+        "prefix_norm": False,  # whether a norm follows that layer
         "sees_first": True,  # whether that layer sees the row of the first token
         "own_matrix": 0,  # rows of the heads' own output matrices, with biases; 0: the target's
     }

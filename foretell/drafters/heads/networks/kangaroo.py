@@ -1,4 +1,4 @@
-"""The network of Kangaroo: attention alone behind the target's first layers.
+"""The network of Kangaroo: attention alone after the target's first layers.
 
 Source: Liu et al., "Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting"
 (arXiv 2404.18911), section 3.

@@ -182,7 +182,7 @@ class Layer(nn.Module):
         attend: Attend,
         read: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """h (..., n, E), the stream -> the same behind the layer. `read`: what attention reads in
+        """h (..., n, E), the stream -> the same after the layer. `read`: what attention reads in
         its place.
         """
         if read is None:

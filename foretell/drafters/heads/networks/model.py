@@ -270,7 +270,7 @@ class NativeLayer:
         reads_beside = head.enter is None
         front_norm = head.state_norm if reads_beside else layer.input_layernorm
         if head.stream_normed:
-            front_norm = None  # `entering` has it behind it
+            front_norm = None  # `entering` has it after it
         layer_struct = steps.Layer(
             before=self._weight_address(front_norm),
             after=self._weight_address(layer.post_attention_layernorm),

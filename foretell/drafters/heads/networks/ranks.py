@@ -1,7 +1,7 @@
 """Trees of a fixed shape, chosen by how often each rank of a drafter is right at each depth.
 
 A place in such a tree is named by the ranks on the way to it. Its value is the product of their
-chances, as if depths were independent.
+probabilities, as if depths were independent.
 
 Source: Cai et al., Medusa (arXiv 2401.10774), section 2.3.3.
 """
@@ -17,7 +17,7 @@ Table = Sequence[Sequence[float]]  # by depth and rank: how often it is the targ
 
 
 def smooth_table(table: Table) -> list[list[float]]:
-    """The table with no rank above a better one: what else it says is chance of the sample."""
+    """The table with no rank above a better one: what else it says is probability of the sample."""
     return [sorted(row, reverse=True) for row in table]
 
 
@@ -54,7 +54,7 @@ def best_paths(table: Table, count: int) -> list[Path]:
 
 
 def path_probability(table: Table, path: Path) -> float:
-    """The chance that all of a path is right."""
+    """The probability that all of a path is right."""
     return math.prod(table[depth][rank] for depth, rank in enumerate(path))
 
 

@@ -16,7 +16,7 @@ from foretell.drafters.heads.networks.layers import Layer, Norm
 from foretell.models.decoder.packed import PackedLinear
 
 # Of a part that several targets build alike: matrices with the same input, how they are called
-# where they are one, and the matrix behind them.
+# where they are one, and the matrix after them.
 ATTENTION = (("q_proj", "k_proj", "v_proj"), "qkv_proj", "o_proj")
 FEED_FORWARD = (("gate_proj", "up_proj"), "gate_up_proj", "down_proj")
 
@@ -57,7 +57,7 @@ def take_layer(layer: Layer, source: Any, kept_share: float = 0.0) -> None:
         head_matrix.weight[:, :extra_inputs] *= kept_share
         head_matrix.weight[:, extra_inputs:] = weight
     first_norm = getattr(source, "input_layernorm", None)
-    if first_norm is None:  # its norms stand behind its parts
+    if first_norm is None:  # its norms follow its parts
         return
     if layer.input_layernorm is not None:
         take_norm(layer.input_layernorm, first_norm)

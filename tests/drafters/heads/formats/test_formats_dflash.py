@@ -88,7 +88,7 @@ def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def published(states: torch.Tensor, anchor: torch.Tensor, place: int) -> torch.Tensor:
-    """(BLOCK, E) of a block behind `place` tokens whose states are given, (place, 2 E)."""
+    """(BLOCK, E) of a block after `place` tokens whose states are given, (place, 2 E)."""
     w = tensors()
     text = normed(states @ w["fc.weight"].T, w["hidden_norm.weight"])
     mask = TARGET.embedded(torch.tensor([MASK]))

@@ -74,7 +74,7 @@ def folder(plus: bool, layers: int) -> tuple[dict[str, Any], Tensors]:
 
 
 def twin(told: dict[str, Any], t: Tensors, below: Sequence[int]) -> list[torch.Tensor]:
-    """What a head a depth says behind the text and these tokens."""
+    """What a head a depth says after the text and these tokens."""
     plus = told["hydra_head_arch"] == "prefix-mlp"
     step, first, matrix = (2, 1, ".1") if plus else (1, 0, "")
     norm: Any = target().loop.norm  # type: ignore[union-attr]

@@ -98,7 +98,7 @@ def own_matrices(path: Path, layers: int = 1) -> tuple[Path, Tensors]:
 
 
 def published(tensors: Tensors, layers: int) -> list[torch.Tensor]:
-    """What the blocks behind the last state of the text say, head by head."""
+    """What the blocks after the last state of the text say, head by head."""
     state = states_of(target(), (3,))[-2]
     norm: Any = target().loop.norm  # type: ignore[union-attr]
     found = []

@@ -70,7 +70,7 @@ def folder(
 
 
 def twin(told: dict[str, Any], tensors: Tensors, below: Sequence[int]) -> list[torch.Tensor]:
-    """What the steps say behind the text and these tokens."""
+    """What the steps say after the text and these tokens."""
     t = {name.removeprefix("speculator."): value for name, value in tensors.items()}
     norm: Any = target().loop.norm  # type: ignore[union-attr]
     state = norm(states_of(target(), (3,))[len(TEXT) - 1])

@@ -126,7 +126,7 @@ def twin(
     normed: bool = True,
     hands_on_normed: bool = True,
 ) -> list[torch.Tensor]:
-    """What is said behind the text and these tokens; every time over the whole text again."""
+    """What is said after the text and these tokens; every time over the whole text again."""
     model, names = target(family), NAMES[layout]
     assert model.loop is not None
     plus = 1.0 if family == "qwen3_next" else 0.0  # its norms keep what they differ by from 1

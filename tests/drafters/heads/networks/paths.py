@@ -51,7 +51,7 @@ def largest_gap(
 ) -> float:
     """The largest difference between training and drafting, over all anchors and depths.
 
-    stepwise (head, batch, row, anchor, depths): what is drafted behind token `anchor` of a text.
+    stepwise (head, batch, row, anchor, depths): what is drafted after token `anchor` of a text.
     """
     trained = [drafted.states for drafted in head.unroll_depths(batch, depths)]
     gaps = [

@@ -81,7 +81,7 @@ def rms(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def states_of(model: Decoder, taps: Sequence[int], text: Sequence[int] = TEXT) -> torch.Tensor:
-    """Of the text's tokens (n, F), behind a row of zeros that stands before the first."""
+    """Of the text's tokens (n, F), after a row of zeros that stands before the first."""
     tree = TokenTree(text[0]).chain(text[1:])
     job, _ = model.cache().prepare(Ask(tree, rows=(), taps=tuple(sorted(set(taps)))), text[:1], 1)
     (reply,) = model.forward([job])
@@ -90,7 +90,7 @@ def states_of(model: Decoder, taps: Sequence[int], text: Sequence[int] = TEXT) -
 
 
 def logits_of(head: HeadModel, states: torch.Tensor, below: Sequence[int]) -> list[torch.Tensor]:
-    """What a head says behind the text, and behind each of these tokens drafted below it."""
+    """What a head says after the text, and after each of these tokens drafted below it."""
     beside = SimpleNamespace(
         settle=lambda tokens: None,
         states=SimpleNamespace(read_states=lambda feeds, a, b: states[a + 1 : b + 1]),
@@ -131,7 +131,7 @@ def check_greedy(model: Decoder, method: str, folder: Path) -> None:
 
 @torch.inference_mode()
 def said(model: Decoder, folder: Path, method: str, below: Sequence[int]) -> list[torch.Tensor]:
-    """The logits of a folder's head, behind the text and behind each token below it."""
+    """The logits of a folder's head, after the text and after each token below it."""
     head, kept = load_any_head(folder, model, method)
     return logits_of(HeadModel(head, kept, model), states_of(model, head.taps), below)
 

@@ -72,7 +72,7 @@ class Rows:
 
 
 def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> list[torch.Tensor]:
-    """What is drafted behind token `anchor` of a text, one node after the other.
+    """What is drafted after token `anchor` of a text, one node after the other.
 
     Beside each drafted node stands another one of the same level, with another token.
     """

@@ -57,7 +57,7 @@ def folder_of(kind: str, where: Path, **options: Any) -> str:
 
 
 def drafted(kind: str, drafter: Drafter, where: Path, **options: Any) -> TokenTree:
-    """The first tree that it proposes behind TEXT."""
+    """The first tree that it proposes after TEXT."""
     given: Any = drafter
     headed = dataclasses.replace(given, head=folder_of(kind, where, **options))
     target: Any = llama()
@@ -94,7 +94,7 @@ def check_values(kind: str, drafter: Drafter, where: Path, **options: Any) -> No
 
 @torch.inference_mode()
 def worth(head: Head, text: list[int], tree: TokenTree, node: int) -> float:
-    """The chance of the path to a node, by the training pass over text and path."""
+    """The probability of the path to a node, by the training pass over text and path."""
     path: list[int] = []
     while node:
         path.insert(0, tree.tokens[node])

@@ -131,7 +131,7 @@ def test_the_texts_own_states_are_the_targets(kind: str, options: dict[str, Any]
 
 
 def test_windows_and_kinds_of_layers_are_kept() -> None:
-    """Of a family with both, where rows stand behind more than a window of text."""
+    """Of a family with both, where rows follow more than a window of text."""
     model = target("gemma3_text")
     made = build_head("ppd", target_shape(target()), {})
     made.take_weights(model)

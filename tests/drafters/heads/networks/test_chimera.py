@@ -52,7 +52,7 @@ def earlier(batch: Texts, row: int, place: int) -> torch.Tensor:
 
 
 def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> list[torch.Tensor]:
-    """What is drafted behind token `anchor` of a text, one node after the other."""
+    """What is drafted after token `anchor` of a text, one node after the other."""
     rows, found = Beside(), []
     handed_on = batch.features[row, : anchor + 1]
     for depth in range(depths):
@@ -166,7 +166,7 @@ def test_words_that_are_cut_off_are_caught(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_words_are_the_last_tokens_of_the_path() -> None:
-    """Against a plain walk through random trees behind random texts, in pieces of any length."""
+    """Against a plain walk through random trees after random texts, in pieces of any length."""
     draw = random.Random(5)
     for _ in range(60):
         cache = KnownTokens((), torch.float64, torch.device("cpu"))

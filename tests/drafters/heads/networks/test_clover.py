@@ -1,4 +1,4 @@
-"""The network of Clover: a gated recurrence behind two layers over the text."""
+"""The network of Clover: a gated recurrence after two layers over the text."""
 
 from __future__ import annotations
 

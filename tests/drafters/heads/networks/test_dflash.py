@@ -14,7 +14,7 @@ NEAR = 1e-5  # norms and rotations compute in float32
 
 
 def stepwise(head: Head, batch: Texts, row: int, anchor: int) -> torch.Tensor:
-    """(7, E): what is drafted behind token `anchor` of a text by one pass."""
+    """(7, E): what is drafted after token `anchor` of a text by one pass."""
     masks = head.block - 1
     count = anchor + head.block
     assert head.blank is not None

@@ -69,7 +69,7 @@ class Rows:
 
 
 def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> list[torch.Tensor]:
-    """What is drafted behind token `anchor` of a text, one node after the other."""
+    """What is drafted after token `anchor` of a text, one node after the other."""
     rows = Rows()
     start = slice(0, anchor + 1)
     nodes = Nodes(

@@ -38,7 +38,7 @@ def batch_of(head: Head) -> Texts:
 
 
 def stepwise(head: Any, batch: Texts, row: int, anchor: int, depths: int) -> list[torch.Tensor]:
-    """What is drafted behind token `anchor` of a text, block after block.
+    """What is drafted after token `anchor` of a text, block after block.
 
     The text comes in two pieces, the second of which goes on from what the first has left.
     """
@@ -106,7 +106,7 @@ def test_slips_are_caught(slip: str, monkeypatch: pytest.MonkeyPatch) -> None:
             return read.flip(1), left
 
         head.step = turned
-    else:  # no row sees the one behind it
+    else:  # no row sees the one after it
         monkeypatch.setattr(TextAttention, "__call__", in_order)
     assert difference(head) > 100 * NEAR
 
@@ -211,7 +211,7 @@ def test_as_many_rows_are_shown_as_the_rule_says(block: int) -> None:
         first = [at for at in starts.tolist() if shown[:, at].any()]
         assert int(shown[:, [at for at in starts.tolist() if at >= 0]].sum()) == count
         assert all(answers[row, at + block] for row in range(3) for at in first if shown[row, at])
-        # A row further on is shown only behind one that is, and the last of a block never.
+        # A row further on is shown only after one that is, and the last of a block never.
         assert not shown[:, ends].any() or block == 1
         for at in shown.any(0).nonzero().flatten().tolist():
             if at not in starts:
@@ -222,7 +222,7 @@ def test_as_many_rows_are_shown_as_the_rule_says(block: int) -> None:
 
 @torch.no_grad()
 def test_a_shown_row_reads_what_it_should_find() -> None:
-    """The true state that it should give and the token behind that state, and nobody else's."""
+    """The true state that it should give and the token after that state, and nobody else's."""
     head = made()
     batch = batch_of(head)
     seen: list[tuple[torch.Tensor, torch.Tensor]] = []

@@ -1,4 +1,4 @@
-"""Heads as models: in the C library and in torch, in batches, behind long prompts."""
+"""Heads as models: in the C library and in torch, in batches, after long prompts."""
 
 from __future__ import annotations
 

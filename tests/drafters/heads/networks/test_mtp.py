@@ -24,7 +24,7 @@ NEAR = 1e-5  # norms and rotations compute in float32
 
 
 def stepwise(head: Head, batch: Texts, row: int, anchor: int, depths: int) -> list[torch.Tensor]:
-    """What is drafted behind token `anchor` of a text, one node after the other."""
+    """What is drafted after token `anchor` of a text, one node after the other."""
     rows = Rows()
     nodes = Nodes(
         batch.embedded[row, : anchor + 1],
@@ -102,7 +102,7 @@ def saved(folder: Path, target: Any) -> str:
 
 
 def gap(folder: str, settings: tuple[int, int, int]) -> float:
-    """The largest of chances in the first trees, of one call and of a call a level."""
+    """The largest of probabilities in the first trees, of one call and of a call a level."""
     target: Any = tied("llama", "int8")
     text = [5, 40, 10, 300, 7]
     whole, calls = trees(Mtp(folder, *settings), target, text, tokens=8)
