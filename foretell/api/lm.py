@@ -432,9 +432,9 @@ class LM:
         between two steps of a text while others begin (None: no limit, twice a usual step), and
         bytes of rows that are kept of texts for later ones that begin so (0: none).
 
-        `budget`: bytes in all, weights, laws, logits and masks included. A request drafts as much a
-        step as fits into it (or into its share, if `requests` says how many run at once), or
-        nothing, or becomes shorter; see `foretell.engine.memory_budget`. Raises BadConfig where
+        `budget`: bytes in all, weights, distributions, logits and masks included. A request drafts
+        as much a step as fits into it (or into its share, if `requests` says how many run at once),
+        or nothing, or becomes shorter; see `foretell.engine.memory_budget`. Raises BadConfig where
         nothing fits, with what would do.
         """
         numbers: dict[str, float | None] = {"memory": memory, "requests": requests}

@@ -1,4 +1,4 @@
-"""The law of a method's outputs on a toy model, computed by enumerating every draw."""
+"""The distribution of a method's outputs on a toy model, computed by enumerating every draw."""
 
 from __future__ import annotations
 
@@ -74,10 +74,11 @@ class EnumeratedLaw:
 def enumerate_law(
     strategy: Strategy, sampling: Sampling, tokens: int, prompt: Sequence[int] = PROMPT
 ) -> EnumeratedLaw:
-    """Compares the law of outputs of at most `tokens` toy tokens with plain decoding's.
+    """Compares the distribution of outputs of at most `tokens` toy tokens with plain decoding's.
 
-    Plain decoding's law comes from the toy model's rows by the chain rule, without the engine. The
-    method's shared stores have learnt from two texts before. Raises what the method raises.
+    Plain decoding's distribution comes from the toy model's rows by the chain rule, without the
+    engine. The method's shared stores have learnt from two texts before. Raises what the method
+    raises.
     """
     models: dict[str, Model] = {"target": Toy(VOCABULARY, 3, copy=0.5)}
     for model_index, name in enumerate(strategy.models):
@@ -198,13 +199,16 @@ def _toy_datastore(option: str, value: str, folder: Path) -> str:
 
 
 def check_law(strategy: Strategy, exact: bool) -> Check:
-    """Checks the law under several samplings, of two tokens and, if that is quick, of three."""
+    """Checks the distribution under several samplings, of two tokens and, if that is quick, of
+    three.
+    """
     return _check_on_toy("law", strategy, exact, _law_under_samplings)
 
 
 def check_ends(strategy: Strategy, exact: bool) -> Check:
-    """Checks the law of two and three tokens where each token in turn ends a text; asking what
-    follows an end fails whatever the guarantee: the request would die where plain decoding works.
+    """Checks the distribution of two and three tokens where each token in turn ends a text; asking
+    what follows an end fails whatever the guarantee: the request would die where plain decoding
+    works.
     """
     return _check_on_toy("ends", strategy, exact, _law_with_ends)
 

@@ -50,7 +50,7 @@ class PromptPositions:
 def plan_positions(
     model: Model, prompt: list[int], sampler: Sampler, samples: int
 ) -> PromptPositions:
-    """Chooses, by the model's own law and before any sample, where tokens are compared.
+    """Chooses, by the model's own distribution and before any sample, where tokens are compared.
 
     The positions that most samples are expected at come first.
     """

@@ -1,21 +1,21 @@
 """Do these counts of sampled tokens come from these probabilities? Pure functions of arrays.
 
-The test is a goodness-of-fit test of known laws. Samples of one prompt walk down a small tree of
-`Position`s: a position is a text after which the next token's probabilities are known, and its
-cells are sets of tokens that were merged, before anything was sampled, until each expects enough
-samples. The distance of all counts from what they should be is the Freeman-Tukey statistic, the sum
-of 4 (sqrt(count) - sqrt(expected))**2 (Freeman and Tukey 1950, Transformations related to the
-angular and the square root). Unlike Pearson's it needs no large expected count.
+The test is a goodness-of-fit test of known distributions. Samples of one prompt walk down a small
+tree of `Position`s: a position is a text after which the next token's probabilities are known, and
+its cells are sets of tokens that were merged, before anything was sampled, until each expects
+enough samples. The distance of all counts from what they should be is the Freeman-Tukey statistic,
+the sum of 4 (sqrt(count) - sqrt(expected))**2 (Freeman and Tukey 1950, Transformations related to
+the angular and the square root). Unlike Pearson's it needs no large expected count.
 
 Its null distribution is simulated from the known probabilities themselves, so the p-value
 (1 + simulated distances at least as large) / (1 + simulations) is exact whatever the sample sizes
 (Barnard 1963; Besag and Clifford 1989, Generalized Monte Carlo significance tests, Biometrika 76).
 
-The power is simulated too, at the sample sizes that are used: each uncertain position's law
-over its cells is replaced by one at a given total variation from it, which is among the hardest to
-notice. For a total variation d
-the noncentrality is n d**2 (1 / p(A) + 1 / (1 - p(A))) where probability is moved evenly into the
-set A of cells, and it is smallest where p(A) is a half.
+The power is simulated too, at the sample sizes that are used: each uncertain position's
+distribution over its cells is replaced by one at a given total variation from it, which is among
+the hardest to notice. For a total variation d the noncentrality is n d**2 (1 / p(A) + 1 / (1 -
+p(A))) where probability is moved evenly into the set A of cells, and it is smallest where p(A) is a
+half.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ Simulated = list[np.ndarray]  # counts (rounds, cells) of each position
 
 @dataclass(frozen=True)
 class Position:
-    """A text after which the law of the next token is known. Positions follow their parents."""
+    """A text after which the distribution of the next token is known. Positions follow their
+    parents.
+    """
 
     law: np.ndarray  # (cells,) probabilities, which sum to 1
     samples: int = 0  # that begin here, at a prompt; 0: those that the parent's cell leads here
@@ -77,7 +79,9 @@ def simulate_counts(
     rounds: int,
     random_source: np.random.Generator,
 ) -> Simulated:
-    """Simulates the counts of `rounds` experiments in which the next tokens have these laws."""
+    """Simulates the counts of `rounds` experiments in which the next tokens have these
+    distributions.
+    """
     counts: Simulated = []
     for position, law in zip(positions, laws, strict=True):
         if position.parent < 0:
@@ -100,7 +104,7 @@ def count_distance(positions: Sequence[Position], counts: Sequence[np.ndarray]) 
 def null_distances(
     positions: Sequence[Position], rounds: int = SIMULATIONS, seed: int = 0
 ) -> np.ndarray:
-    """Sorted distances (rounds,) of experiments in which the laws are right."""
+    """Sorted distances (rounds,) of experiments in which the distributions are right."""
     random_source = np.random.default_rng(seed)
     position_laws = [position.law for position in positions]
     return np.sort(
@@ -116,11 +120,11 @@ def p_values(sorted_null: np.ndarray, distances: np.ndarray) -> np.ndarray:
 
 
 def shift_law(law: np.ndarray, variation: float) -> np.ndarray:
-    """Returns a law (cells,) at this total variation (at most 0.5) from `law`, among the hardest to
-    notice.
+    """Returns a distribution (cells,) at this total variation (at most 0.5) from `law`, among the
+    hardest to notice.
 
-    Probability moves into cells that have at most half of it, in proportion within both sets. A law
-    that is not so uncertain is left as it is.
+    Probability moves into cells that have at most half of it, in proportion within both sets. A
+    distribution that is not so uncertain is left as it is.
     """
     if not is_uncertain(law, variation):
         return law
@@ -145,7 +149,7 @@ def simulate_power(
     change_law: Callable[[np.ndarray, float], np.ndarray] = shift_law,
     seed: int = 1,
 ) -> float:
-    """The share of experiments with a p-value below `level` if uncertain laws are off by
+    """The share of experiments with a p-value below `level` if uncertain distributions are off by
     `variation`.
     """
     random_source = np.random.default_rng(seed)

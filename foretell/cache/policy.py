@@ -27,7 +27,7 @@ class CachePolicy:
     name = ""  # as users know it
     plain = True  # its rows are read by ordinary attention; else `attend_job` computes it
     # Whether rows change only after a draft that crosses such a length. A draft model's may: no
-    # law depends on its rows.
+    # distribution depends on its rows.
     waits = False
     endless = False  # whether positions stay within the model's context however long a text is
     pieces = False  # whether that holds in prompts too: they are read over what is held so far

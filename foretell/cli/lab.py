@@ -1,4 +1,4 @@
-"""`foretell lab`: what ways to draft and rules to verify accept on a model's own laws."""
+"""`foretell lab`: what ways to draft and rules to verify accept on a model's own distributions."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def lab(
     ] = None,
     plot: Annotated[Path | None, typer.Option(metavar="OUT.svg", help="Write a bar chart.")] = None,
 ) -> int:
-    """Measure what drafts and rules accept on a model's own laws, beside the most possible."""
+    """Measure what drafts and rules accept on a model's own distributions, beside the most
+    possible.
+    """
     to_stdout = json_out is not None and str(json_out) == "-"
     json_file = None if to_stdout else json_out
     if plot is not None and plot.suffix != ".svg":

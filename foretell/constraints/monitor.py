@@ -12,7 +12,7 @@ well, and one text is asked about once. A text that `max_new_tokens` cuts may en
 Paper: Agrawal et al., Monitor-Guided Decoding of Code LMs with Static Analysis of Repository
 Context, arXiv:2306.10763
 Guarantee: lossy: other names have no chance after a dot, on purpose; whatever drafts, the text has
-exactly the law that this leaves
+exactly the distribution that this leaves
 Cost: target 1, and a question to the server for each dot
 Needs: a tokenizer whose tokens are pieces of the text, and a language server: pip install
 'foretell[monitor]'

@@ -1,10 +1,11 @@
-"""From a row of logits to the target's law, as a function of the path that leads to the row.
+"""From a row of logits to the target's distribution, as a function of the path that leads to the
+row.
 
 This file knows penalties, bans, temperature and filters, and the order they are applied in, which
 is transformers' (its own processors are used, or ones that keep the same tokens, so the same
-arguments mean the same law): penalties and bans, the user's processors, temperature, top-k, top-p,
-min-p, typical-p. Before temperature a constraint leaves the tokens that it allows. It knows no
-cache.
+arguments mean the same distribution): penalties and bans, the user's processors, temperature,
+top-k, top-p, min-p, typical-p. Before temperature a constraint leaves the tokens that it allows. It
+knows no cache.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Text = Callable[[Sequence[int]], str]
 
 
 class Sampler:
-    """The law of one branch, and where it ends.
+    """The distribution of one branch, and where it ends.
 
     `prompt`: its token ids; `eos`: ids that end it; `text(tokens)` decodes, for stop strings;
     `longest`: tokens that may follow the prompt, max_new_tokens where nothing else is said.
@@ -75,7 +76,7 @@ class Sampler:
         ]
         self.greedy = s.temperature == 0
         self.guide = guide_of(form_of(s), s.constraint, self.stops, longest)
-        # Whether the row alone decides the law, whatever tokens stand before it.
+        # Whether the row alone decides the distribution, whatever tokens stand before it.
         self.plain = not (self.processors or self.guide)
         self._ids = Ids()
 
@@ -163,7 +164,7 @@ class Sampler:
         return best_token
 
     def fault(self, scores: torch.Tensor, row: torch.Tensor) -> BadConfig | BadModel:
-        """Whose fault it is that these processed logits, made from `row`, have no law."""
+        """Whose fault it is that these processed logits, made from `row`, have no distribution."""
         if not bool(row.isfinite().any()) or bool(row.isnan().any()):
             return BadModel(
                 "the model's logits are not numbers (NaN, or none finite): its weights are "
@@ -182,7 +183,7 @@ class Sampler:
 
 
 class Target:
-    """The target's laws at one tree's nodes, processed when a node is visited.
+    """The target's distributions at one tree's nodes, processed when a node is visited.
 
     `rows` (N, V); the tree hangs below `output`. `reply`: where the rows are from, for rules that
     read its hidden states.
@@ -199,11 +200,11 @@ class Target:
         self.tree = tree
 
     def path(self, node: int) -> Sequence[int]:
-        """The output up to `node`, or nothing where no law looks at it."""
+        """The output up to `node`, or nothing where no distribution looks at it."""
         return () if self.sampler.plain else [*self.output, *self.tree.tokens_to(node)]
 
     def p(self, node: int) -> torch.Tensor:
-        """The law (V,) of the token after `node`."""
+        """The distribution (V,) of the token after `node`."""
         return self.sampler.law(self.rows[node], self.path(node))
 
     def best_token(self, node: int) -> int:
@@ -212,7 +213,7 @@ class Target:
         return self.sampler.best_token(self.sampler.scores(row, self.path(node), True), row)
 
     def fault(self, node: int) -> BadConfig | BadModel:
-        """Whose fault it is that `node` has no law."""
+        """Whose fault it is that `node` has no distribution."""
         row = self.rows[node]
         return self.sampler.fault(self.sampler.scores(row, self.path(node)), row)
 

@@ -2,8 +2,8 @@
 
 Three lifetimes carry the same names everywhere: the *config* is the dataclass itself; what is
 *shared* by all requests of an engine and tenant comes from `ctx.shared(factory)`; the *state* of
-one request is what `start` returns. Shared things may change speed, never the law of the output:
-the verifier sees to that, whatever is proposed.
+one request is what `start` returns. Shared things may change speed, never the distribution of the
+output: the verifier sees to that, whatever is proposed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Drafter(Settings):
     kind = "drafter"
     models: tuple[str, ...] = ()  # models besides the target that it asks
     needs: tuple[str, ...] = ()  # capabilities of the target, see model.py
-    draws = False  # its tokens are samples of laws (unless the request is greedy)
+    draws = False  # its tokens are samples of distributions (unless the request is greedy)
     whole = False  # its trees are verified as they come, never cut to what is worth its cost
     rule = ""  # name of the one for its trees, unless the user names another; "": verify.default
     # Hidden states it wants in Feedback.reply; negative: from the end. There may be fewer layers.

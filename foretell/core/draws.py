@@ -1,4 +1,4 @@
-"""Tokens drawn from laws by given uniform numbers, one by one or all of a tree at once.
+"""Tokens drawn from distributions by given uniform numbers, one by one or all of a tree at once.
 
 They are the same tokens either way.
 """
@@ -25,7 +25,7 @@ def lies_off_cpu(rows: torch.Tensor) -> bool:
 
 
 def draw_token(p: torch.Tensor, u: float) -> int:
-    """The token at `u`, in [0, 1), of the law p (V,)."""
+    """The token at `u`, in [0, 1), of the distribution p (V,)."""
     if reads_in_library(p[None]):
         token = native.draw_token(p, u)
         if token >= 0:
@@ -38,9 +38,10 @@ def draw_token(p: torch.Tensor, u: float) -> int:
 
 
 def draw_by_uniforms(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]:
-    """The tokens at these numbers, one for each of the laws (N, V), with one transfer each way.
+    """The tokens at these numbers, one for each of the distributions (N, V), with one transfer each
+    way.
 
-    -1 where a law holds NaN.
+    -1 where a distribution holds NaN.
     """
     sums = laws.cumsum(-1, dtype=torch.float64)
     u = torch.tensor(uniforms, dtype=torch.float64).to(laws.device)
@@ -53,8 +54,8 @@ def draw_by_uniforms(laws: torch.Tensor, uniforms: Sequence[float]) -> list[int]
 
 
 def draw_evenly(door: Any, size: int, purpose: str, position: int, index: int = 0) -> int:
-    """A number below `size`, all of them equally likely, without their law where the door has
-    uniform numbers.
+    """A number below `size`, all of them equally likely, without their distribution where the door
+    has uniform numbers.
     """
     uniform = getattr(door, "uniform", None)
     if uniform is not None:
@@ -67,7 +68,7 @@ def draw_ahead(
     target: Target, door: object, position: int, depths: Sequence[int]
 ) -> list[int] | None:
     """The tokens after all nodes of a tree, where finding all at once is faster; None: they are to
-    be found one by one, as they are needed. -1 stands for a node that has no law.
+    be found one by one, as they are needed. -1 stands for a node that has no distribution.
 
     `position`: tokens generated so far; `depths`: of the nodes. A door without uniform numbers (the
     one that enumerates all outcomes) is asked only for what is needed.

@@ -1,4 +1,4 @@
-"""Filters of laws that keep the best tokens, without sorting all of a row."""
+"""Filters of distributions that keep the best tokens, without sorting all of a row."""
 
 from __future__ import annotations
 

@@ -1,13 +1,13 @@
 """How many bytes a request takes, before it takes them: what `LM.limit(budget=...)` decides by.
 
-Counted is what a model keeps and what a forward is asked for: weights, cache rows, the laws that
-drafts are drawn from, rows of logits and masks. What layers compute in between is not: backends
-differ in that, and it does not grow with the text.
+Counted is what a model keeps and what a forward is asked for: weights, cache rows, the
+distributions that drafts are drawn from, rows of logits and masks. What layers compute in between
+is not: backends differ in that, and it does not grow with the text.
 
     weights   of all models                    once
     rows      (length - 1, and the nodes of a tree beyond the first) x bytes of a token's keys and
               values, and a head's states      of each cache, from the beginning
-    laws      nodes x V                        where drafts are drawn
+    distributions      nodes x V                        where drafts are drawn
     logits    (1 + nodes) x V                  of one forward
     masks     new nodes x rows they may see    of one forward, its largest
 """
@@ -30,7 +30,7 @@ class Sizes:
     weights: int  # all of them
     row: int  # keys and values of a token in all layers, and states that are kept for it
     logits: int  # a row
-    law: int  # a law over its vocabulary
+    law: int  # a distribution over its vocabulary
     pair: int  # a new node and a row that it may see, in the masks
     blocks: bool = True  # whether rows of a canvas hide some from each other
 
@@ -144,7 +144,7 @@ def compute_footprint(
 
 
 def _of_canvases(target: Sizes, demand: Demand, batch: int) -> Footprint:
-    """A row, and a mask's law beside its logits, of every position after the prompt."""
+    """A row, and a mask's distribution beside its logits, of every position after the prompt."""
     copies = batch * demand.canvases
     masked_count = copies * (demand.length - demand.prompt)
     pair_count = copies * demand.length**2 if target.blocks else 0

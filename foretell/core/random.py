@@ -25,7 +25,7 @@ class Door(Protocol):
     """A purpose is one of PURPOSES; on a branch no (purpose, position, index) is used twice."""
 
     def sample(self, p: torch.Tensor, purpose: str, position: int, index: int = 0) -> int:
-        """A token drawn from the law p (V,), which sums to 1."""
+        """A token drawn from the distribution p (V,), which sums to 1."""
 
     def accept(self, chance: float, purpose: str, position: int, index: int = 0) -> bool:
         """True with this probability."""

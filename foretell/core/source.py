@@ -2,7 +2,7 @@
 
 `Direct` asks the target. Others mix rows of several branches, models or layers: guidance,
 contrastive decoding, ensembles, judges. What they return is verified as the target's own rows, so
-whatever drafts, the text has the mixed law.
+whatever drafts, the text has the mixed distribution.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Token trees and the laws their tokens were drawn from.
+"""Token trees and the distributions their tokens were drawn from.
 
 A tree is flat: node 0 is the last committed token, parents stand before their children. `tries[i]`
 lists the children of node i in the order in which verification tries them; a child drawn twice
-stands there twice but is one node. Each node carries the law its token was drawn from, given that
-the node exists: None for a token chosen by a rule, else a `Law`. Two rules keep every tree exact:
-at a node drawn children are tried before deterministic ones, and whether to draw a child never
-depends on which token it turned out to be.
+stands there twice but is one node. Each node carries the distribution its token was drawn from,
+given that the node exists: None for a token chosen by a rule, else a `Law`. Two rules keep every
+tree exact: at a node drawn children are tried before deterministic ones, and whether to draw a
+child never depends on which token it turned out to be.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NEXT = 0.75  # probability that a node is accepted if its parent is, where a dra
 
 
 class Law:
-    """The law q of a drawn token. Sums to 1.
+    """The distribution q of a drawn token. Sums to 1.
 
     Dense (`ids` None, probs (V,)) or sparse (ids (K,), probs (K,)).
     """
@@ -141,7 +141,7 @@ class TokenTree:
 
     @property
     def has_draws(self) -> bool:
-        """Whether any token was drawn from a law."""
+        """Whether any token was drawn from a distribution."""
         return self.laws.count(None) < len(self.laws)
 
     @property

@@ -40,7 +40,8 @@ def plant_tree(
 def add_drawn(
     tree: TokenTree, parent: int, law: Law, tokens: Sequence[int], source: str
 ) -> list[int]:
-    """Adds the tokens that were drawn from a dense law below `parent`; returns the node of each.
+    """Adds the tokens that were drawn from a dense distribution below `parent`; returns the node of
+    each.
 
     A token drawn twice is one node with two tries.
     """
@@ -112,9 +113,10 @@ def best_first(tokens: Sequence[int], chances: list[float]) -> Iterable[tuple[in
 def merge_trees(tree: TokenTree, other_tree: TokenTree) -> TokenTree:
     """Adds the nodes of `other_tree`, which has the same root, to `tree` by prefix; returns `tree`.
 
-    Deterministic children come after drawn ones. A drawn node of `other_tree` is allowed only
-    where `tree` has no drawn children yet, else ValueError; a deterministic sibling of the same
-    token then gives way to it, which changes no law. What both trees hold names both as its source.
+    Deterministic children come after drawn ones. A drawn node of `other_tree` is allowed only where
+    `tree` has no drawn children yet, else ValueError; a deterministic sibling of the same token
+    then gives way to it, which changes no distribution. What both trees hold names both as its
+    source.
     """
     tree_nodes = [0]  # node of `other_tree` -> its node in `tree`
     other_drawn = other_tree.has_draws

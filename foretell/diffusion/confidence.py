@@ -10,8 +10,8 @@ Cost: target 1
 Needs: a model that fills canvases
 Trains: nothing
 Differs:
-- tokens are drawn from the law with temperature and filters, by inverse transform in place of
-Gumbel noise; probabilities are the model's own, as in the published code
+- tokens are drawn from the distribution with temperature and filters, by inverse transform in place
+of Gumbel noise; probabilities are the model's own, as in the published code
 - a proposal is never the mask itself
 """
 

@@ -1,4 +1,4 @@
-"""Commits every position whose law is certain enough.
+"""Commits every position whose distribution is certain enough.
 
 All positions of the block with an entropy of at most `bound` nats are committed together, and the
 one of least entropy in any case. It is made for models that were trained to be certain of many

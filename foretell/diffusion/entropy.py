@@ -1,6 +1,6 @@
-"""Commits tokens where the model's law has the least entropy.
+"""Commits tokens where the model's distribution has the least entropy.
 
-Positions are ranked by the entropy of their law; which token is committed there is drawn
+Positions are ranked by the entropy of their distribution; which token is committed there is drawn
 afterwards.
 
 Paper: Ye et al., Dream 7B: Diffusion Large Language Models, arXiv:2508.15487, section 3.4

@@ -120,8 +120,8 @@ class Ete(Denoising):
         self, sheet: Sheet, proposals: Proposals, block: tuple[int, int]
     ) -> list[tuple[Sheet, float]]:
         """Commits what is sure. Where that is little: copies that are to be tried, each with
-        another token at one position, and the probability of that by the law it would be drawn
-        from.
+        another token at one position, and the probability of that by the distribution it would be
+        drawn from.
         """
         sure_indices = self.sure_indices(proposals, block)
         tried_index = None

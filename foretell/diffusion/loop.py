@@ -92,8 +92,8 @@ class Proposals:
         return self._scored
 
     def law_at(self, index: int) -> torch.Tensor:
-        """The law (V,) of the token at places[index], with all that sampling does to it; at
-        temperature 0 before the best one is taken.
+        """The distribution (V,) of the token at places[index], with all that sampling does to it;
+        at temperature 0 before the best one is taken.
         """
         scores, sampler = self.scores[index], self.ctx.sampler
         probabilities = scores.softmax(-1) if sampler.greedy else sampler.laws(scores[None])[0]
@@ -139,7 +139,7 @@ class Proposals:
         return self.p.gather(1, self.drawn_tokens()[:, None])[:, 0]
 
     def token_entropies(self) -> torch.Tensor:
-        """Entropies of the model's own laws (n,), in nats."""
+        """Entropies of the model's own distributions (n,), in nats."""
         return -torch.special.xlogy(self.p, self.p).sum(-1)
 
     def token_margins(self) -> torch.Tensor:

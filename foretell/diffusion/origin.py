@@ -10,7 +10,7 @@ Needs: a model that fills canvases
 Trains: nothing
 Differs:
 - a step whose coins commit nothing makes no forward: the coins are thrown before, which changes no
-law
+distribution
 - the clock is that of each block, where there are blocks
 """
 

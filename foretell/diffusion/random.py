@@ -8,7 +8,8 @@ Cost: target 1
 Needs: a model that fills canvases
 Trains: nothing
 Differs:
-- the order is drawn before the rows are known, which changes no law and lets caches compute less
+- the order is drawn before the rows are known, which changes no distribution and lets caches
+compute less
 """
 
 from __future__ import annotations

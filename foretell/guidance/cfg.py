@@ -10,8 +10,8 @@ a draft's whole tree is read on both branches.
 Paper: Kornblith et al., Guiding Image Captioning Models Toward More Specific Captions,
 arXiv:2307.16686; for texts Sanchez et al., Stay on topic with Classifier-Free Guidance,
 arXiv:2306.17806
-Guarantee: lossy: the mixed law is not the model's own, on purpose; whatever drafts, the text has
-exactly the mixed law
+Guarantee: lossy: the mixed distribution is not the model's own, on purpose; whatever drafts, the
+text has exactly the mixed distribution
 Cost: target 1
 Needs: nothing; with `model`, a model of that name with the target's tokenizer
 Trains: nothing

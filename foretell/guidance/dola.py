@@ -1,22 +1,22 @@
 """DoLa: what the model's last layer says more of than an earlier one.
 
 Some of the earlier layers are read with the model's own norm and head. In every row the one whose
-law is farthest from the last layer's, by their Jensen-Shannon divergence, is its opponent: the row
-is ln q of the last layer less ln q of the opponent, for tokens of which the last layer's
+distribution is farthest from the last layer's, by their Jensen-Shannon divergence, is its opponent:
+the row is ln q of the last layer less ln q of the opponent, for tokens of which the last layer's
 probability is at least `least` times its best one's; others come far behind. What is there early
 (grammar, common words) cancels, what comes late (facts) stays.
 
 Paper: Chuang et al., DoLa: Decoding by Contrasting Layers Improves Factuality in Large Language
 Models, arXiv:2309.03883
-Guarantee: lossy: the contrast's law is not the model's own, on purpose; whatever drafts, the text
-has exactly the contrast's law
+Guarantee: lossy: the contrast's distribution is not the model's own, on purpose; whatever drafts,
+the text has exactly the contrast's distribution
 Cost: target 1
 Needs: a model whose layers are run one by one here, which shows its hidden states
 Trains: nothing
 Differs:
 - every row has its own opponent, where the paper's code takes one for a whole batch
-- the divergence is the paper's; `reference=yes` takes what its code computes, in which the two laws
-and their mean change places
+- the divergence is the paper's; `reference=yes` takes what its code computes, in which the two
+distributions and their mean change places
 - `low` and `high` are every second layer of the first and second half, as transformers has them (of
 models with more than 40 layers the first or last 20; with tied embeddings from layer 2 on); the
 paper finds the better of the two on a validation set

@@ -1,7 +1,7 @@
 """LOL: the model against an amateur of falsehoods, at its last and at a lower layer.
 
 The amateur is the model itself taught to answer falsely: a model of that name, or a folder with
-LoRA weights, which then runs on the target's own weights. With o the model's law and a the
+LoRA weights, which then runs on the target's own weights. With o the model's distribution and a the
 amateur's, the contrast of a layer is (1 + b) ln o - b ln a, where a layer is read with the model's
 own norm and head. The row is the last layer's contrast, w times the lower layer's, and g times what
 an instruction to be truthful before the prompt changes in ln o. Tokens below `least` times the
@@ -9,8 +9,8 @@ best one's probability by the last layer's o come far behind.
 
 Paper: Chen et al., Lower Layers Matter: Alleviating Hallucination via Multi-Layer Fusion
 Contrastive Decoding with Truthfulness Refocused, arXiv:2408.08769
-Guarantee: lossy: the mixed law is not the model's own, on purpose; whatever drafts, the text has
-exactly the mixed law
+Guarantee: lossy: the mixed distribution is not the model's own, on purpose; whatever drafts, the
+text has exactly the mixed distribution
 Cost: target 1, amateur 1
 Needs: an amateur with the target's tokenizer; for w, layers that are run one by one here; for g, a
 tokenizer or the instruction's ids

@@ -1,7 +1,8 @@
-"""How often a rule accepts one of k tokens that were drafted at a place, from the two laws there.
+"""How often a rule accepts one of k tokens that were drafted at a place, from the two distributions
+there.
 
-p is the target's law (V,) and q the draft model's, both float64. Every function returns the
-acceptance for k = 1, 2, ..., `max_count`: the probability that one of the k drafted tokens is
+p is the target's distribution (V,) and q the draft model's, both float64. Every function returns
+the acceptance for k = 1, 2, ..., `max_count`: the probability that one of the k drafted tokens is
 accepted, over drafting and verification. Where fewer tokens are possible than k, all of them are
 drafted. What has no closed form is a mean over draws, with its variance.
 """

@@ -6,7 +6,8 @@ of tokens, where Q(H) is the probability that all drafted tokens are in H. The l
 among the beginnings of the tokens in the order of p / q: one sort and one scan. (Hu et al.,
 arXiv:2502.18779)
 
-p and q are laws (V,) in float64. Every function returns the optimum for k = 1, 2, ..., `max_count`.
+p and q are distributions (V,) in float64. Every function returns the optimum for k = 1, 2, ...,
+`max_count`.
 """
 
 from __future__ import annotations

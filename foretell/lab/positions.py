@@ -1,8 +1,9 @@
 """Places of the target's own text, with what both models say there.
 
 The text is that of plain decoding under the request's sampling options. Before each of its tokens
-the draft model draws a chain, which the target scores in the same forward: the laws at the chain's
-root are those of every draft of one level, and the laws along it are those of chains.
+the draft model draws a chain, which the target scores in the same forward: the distributions at the
+chain's root are those of every draft of one level, and the distributions along it are those of
+chains.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Observed(Strategy):
     drafter: Drafter  # of chains
     length: int  # tokens of a chain
     count: int
-    # None: there the draft model has no law
+    # None: there the draft model has no distribution
     tell: Callable[[Position | None], None] = field(compare=False)
 
     @property

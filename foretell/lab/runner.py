@@ -121,7 +121,7 @@ def lab(
     """Measures at places of the target's texts after these prompts.
 
     Calls `tell` before each place. Raises Unsupported without a draft model, PromptTooLong, and
-    BadConfig where the draft model has a law at no place.
+    BadConfig where the draft model has a distribution at no place.
     """
     target = lm.models["target"].name
     if "draft" not in lm.models:

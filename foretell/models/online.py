@@ -1,9 +1,9 @@
 """What a served draft model learns while it serves: lessons, and the updates made of them.
 
-Verification tells the target's laws anyway, so a finished response is a lesson for free. A learner
-gathers some and orders an update, which the next request that drafts makes, outside the engine's
-thread. A request keeps the weights of the last update that was ordered when it began: which weights
-it has depends on what ended before it, never on how long an update took.
+Verification tells the target's distributions anyway, so a finished response is a lesson for free. A
+learner gathers some and orders an update, which the next request that drafts makes, outside the
+engine's thread. A request keeps the weights of the last update that was ordered when it began:
+which weights it has depends on what ended before it, never on how long an update took.
 
     Study        of a draft model with another tokenizer (OmniDraft): all places of a text
     Corrections  of one with the target's tokens (Online Speculative Decoding): places where a draft
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from foretell.core.model import Model
 
 MERGED = 0.2  # weight of a token that several of theirs write
-KEPT = 64  # likeliest shared tokens of the target's law; all others are one
+KEPT = 64  # likeliest shared tokens of the target's distribution; all others are one
 WINDOW = 1024  # tokens of a lesson, the last ones of its text
 PLACES = 64  # of a text, those where the draft was furthest from the target
 LEFT_OUT = -1e30  # logarithm of the probability of a token that a trimmed model has no row for
@@ -65,7 +65,7 @@ class Lesson:
         """Loss of rows (L, V') after each of `ids`, in nats, summed over tokens of ours.
 
         `row_tokens` (V',): the tokens that the rows are of, in ascending order; None: all. Of the
-        others nothing is learnt: the target's law is taken without them.
+        others nothing is learnt: the target's distribution is taken without them.
         """
         log_probs = logits.float().log_softmax(-1)
         loss = log_probs.new_zeros(())
@@ -108,8 +108,8 @@ def restrict_probs(
 
 
 def reverse_divergence(draft_log_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
-    """D(q || p) (n,) of a draft's laws from the target's: log q of some tokens (n, K), and their
-    probabilities in p (n, K). All other tokens count as one.
+    """D(q || p) (n,) of a draft's distributions from the target's: log q of some tokens (n, K), and
+    their probabilities in p (n, K). All other tokens count as one.
     """
     q = draft_log_probs.exp()
     q_rest = (1 - q.sum(-1)).clamp_min(LEAST)
@@ -121,7 +121,7 @@ def reverse_divergence(draft_log_probs: torch.Tensor, target_probs: torch.Tensor
 def forward_divergence(draft_log_probs: torch.Tensor, target_probs: torch.Tensor) -> torch.Tensor:
     """D(p
 
-    q) (n,) of the target's laws from a draft's: log q of some tokens (n, K), and their
+    q) (n,) of the target's distributions from a draft's: log q of some tokens (n, K), and their
     probabilities in p (n, K).
     """
     q_rest = (1 - draft_log_probs.exp().sum(-1)).clamp_min(LEAST)
@@ -140,7 +140,8 @@ def build_lesson(
     tokens: Sequence[int],
     target_laws: Sequence[tuple[torch.Tensor, torch.Tensor]],
 ) -> Lesson | None:
-    """Makes a lesson of a text whose last tokens had these laws (ids of theirs, probabilities);
+    """Makes a lesson of a text whose last tokens had these distributions (ids of theirs,
+    probabilities);
     None: it has nothing to learn.
 
     Bytes tell which tokens of the two stand in the same place.
@@ -298,7 +299,9 @@ class Pupil:
 
 @dataclass
 class Study(Pupil):
-    """A pupil with a draft model that has another tokenizer: all laws that its request has seen."""
+    """A pupil with a draft model that has another tokenizer: all distributions that its request has
+    seen.
+    """
 
     laws: deque[tuple[torch.Tensor, torch.Tensor]] = field(
         default_factory=lambda: deque(maxlen=WINDOW)
@@ -307,7 +310,7 @@ class Study(Pupil):
     def observe(
         self, ctx: Context, translated: Translated, shared_tokens: Shared, step: Feedback
     ) -> None:
-        """Notes the target's laws; the end of the text makes them a lesson."""
+        """Notes the target's distributions; the end of the text makes them a lesson."""
         nodes = [0, *step.outcome.path][: len(step.tokens)]
         target_probs = step.reply.logits[nodes].float().softmax(-1)
         top_probs, top_indices = target_probs[:, shared_tokens.ours.to(target_probs.device)].topk(
@@ -325,13 +328,13 @@ class Study(Pupil):
 
 @dataclass
 class Corrections(Pupil):
-    """A pupil with a draft model that has the target's tokens: the laws where its tokens were
-    tested.
+    """A pupil with a draft model that has the target's tokens: the distributions where its tokens
+    were tested.
 
     Source: Liu et al., "Online Speculative Decoding" (arXiv 2310.07177), algorithm 1. Of a text at
     most PLACES are kept. Those come first where the probabilities that draft model and target gave
-    the drafted token differ most: no difference of the two laws in total variation is less than
-    that.
+    the drafted token differ most: no difference of the two distributions in total variation is less
+    than that.
     """
 
     # (that difference, minus the place in the text, the target's likeliest tokens, their
@@ -341,8 +344,8 @@ class Corrections(Pupil):
     )
 
     def observe(self, ctx: Context, vocab: int, step: Feedback) -> None:
-        """Notes the target's laws over the draft model's `vocab` tokens; the end of the text makes
-        them a lesson.
+        """Notes the target's distributions over the draft model's `vocab` tokens; the end of the
+        text makes them a lesson.
         """
         tree = step.tree
         nodes = [0, *step.outcome.path][: len(step.tokens)]

@@ -9,7 +9,7 @@ inside a block begins with a comment as well.
 Paper: Chen et al., Comments as Natural Logic Pivots: Improve Code Generation via Comment
 Perspective, arXiv:2404.07549
 Guarantee: lossy: blocks begin with other tokens, on purpose; whatever drafts, the text has exactly
-the law that this leaves
+the distribution that this leaves
 Cost: target 1
 Needs: a tokenizer
 Trains: nothing

@@ -10,7 +10,7 @@ n-grams are kept in a table that grows with the text and is taken back with it.
 Paper: Lan et al., Momentum Decoding: Open-ended Text Generation As Graph Exploration,
 arXiv:2212.02175
 Guarantee: lossy: tokens that repeat the text lose probability, on purpose; whatever drafts, the
-text has exactly the law that this leaves
+text has exactly the distribution that this leaves
 Cost: target 1
 Needs: nothing
 Trains: nothing

@@ -13,7 +13,7 @@ the text nothing is read again: tokens and lines are taken in one by one, and ta
 Paper: Dong et al., Rethinking Repetition Problems of LLMs in Code Generation (grammar-based
 repetition penalization), arXiv:2505.10402
 Guarantee: lossy: tokens that repeat code lose probability and ends gain some, on purpose; whatever
-drafts, the text has exactly the law that this leaves
+drafts, the text has exactly the distribution that this leaves
 Cost: target 1
 Needs: a tokenizer
 Trains: nothing

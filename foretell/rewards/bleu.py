@@ -8,7 +8,7 @@ common with all (minimum Bayes risk).
 
 Paper: Chang et al., BLEUBERI: BLEU is a surprisingly effective reward for instruction following,
 arXiv:2505.11080; smoothing by Lin and Och, 2004
-Guarantee: lossy: a text that is chosen by it has another law than a sample
+Guarantee: lossy: a text that is chosen by it has another distribution than a sample
 Cost: none
 Needs: references, or several texts
 Trains: nothing

@@ -4,7 +4,7 @@ A keyword counts where it stands as whole words, whatever the case of its letter
 has 1 where every keyword stands in it, and 0 otherwise.
 
 Paper: Huang et al., DeAL: Decoding-time Alignment for Large Language Models, arXiv:2402.06147
-Guarantee: lossy: a text that is chosen by it has another law than a sample
+Guarantee: lossy: a text that is chosen by it has another distribution than a sample
 Cost: none
 Needs: nothing
 Trains: nothing

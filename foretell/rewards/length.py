@@ -3,7 +3,7 @@
 1 at `target` words, falling evenly to 0 at none and at twice as many.
 
 Paper: Huang et al., DeAL: Decoding-time Alignment for Large Language Models, arXiv:2402.06147
-Guarantee: lossy: a text that is chosen by it has another law than a sample
+Guarantee: lossy: a text that is chosen by it has another distribution than a sample
 Cost: none
 Needs: nothing
 Trains: nothing

@@ -245,8 +245,8 @@ def choose_option(
 ) -> Generator[Message, Any, int]:
     """Writes one of these texts, of which none begins another; returns its number.
 
-    Its tokens are drawn from the model's law over those that go on with one of them. Where all go
-    on with the same token there is nothing to ask.
+    Its tokens are drawn from the model's distribution over those that go on with one of them. Where
+    all go on with the same token there is nothing to ask.
     """
     option_tokens = [
         continue_tokens(speaker.words, ctx.tokens, option_text.encode(), WINDOW)

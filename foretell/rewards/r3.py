@@ -8,7 +8,7 @@ length counts for nothing, and the relevance is brought to the range that the ot
 
 Paper: Hong et al., Rethinking the Role of Proxy Rewards in Language Model Alignment,
 arXiv:2402.03469
-Guarantee: lossy: a text that is chosen by it has another law than a sample
+Guarantee: lossy: a text that is chosen by it has another distribution than a sample
 Cost: one forward of the encoder for the texts
 Needs: an encoder, a folder of a model of transformers with its tokenizer, such as Contriever's
 Trains: nothing

@@ -9,7 +9,7 @@ judged again in the opposite order, since judges prefer what stands in certain p
 both is the reward, from 0 to 1. Statistics count the `judgements` among their notes.
 
 Paper: Yu et al., RewardAnything: Generalizable Principle-Following Reward Models, arXiv:2506.03637
-Guarantee: lossy: a text that is chosen by it has another law than a sample
+Guarantee: lossy: a text that is chosen by it has another distribution than a sample
 Cost: one judgement an order: its thoughts, and a forward for each of its choices
 Needs: a principle; a model that can judge, which is the target itself unless another one is named
 Trains: nothing

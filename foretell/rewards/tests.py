@@ -12,7 +12,7 @@ object, {"call": "add", "args": [1, 2], "expected": 3}. Without a name those cou
 stands in the request's.
 
 Paper: Zhang et al., Planning with Large Language Models for Code Generation, arXiv:2303.05510
-Guarantee: lossy: a text that is chosen by it has another law than a sample
+Guarantee: lossy: a text that is chosen by it has another distribution than a sample
 Cost: none
 Needs: Linux 5.13 or newer, or user namespaces, on x86_64 or aarch64; a file of tests
 Trains: nothing

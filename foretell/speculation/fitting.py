@@ -26,7 +26,8 @@ def fit_constraint(
     guide = ctx.sampler.guide
     if guide is None:
         return tree
-    if not (tree.has_draws or never_cut):  # drawn tokens come from laws that have the constraint
+    # drawn tokens come from distributions that have the constraint
+    if not (tree.has_draws or never_cut):
         fitting_nodes = [0]
         for node in range(1, len(tree)):
             if tree.parents[node] in fitting_nodes and guide.drafts(

@@ -2,10 +2,10 @@
 acceptance-head`.
 
 As Huang et al. (arXiv:2405.19715) do it: at every token of a text the draft model draws one of its
-own, y of its law q, which the target of law p would accept with probability min(1, p(y) / q(y)).
-The draft model then reads the text with most tokens replaced by these draws, the others mixed in as
-they are, and the head learns from the state at each draw what its probability was. A rejection
-weighs more than an acceptance. Both models stay as they are.
+own, y of its distribution q, which the target of distribution p would accept with probability
+min(1, p(y) / q(y)). The draft model then reads the text with most tokens replaced by these draws,
+the others mixed in as they are, and the head learns from the state at each draw what its
+probability was. A rejection weighs more than an acceptance. Both models stay as they are.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrainHead:
     blocks: int = 3  # residual blocks of the head
     rejected: float = 6.0  # times that a rejection weighs in the loss
     mixed: float = 0.15  # share of the tokens read that are the text's own
-    temperature: float = 1.0  # of both models' laws; 0: their best tokens
+    temperature: float = 1.0  # of both models' distributions; 0: their best tokens
     length: int = 256  # tokens of an answer, or of a piece of text
     examples: int = 50_000  # drafted tokens to learn from at most
     epochs: int = 3  # times that each is learnt from
@@ -141,7 +141,7 @@ def answer_ask(model: Model, ask: Ask) -> Reply:
 
 
 def answer_laws(model: Model, text: Text, vocab: int, temperature: float) -> torch.Tensor:
-    """(n, vocab): the model's laws of the n tokens after a text's beginning."""
+    """(n, vocab): the model's distributions of the n tokens after a text's beginning."""
     tokens, prompt_length = text
     logit_rows = read_tokens(model, tokens[:-1], prompt_length - 1).logits.cpu()
     logit_rows = torch.stack([resize_row(row, vocab) for row in logit_rows])

@@ -1,4 +1,4 @@
-"""A model's own answers with its laws: what a draft model for it is distilled on.
+"""A model's own answers with its distributions: what a draft model for it is distilled on.
 
 Answers are written by the engine, many at once, each token with the model's likeliest tokens
 there. A file holds some hundred of them as flat arrays, so that a run can be interrupted and
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from foretell.api.lm import LM
     from foretell.api.outputs import Output
 
-BEST = 20  # tokens of a law that are kept
+BEST = 20  # tokens of a distribution that are kept
 A_FILE = 256  # answers in one
 A_TEXT_FILE = 2048  # pieces of plain texts in one
 PIECE, LEAST_PIECE = 384, 64  # tokens of a piece of a plain text
@@ -184,7 +184,7 @@ def side_by_side(
 
 
 def text_of(prompt: Sequence[int], output: Output) -> Text:
-    """The prompt's tokens and the answer's, with its laws."""
+    """The prompt's tokens and the answer's, with its distributions."""
     assert output.logprobs is not None
     token_rows = [
         [(candidate["token"], candidate["logprob"]) for candidate in entry["top"]]
@@ -247,7 +247,7 @@ def write_texts(
 
 
 def plain_text(tokens: Sequence[int]) -> Text:
-    """A text of somebody else's as if the target had written it: every law is certain."""
+    """A text of somebody else's as if the target had written it: every distribution is certain."""
     array = np.array(tokens, np.int32)
     return Text(array, 1, array[1:, None], np.zeros((len(array) - 1, 1), np.float16))
 

@@ -1,9 +1,9 @@
 """Distils a small draft model for a target on the target's own answers: `foretell train draft`.
 
 The draft model is a small Llama with the target's tokens. Its embeddings begin as the target's,
-projected on their main directions. It learns the target's laws at every token of the answers, over
-the likeliest tokens and all others together: how far its own are from them, by an objective. The
-answers are those of `answers.py`.
+projected on their main directions. It learns the target's distributions at every token of the
+answers, over the likeliest tokens and all others together: how far its own are from them, by an
+objective. The answers are those of `answers.py`.
 
 Beside a reference, another draft model that has learnt already, it learns at those tokens alone
 where it is furthest after that one.
@@ -11,9 +11,9 @@ where it is furthest after that one.
 With `exits` it learns them after several of its layers at once, by the mean of the exits' losses,
 each read by the same last norm and head: a draft model for `s2d`.
 
-Of the vocabulary a step looks at the commonest tokens, those of the batch's laws and a random
-sample of the others that stands for all of them: the output matrix is by far the largest part of
-such a model.
+Of the vocabulary a step looks at the commonest tokens, those of the batch's distributions and a
+random sample of the others that stands for all of them: the output matrix is by far the largest
+part of such a model.
 
 Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge Distillation"
 (arXiv 2310.08461), section 3, forward divergence on the target's own texts. Exits: Valipour et al.,
@@ -257,7 +257,9 @@ class Vocabulary:
 def step_vocabulary(
     batch: Batch, common_tokens: torch.Tensor, sampled: int, seed: int, size: int
 ) -> Vocabulary:
-    """The commonest tokens, those of a batch's laws, and `sampled` of the others, by `seed`."""
+    """The commonest tokens, those of a batch's distributions, and `sampled` of the others, by
+    `seed`.
+    """
     is_needed = torch.zeros(size, dtype=torch.bool)
     is_needed[common_tokens] = True
     is_needed[batch.top_tokens.flatten()] = True
@@ -271,7 +273,7 @@ def step_vocabulary(
 def exit_logs(
     model: LlamaForCausalLM, batch: Batch, tokens: Vocabulary, exits: Sequence[int] = ()
 ) -> list[torch.Tensor]:
-    """Logarithms (m, K + 1) of each exit's law, over what the target's `laws` are of."""
+    """Logarithms (m, K + 1) of each exit's distribution, over what the target's `laws` are of."""
     weight = model.get_input_embeddings().weight
     known_ids = tokens.known_tokens.to(weight.device)
     sampled_ids = tokens.sampled_tokens.to(weight.device)
@@ -300,11 +302,11 @@ def exit_loss(
     reference: LlamaForCausalLM | None = None,
     keep: float = 1.0,
 ) -> torch.Tensor:
-    """Mean loss of the model's laws beside the target's, over its likeliest tokens and the rest, in
-    nats; with `exits` the mean over theirs.
+    """Mean loss of the model's distributions beside the target's, over its likeliest tokens and the
+    rest, in nats; with `exits` the mean over theirs.
 
-    With a reference it is the mean over the share `keep` of the tokens at which the model's law is
-    further from the target's than the reference's is.
+    With a reference it is the mean over the share `keep` of the tokens at which the model's
+    distribution is further from the target's than the reference's is.
     """
     batch = batch.to(model.get_input_embeddings().weight.device)
     laws, labels = batch.laws, batch.labels

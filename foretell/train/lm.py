@@ -161,8 +161,8 @@ def bits_per_byte(model: torch.nn.Module, corpus: Path, length: int = 1024) -> d
 def text_loss(
     model: torch.nn.Module, teacher: torch.nn.Module | None, ids: torch.Tensor
 ) -> torch.Tensor:
-    """Cross entropy with the text, or with a teacher half of that and half the KL from its law
-    (token mean).
+    """Cross entropy with the text, or with a teacher half of that and half the KL from its
+    distribution (token mean).
     """
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logits = model(input_ids=ids[:, :-1]).logits

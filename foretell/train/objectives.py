@@ -1,7 +1,7 @@
-"""What a drafter learns to come near to: losses of its laws, beside the target's.
+"""What a drafter learns to come near to: losses of its distributions, beside the target's.
 
-Each takes logits (m, V) of the drafter, the target's laws (m, V) and the texts' next tokens (m,),
--1 for those that have no row, and gives a loss (m,) of each row.
+Each takes logits (m, V) of the drafter, the target's distributions (m, V) and the texts' next
+tokens (m,), -1 for those that have no row, and gives a loss (m,) of each row.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def cross_entropy(logits: torch.Tensor, laws: torch.Tensor, labels: torch.Tensor
 
 
 def total_variation(logits: torch.Tensor, laws: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Half the distance of the laws: the probability that a drawn token is rejected."""
+    """Half the distance of the distributions: the probability that a drawn token is rejected."""
     return (logits.softmax(-1) - laws).abs().sum(-1) / 2
 
 
@@ -51,8 +51,8 @@ def advantage(logits: torch.Tensor, laws: torch.Tensor, labels: torch.Tensor) ->
 
 
 def certainty(logits: torch.Tensor, laws: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy with the text, and the entropy of the drafter's law where its best token is
-    the text's.
+    """Cross entropy with the text, and the entropy of the drafter's distribution where its best
+    token is the text's.
     """
     logs = logits.log_softmax(-1)
     is_right = logits.argmax(-1) == labels
@@ -125,8 +125,8 @@ def row_loss(
 def lag_behind(
     states: torch.Tensor, reference: torch.Tensor, weight: torch.Tensor, laws: torch.Tensor
 ) -> torch.Tensor:
-    """(m,) how much further a head is from the target's laws than a reference is, both by their
-    states (m, E) read by the same output matrix (V, E), in nats.
+    """(m,) how much further a head is from the target's distributions than a reference is, both by
+    their states (m, E) read by the same output matrix (V, E), in nats.
     """
     lags = []
     for start in range(0, len(states), CHUNK):

@@ -1,12 +1,13 @@
-"""Verification: (tree, target laws, randomness) -> which drafted path is accepted, what follows it.
+"""Verification: (tree, target distributions, randomness) -> which drafted path is accepted, what
+follows it.
 
 Here are the two rules everything rests on and the base of all. `walk_tree` follows the target's own
 samples: exact on any tree, optimal for deterministic ones, seed by seed the plain decoder's tokens.
-`verify_in_order` is recursive rejection over a node's tries: exact for any mixture of laws, and it
-accepts more of drawn tokens. More rules stand in `rules/`; each says which trees it accepts and
-refuses the rest: a tree verified with the wrong law is silently biased. Where an accepted node ends
-the text, nothing is asked after it: plain decoding would not have asked, and a grammar may have no
-answer there.
+`verify_in_order` is recursive rejection over a node's tries: exact for any mixture of
+distributions, and it accepts more of drawn tokens. More rules stand in `rules/`; each says which
+trees it accepts and refuses the rest: a tree verified with the wrong distribution is silently
+biased. Where an accepted node ends the text, nothing is asked after it: plain decoding would not
+have asked, and a grammar may have no answer there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Rule(Settings):
 
     needs = "any tree"  # in words, for the error
     drawn = False  # whether it verifies drawn tokens alone
-    exact = True  # whether its law is the target's
+    exact = True  # whether its distribution is the target's
     greedy = True  # whether at temperature 0 it is the walk
     taps: tuple[int, ...] = ()  # hidden states that it reads in Target.reply, as of a Drafter
 
@@ -41,7 +42,7 @@ class Rule(Settings):
         return self
 
     def can_verify(self, tree: TokenTree) -> bool:
-        """Whether it can verify a tree of this shape, with these laws."""
+        """Whether it can verify a tree of this shape, with these distributions."""
         return True
 
     def verify_tree(self, tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:

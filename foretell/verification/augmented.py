@@ -1,22 +1,24 @@
 """Accepts what a drafter with other knowledge draws, where the target would have to learn it.
 
 A drafter that reads other text than the target, such as `rapid`, may know better. So the target's
-law p is moved towards the drafter's law q by one step of distillation: of the token's logit is
-taken `eta` (p - q), where q is at least `alpha` of its largest value. A drafted token is accepted
-by the moved law; where it is refused, the next token is drawn from what p has more than q or than
-the moved law. After a draft that was accepted whole the token is the target's own. With eta=0 it
-is exact, and gives the tokens of `sequential`.
+distribution p is moved towards the drafter's distribution q by one step of distillation: of the
+token's logit is taken `eta` (p - q), where q is at least `alpha` of its largest value. A drafted
+token is accepted by the moved distribution; where it is refused, the next token is drawn from what
+p has more than q or than the moved distribution. After a draft that was accepted whole the token is
+the target's own. With eta=0 it is exact, and gives the tokens of `sequential`.
 
 Paper: Chen et al., RAPID: Long-Context Inference with Retrieval-Augmented Speculative Decoding,
 arXiv:2502.20330
-Guarantee: lossy: the text's law lies between the target's and the drafter's; with eta=0 nothing
+Guarantee: lossy: the text's distribution lies between the target's and the drafter's; with eta=0
+nothing
 Cost: none
 Needs: a chain of tokens that were drawn
 Trains: nothing
 Differs:
-- at temperature 0 it is the greedy walk: the moved law of a greedy target is the target's own
-- where both laws agree there is nothing to draw from after a refusal, which rounding alone can
-cause: the draft is accepted then, and the released code divides by zero
+- at temperature 0 it is the greedy walk: the moved distribution of a greedy target is the target's
+own
+- where both distributions agree there is nothing to draw from after a refusal, which rounding alone
+can cause: the draft is accepted then, and the released code divides by zero
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from foretell.verification.acceptance import TINY, Rule
 class Augmented(Rule):
     """The authors take eta=10 where a model drafts for itself, 20 and more for a larger drafter."""
 
-    eta: Annotated[float, Range(0, 1000)] = 10.0  # how far the target's law is moved; 0: not at all
+    # how far the target's distribution is moved; 0: not at all
+    eta: Annotated[float, Range(0, 1000)] = 10.0
     # share of the drafter's best probability below which a token stays as it is
     alpha: Annotated[float, Range(0, 1)] = 0.1
 
@@ -50,7 +53,7 @@ class Augmented(Rule):
         return tree.is_chain and None not in tree.laws[1:]
 
     def moved_distribution(self, p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-        """The law (V,) between the target's p and the drafter's q."""
+        """The distribution (V,) between the target's p and the drafter's q."""
         if not self.eta:
             return p
         step = self.eta * (p - q)

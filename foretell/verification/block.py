@@ -73,7 +73,7 @@ def joint_ratios(
     """Target's p and draft's q (V,) below nodes 0, 1, ... of a chain, and each path's joint ratio.
 
     The chain is followed as far as it can be accepted: to its end, to a token that ends the text,
-    or to one that the target excludes. No law is asked for below that.
+    or to one that the target excludes. No distribution is asked for below that.
     """
     target_probs: list[torch.Tensor] = []
     draft_probs: list[torch.Tensor] = []

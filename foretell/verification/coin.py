@@ -1,10 +1,10 @@
 """One draw a node decides among a deterministic tree's children and none of them.
 
-The same law as the walk and as `sequential` on such trees, with one random number a node rather
-than one a child. What that number means depends on the drafted children, so the same seed gives the
-same tokens only with the same drafts: a drafter that learns from other requests while this one runs
-changes its samples, never their law. (The default rule, `walk`, gives plain decoding's tokens
-whatever was drafted.)
+The same distribution as the walk and as `sequential` on such trees, with one random number a node
+rather than one a child. What that number means depends on the drafted children, so the same seed
+gives the same tokens only with the same drafts: a drafter that learns from other requests while
+this one runs changes its samples, never their distribution. (The default rule, `walk`, gives plain
+decoding's tokens whatever was drafted.)
 
 Paper: the kernel of SGLang, sgl-kernel/csrc/speculative/speculative_sampling.cuh
 Guarantee: exact

@@ -1,14 +1,14 @@
 """k independent drafts are each accepted with min(1, p / (r q)), r as small as is valid.
 
 This is the k-sequential selection of SpecTr. Where `sequential` lowers p after each refusal, here
-every try faces the same threshold, and the residual law makes up for all of them at once. The
-drafts that begin with the accepted token go on together.
+every try faces the same threshold, and the residual distribution makes up for all of them at once.
+The drafts that begin with the accepted token go on together.
 
 Paper: Sun, Suresh, Ro, Beirami, Jain, Yu, SpecTr: Fast Speculative Decoding via Optimal Transport,
 arXiv:2310.15141
 Guarantee: exact
 Cost: O(V) a node, 60 bisection steps
-Needs: children drawn independently from one law
+Needs: children drawn independently from one distribution
 Trains: nothing
 Differs: in nothing known
 """
@@ -94,7 +94,7 @@ def find_threshold(p: torch.Tensor, q: torch.Tensor, k: int) -> float:
 
 
 def residual_probs(p: torch.Tensor, q: torch.Tensor, r: float, k: int) -> torch.Tensor:
-    """The law (V,) of the token after k refusals."""
+    """The distribution (V,) of the token after k refusals."""
     beta = acceptance_mass(p, q, r)
     if beta <= TINY:
         return p

@@ -2,8 +2,8 @@
 
 A token passes where it is one of the `beta` best of its place and its log-probability is at most
 `tau` below that of the best. Of a node's children the likeliest that passes is followed. At the
-first place where none passes the target decides: by its best token, or by a draw from its law. With
-beta=1 and temperature 0 it is the greedy walk.
+first place where none passes the target decides: by its best token, or by a draw from its
+distribution. With beta=1 and temperature 0 it is the greedy walk.
 
 Paper: Xia, Ge, Wang, Chen, Wei, Sui, Speculative Decoding: Exploiting Speculative Execution for
 Accelerating Seq2seq Generation, arXiv:2203.16487; Ge et al., Lossless Acceleration for Seq2seq
@@ -13,8 +13,8 @@ Cost: none
 Needs: any tree
 Trains: nothing
 Differs:
-- the paper decodes greedily; at another temperature rank and gap are those of the law that the
-request samples from, and no token passes that its filters exclude
+- the paper decodes greedily; at another temperature rank and gap are those of the distribution that
+the request samples from, and no token passes that its filters exclude
 - trees are taken as well as chains
 """
 

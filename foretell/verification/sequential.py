@@ -3,7 +3,7 @@
 Recursive rejection sampling: after a refusal p becomes (p - q)+, renormalised, and the next child
 is tried; after the last one the token is drawn from what is left of p. Exact for chains,
 deterministic trees, trees drawn with or without replacement and mixtures, because every node
-carries the law its token was drawn from.
+carries the distribution its token was drawn from.
 
 Paper: Leviathan et al., arXiv:2211.17192; Chen et al., arXiv:2302.01318; Miao et al. (SpecInfer),
 arXiv:2305.09781

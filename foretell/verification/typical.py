@@ -11,8 +11,8 @@ Cost: none
 Needs: any tree
 Trains: nothing
 Differs:
-- the token after the path is drawn from the full law, where the reference takes the argmax in its
-fast mode
+- the token after the path is drawn from the full distribution, where the reference takes the argmax
+in its fast mode
 """
 
 from __future__ import annotations

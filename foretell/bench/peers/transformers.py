@@ -162,7 +162,7 @@ def _load_model(source: str, place: Place) -> PreTrainedModel:
         if stored_config.eos_token_id is not None
         else hf.config.eos_token_id
     )
-    # The sampling that a model's authors advise is left out on both sides: the same law is
+    # The sampling that a model's authors advise is left out on both sides: the same distribution is
     # measured.
     pad_token = end_token[0] if isinstance(end_token, list) else end_token
     hf.generation_config = GenerationConfig(

@@ -3,8 +3,8 @@
 What the last three tokens on the way to a node say together stands for the node's hidden state; one
 layer that attends to the target's states of all tokens before makes a better estimate of it. The
 estimate takes the state's place for the nodes below, and each level has a matrix of its own that
-makes the law of it and of the last state that is known. Level by level the `breadth` likeliest
-nodes get `breadth` children each, and of all of them the `total` likeliest are verified.
+makes the distribution of it and of the last state that is known. Level by level the `breadth`
+likeliest nodes get `breadth` children each, and of all of them the `total` likeliest are verified.
 
 Paper: Zeng et al., arXiv:2402.15758
 Guarantee: exact
@@ -16,8 +16,8 @@ Differs:
 - heads share the target's output matrix, cut to its commonest tokens and not trained, after a
 matrix each; the paper's have an output matrix each, of twice the width
 - the tree grows by the head's own probabilities; the paper's has a fixed shape of 25 nodes
-- it learns the target's laws (KL) and states along the text's own tokens, and through all levels;
-the paper's learns from tokens it drafted itself, level by level
+- it learns the target's distributions (KL) and states along the text's own tokens, and through all
+levels; the paper's learns from tokens it drafted itself, level by level
 - the optimiser is Muon
 """
 

@@ -16,8 +16,8 @@ Differs:
 others; the paper's have 5 layers, blocks of 16 and 5 states
 - what stands for a masked token is trained with the head; the paper takes an unused token's
 - layers are the target's kind without norms of queries and keys, which the paper's have
-- it learns the target's laws (KL), from at most 128 blocks a text; the paper's learns tokens, from
-512
+- it learns the target's distributions (KL), from at most 128 blocks a text; the paper's learns
+tokens, from 512
 - of the output matrix the rows of the commonest tokens alone are computed
 """
 

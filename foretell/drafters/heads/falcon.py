@@ -1,10 +1,11 @@
 """A head that gives the states of two tokens a pass drafts a tree of eight levels in four.
 
 The head reads tokens beside the target's states through an LSTM and one layer in which the rows of
-a block see each other. From the last rows of the text it makes the laws of the next tokens, two
-unless it was made with larger blocks; the second one's law does not know the first token. The
-states after these laws and the tokens that were chosen are the block of the next pass. Of each
-pass the `breadth` likeliest paths go on, and of all nodes the `total` likeliest are verified.
+a block see each other. From the last rows of the text it makes the distributions of the next
+tokens, two unless it was made with larger blocks; the second one's distribution does not know the
+first token. The states after these distributions and the tokens that were chosen are the block of
+the next pass. Of each pass the `breadth` likeliest paths go on, and of all nodes the `total`
+likeliest are verified.
 
 Paper: Gao et al., arXiv:2412.12639
 Guarantee: exact
@@ -18,8 +19,8 @@ Differs:
 computes rows again that were kept of a block that is not whole
 - it has one decoder layer, so keys and values are the same whatever the blocks are; an LSTM that
 runs over the text in order, whose state is kept of every token
-- it learns the target's laws by KL; the paper adds a tenth of cross entropy with a token drawn from
-them, and sharpens them a little
+- it learns the target's distributions by KL; the paper adds a tenth of cross entropy with a token
+drawn from them, and sharpens them a little
 - blocks of a text begin at either parity in training, in the paper with its first token
 - the share of wrong tokens that is shown in training falls from 0.45 to 0.1, as in the authors'
 code; in the paper's text it falls from 0.4 to 0
@@ -53,7 +54,7 @@ class Falcon(HeadDrafter):
     """Counts of passes and nodes."""
 
     head: str = ""  # folder of the head; without one, the head that ships for the target
-    # of the head, each of which gives a level of the tree for every law it has
+    # of the head, each of which gives a level of the tree for every distribution it has
     passes: Annotated[int, Range(1, 32)] = 4
     breadth: Annotated[int, Range(1, 64)] = 10  # paths that go on, and children of each node
     total: Annotated[int, Range(1, 1023)] = 165  # nodes that are verified at most
@@ -75,7 +76,8 @@ class Falcon(HeadDrafter):
 def candidates_by_blocks(
     ctx: Context, reader: HeadReader, depth: int, shape: TreeShape
 ) -> Generator[Ask, Any, list[Candidate]]:
-    """All candidates of at most `depth` levels, by one ask for as many as the head has laws.
+    """All candidates of at most `depth` levels, by one ask for as many as the head has
+    distributions.
 
     `shape.depth` is how many asks there are.
     """

@@ -3,9 +3,9 @@
 The head is EAGLE-1's with two additions. The target's state does not tell which token was drawn
 from it, so the token gates a product twice as wide, which is added to the state before the layer.
 And the estimate of the next state goes through an adapter to the output matrix: training pulls the
-estimate alone to the target's state, and the adapter is free to make the laws right. Nodes below
-are given the estimate. The tree is EAGLE-2's: level by level the `breadth` likeliest nodes get
-`breadth` children each, and of all of them the `total` likeliest are verified.
+estimate alone to the target's state, and the adapter is free to make the distributions right. Nodes
+below are given the estimate. The tree is EAGLE-2's: level by level the `breadth` likeliest nodes
+get `breadth` children each, and of all of them the `total` likeliest are verified.
 
 Paper: Gui et al., arXiv:2408.15562; the tree is EAGLE-2's, arXiv:2406.16858
 Guarantee: exact

@@ -100,7 +100,8 @@ def candidates_by_levels(
             range(first_number, len(candidates)), key=lambda number: -candidates[number].total
         )
         frontier = ranked_numbers[: shape.breadth]
-        if not frontier or candidates[frontier[0]].total < shape.least:  # none: rows without a law
+        # none: rows without a distribution
+        if not frontier or candidates[frontier[0]].total < shape.least:
             break
     return candidates
 

@@ -14,7 +14,7 @@ Trains: `foretell train head --kind hidden-transfer`
 Try: --model MODEL --method hidden-transfer:head=FOLDER --compare
 Differs:
 - all rows enter at one layer, a third of the way unless the maps were made for another
-- the maps learn from the target's laws alone, not from its states
+- the maps learn from the target's distributions alone, not from its states
 - trees, and how many rows a node has, are those of `ppd`
 - verification is exact at any temperature
 """

@@ -1,10 +1,10 @@
 """A head that reads one hidden state of the target drafts all depths of a fixed tree at once.
 
 The head has a small block for each depth, and all of them read the target's last state; the
-target's output matrix makes a law of what each gives. A place of the tree is named by the ranks of
-the tokens on the way to it, and its token is that of its last rank in its depth's law, whatever
-stands above it. How often each rank is right at each depth was counted when the head was trained;
-the tree has the places where the product of these shares is highest.
+target's output matrix makes a distribution of what each gives. A place of the tree is named by the
+ranks of the tokens on the way to it, and its token is that of its last rank in its depth's
+distribution, whatever stands above it. How often each rank is right at each depth was counted when
+the head was trained; the tree has the places where the product of these shares is highest.
 
 Paper: Cai et al., arXiv:2401.10774
 Guarantee: exact

@@ -16,8 +16,8 @@ read by the target's output matrix, cut to its commonest tokens, through a matri
 paper trains an embedding and an output matrix of its own, and published heads keep theirs
 - its state is as wide as the target's, and it has the weights of all steps but the first projection
 as one, as several of the published models have
-- it learns the target's laws on the target's own answers alone, with Muon; the paper trains on
-texts first, with AdamW
+- it learns the target's distributions on the target's own answers alone, with Muon; the paper
+trains on texts first, with AdamW
 - where there is no room for a whole suffix, as much of it is verified as there is room for
 """
 

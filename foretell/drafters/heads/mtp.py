@@ -15,7 +15,7 @@ Trains: `foretell train head --kind mtp`
 Try: --model MODEL --method mtp:head=FOLDER --compare
 Differs:
 - the head is trained for a finished target; DeepSeek trains it with the target
-- it learns the target's laws (KL); the papers' learns the text's next tokens
+- it learns the target's distributions (KL); the papers' learns the text's next tokens
 - in training a row sees, of the deeper steps, its own rows alone, as it will when it drafts; in the
 papers it sees all earlier rows of its step
 - it reads the target's last state after the last norm, as its own are; published heads differ in

@@ -2,9 +2,9 @@
 
 A window of drafts is verified in one forward. After the first rejected one the target has answered
 too, though for a text that is now off by a token or so: from those rows the window's next tokens
-are drawn, each with the law of its row, and verified again by the next forward. At temperature 0
-this is plain Jacobi decoding. There is no separate drafter; it pays where a token depends little on
-its nearest neighbours, as in images.
+are drawn, each with the distribution of its row, and verified again by the next forward. At
+temperature 0 this is plain Jacobi decoding. There is no separate drafter; it pays where a token
+depends little on its nearest neighbours, as in images.
 
 Paper: Teng, Shi, Liu, Ning, Dai, Wang, Li, Liu, Accelerating Auto-regressive Text-to-Image
 Generation with Training-free Speculative Jacobi Decoding, arXiv:2410.01699
@@ -79,12 +79,13 @@ class Jacobi(Drafter):
             if row_index < len(greedy_tokens):
                 token, probability = greedy_tokens[row_index], REDRAWN
             elif row_index < len(known_rows):
-                # The declared law is right although its row saw another text than the one now
-                # committed. Which row it is, and so q, was settled by what happened before; the
+                # The declared distribution is right although its row saw another text than the one
+                # now committed. Which row it is, and so q, was settled by what happened before; the
                 # token is drawn from q only now, by a number that decides nothing else. So given
                 # all that is known when the place is tested, the accepted tokens to its left
-                # included, the token has the law q, and more is not asked of q. Penalties make q a
-                # function of the text before it: of the row's old text, in the draw as declared.
+                # included, the token has the distribution q, and more is not asked of q. Penalties
+                # make q a function of the text before it: of the row's old text, in the draw as
+                # declared.
                 q, probability = sampler.law(known_rows[row_index], old_text), REDRAWN
                 old_text += state.chain[first_row + row_index : first_row + row_index + 1]
                 if sampler.greedy:
@@ -95,8 +96,9 @@ class Jacobi(Drafter):
             else:
                 token, probability = text[-min(self.back, len(text))], REPEATED
                 if not sampler.greedy:
-                    # A rule chose the token, so its law is one-hot. Declared rather than left out:
-                    # block verification wants a law at all places, other rules treat both alike.
+                    # A rule chose the token, so its distribution is one-hot. Declared rather than
+                    # left out: block verification wants a distribution at all places, other rules
+                    # treat both alike.
                     law = Law(torch.ones(1), torch.tensor([token]))
             value = tree.values[node] * probability
             node = tree.add(node, token, law=law, value=value, source="jacobi")

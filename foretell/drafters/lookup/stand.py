@@ -18,7 +18,7 @@ Trains: nothing
 Differs:
 - the shape is the best tree for the acceptance of each rank, measured with the bundled model and
 prompts, where the paper keeps the 80 most useful of 625 nodes on AIME problems
-- children are drawn one after the other, which has the law of Gumbel-top-k
+- children are drawn one after the other, which has the distribution of Gumbel-top-k
 - where only the request's own text knows an n-gram, the token that followed there is proposed
 - penalties act on log-probabilities rather than logits
 - nothing is drafted after a token that ends the text

@@ -3,9 +3,9 @@
 After the text stand `k` masks, and one forward of a masked denoiser says of each what it hides,
 apart from the others. Of each position the likeliest tokens are kept, until their probabilities
 reach `mass`, at most `most` of them, and whatever ends the text. A beam goes through them from left
-to right. It adds up what the denoiser says of a token and what a 3-gram law says of it after the
-two before: that law is counted in the request's own text, and in a corpus if one is given. The best
-path is the draft.
+to right. It adds up what the denoiser says of a token and what a 3-gram distribution says of it
+after the two before: that distribution is counted in the request's own text, and in a corpus if one
+is given. The best path is the draft.
 
 The next k follows two moving averages: how many tokens the denoiser proposed before an end, and how
 many the target agreed with. It is the first, `growth` longer while the second is not below it.
@@ -18,10 +18,10 @@ Needs: a draft model that fills masks, with the target's tokenizer
 Trains: nothing
 Try: --model MODEL --draft CANVAS_MODEL --method diffuspec --compare
 Differs:
-- a path was found by a search, so its tokens have no law: each is accepted with the target's own
-probability of it, where the paper takes min(1, p / q) by another law of the denoiser; at
-temperature 0, where its results are from, both are the same
-- the 3-gram law is interpolated (Witten-Bell), where the paper fits KenLM to each data set
+- a path was found by a search, so its tokens have no distribution: each is accepted with the
+target's own probability of it, where the paper takes min(1, p / q) by another distribution of the
+denoiser; at temperature 0, where its results are from, both are the same
+- the 3-gram distribution is interpolated (Witten-Bell), where the paper fits KenLM to each data set
 - how much of a path is verified is limited by the policy; agreed is what the text then has of it
 - penalties and bans of the request hold when a draft is verified, and not in the search
 - `refresh` above 1 keeps the denoiser's rows of the text for so many drafts; the paper computes all
@@ -79,7 +79,7 @@ class Diffuspec(Drafter):
     mass: Annotated[float, Range(0, 1)] = 0.8
     most: Annotated[int, Range(1, 256)] = 15  # tokens tried at a position, ends aside
     beam: Annotated[int, Range(1, 256)] = 3  # paths that the search keeps
-    # of the denoiser in a path's score; the 3-gram law has the rest
+    # of the denoiser in a path's score; the 3-gram distribution has the rest
     weight: Annotated[float, Range(0, 1)] = 0.5
     search: bool = True  # no: the best token of each position
     corpus: TokenIds = ()  # a text that 3-grams are counted in too
@@ -147,7 +147,7 @@ class Diffuspec(Drafter):
 
 
 def causal_model(ctx: Context, state: State) -> Causal:
-    """The 3-gram law of a token after the text and some tokens of a path."""
+    """The 3-gram distribution of a token after the text and some tokens of a path."""
     state.own.learn_tokens(ctx.tokens[state.counted :])
     state.counted = len(ctx.tokens)
     vocab = ctx.models["target"].vocab

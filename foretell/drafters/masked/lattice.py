@@ -1,7 +1,8 @@
 """A lattice: for each of several positions the tokens that may stand there, and a path through it.
 
 Its probabilities are those of a model that says of each position apart from the others what stands
-there. The search sets against them what a law from left to right says of the tokens in this order.
+there. The search sets against them what a distribution from left to right says of the tokens in
+this order.
 """
 
 from __future__ import annotations

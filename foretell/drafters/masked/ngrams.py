@@ -1,4 +1,6 @@
-"""A law of the next token by counts of n-grams, of one text that grows or of several together."""
+"""A distribution of the next token by counts of n-grams, of one text that grows or of several
+together.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,9 @@ def token_probability(
     """The probability of a token after `context`, by the counts of all `texts`, which have one
     order.
 
-    Each longer context is interpolated with the next shorter one, the shortest with an even law
-    over `vocab` tokens, and weighs the more the fewer different tokens followed it (Witten and
-    Bell, 1991). So no token is impossible, and the probabilities of all sum to 1.
+    Each longer context is interpolated with the next shorter one, the shortest with an even
+    distribution over `vocab` tokens, and weighs the more the fewer different tokens followed it
+    (Witten and Bell, 1991). So no token is impossible, and the probabilities of all sum to 1.
     """
     estimate = 1 / vocab
     max_length = min(len(context), texts[0].order - 1)

@@ -2,11 +2,11 @@
 
 The inner drafter proposes what the draft model will say; the draft model verifies it in one forward
 with an exact rule and goes on until `length` tokens stand. Each of them has the draft model's own
-law, whatever the inner drafter proposed, and names that law when the target verifies it. So the
-tokens are those that `draft` would draft, in fewer forwards of the draft model. Of the inner
-drafter's trees the policy keeps what pays, as it does with any other drafter's. A cascade may stand
-within a cascade: `cascade:inner=(draft:length=2),model=middle` has two draft models, of which the
-smaller drafts for the other.
+distribution, whatever the inner drafter proposed, and names that distribution when the target
+verifies it. So the tokens are those that `draft` would draft, in fewer forwards of the draft model.
+Of the inner drafter's trees the policy keeps what pays, as it does with any other drafter's. A
+cascade may stand within a cascade: `cascade:inner=(draft:length=2),model=middle` has two draft
+models, of which the smaller drafts for the other.
 
 Paper: Sun et al. (TriForce), arXiv:2404.11912, section 4.2, of which it is the hierarchy alone;
 Chen et al. (Cascade Speculative Drafting), arXiv:2312.11462, its vertical cascade
@@ -18,8 +18,8 @@ Try: --method cascade:inner=suffix --compare
 Differs:
 - any drafter may be the inner one, the two papers have a draft model and n-grams there; one that
 writes a text of its own is refused, since that cannot be taken back
-- where the draft model refuses an inner token it goes on with the residual law; TriForce's released
-code takes a plain sample there and so emits another law than it records
+- where the draft model refuses an inner token it goes on with the residual distribution; TriForce's
+released code takes a plain sample there and so emits another distribution than it records
 - the number of tokens is fixed beforehand, and cut by no threshold
 - the inner drafter learns from what the draft model says within a draft on a copy of its state,
 since the text may not come to have these tokens; what it shares with other requests it keeps

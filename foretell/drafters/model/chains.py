@@ -30,7 +30,7 @@ def draw_chains(
 ) -> Generator[Ask, Any, None]:
     """Draws `chain_count` chains of `length` tokens below the root of an empty tree.
 
-    Each token is drawn from the draft model's law under the request's sampling options; at
+    Each token is drawn from the draft model's distribution under the request's sampling options; at
     temperature 0, and with `take_best` at any, it is the best one. One draft forward grows all
     chains by one level. A chain ends with a token that ends the text, and where the best token is
     less likely than `confidence`. No level is begun that could exceed the budget.
@@ -121,7 +121,9 @@ def chain_below(tree: TokenTree, node: int) -> TokenTree:
 
 
 def cut_chain(chain: TokenTree, depth: int) -> TokenTree:
-    """The chain's first `depth` tokens. Only where no draw decides `depth` it keeps its law."""
+    """The chain's first `depth` tokens. Only where no draw decides `depth` it keeps its
+    distribution.
+    """
     if len(chain) <= depth + 1:
         return chain
     short_chain = TokenTree(chain.tokens[0])

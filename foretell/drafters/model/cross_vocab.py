@@ -1,9 +1,9 @@
 """A draft model with another tokenizer drafts the tokens that both vocabularies have.
 
-The draft model keeps the request's text in its own tokens. Its law is restricted to the tokens
-that the target has as well (those of equal bytes, special ones of equal names, and the end) and
-renormalised; a chain is drawn from it, in the target's ids and under the request's sampling
-options. That law is the declared one, so the usual verification is exact.
+The draft model keeps the request's text in its own tokens. Its distribution is restricted to the
+tokens that the target has as well (those of equal bytes, special ones of equal names, and the end)
+and renormalised; a chain is drawn from it, in the target's ids and under the request's sampling
+options. That distribution is the declared one, so the usual verification is exact.
 
 Paper: Timor et al., Accelerating LLM Inference with Lossless Speculative Decoding Algorithms for
 Heterogeneous Vocabularies (token-level intersection), arXiv:2502.05202
@@ -13,7 +13,8 @@ Needs: a draft model, and both tokenizers, whose tokens must be pieces of the te
 Trains: nothing
 Differs:
 - the pairs are one to one: of several tokens with the same bytes one stands for all
-- penalties and all other options hold inside drafts, since the law is made in the target's ids
+- penalties and all other options hold inside drafts, since the distribution is made in the target's
+ids
 - nothing is drafted while the text ends inside a character, or where the options allow no shared
 token
 - the draft model's head is not cut to the shared tokens

@@ -1,18 +1,18 @@
 """A smaller model drafts: one chain, or several independent ones merged by common beginnings.
 
-The draft model continues the text for `length` tokens, each drawn from its own law under the
-request's sampling options (at temperature 0: its best token). With `drafts` above 1, that many
+The draft model continues the text for `length` tokens, each drawn from its own distribution under
+the request's sampling options (at temperature 0: its best token). With `drafts` above 1, that many
 chains are drawn independently and merged by prefix, which is a tree drawn with replacement; one
 draft forward grows all of them by one level. A chain stops at a token that ends the text, and no
 level is begun that could exceed the budget. With `best` it is the draft model's best tokens at any
 temperature: then nothing is drawn, the C library computes a chain in one call, how much is drafted
 follows what it costs, and a seed gives the tokens that plain decoding gives.
 
-With `online=N` the draft model learns while it serves: after every N responses of a tenant one
-step of AdamW at `rate` on the divergence of its laws from the target's (D(p || q), in float32),
-where verification tested its tokens. The target's laws there are known, so nothing is computed
-twice. Each request keeps the weights it began with, and its drafts are the draft model's best
-tokens: what was learnt changes how much is accepted, never a token.
+With `online=N` the draft model learns while it serves: after every N responses of a tenant one step
+of AdamW at `rate` on the divergence of its distributions from the target's (D(p || q), in float32),
+where verification tested its tokens. The target's distributions there are known, so nothing is
+computed twice. Each request keeps the weights it began with, and its drafts are the draft model's
+best tokens: what was learnt changes how much is accepted, never a token.
 
 Paper: Leviathan, Kalman, Matias, arXiv:2211.17192; Chen et al., arXiv:2302.01318; several drafts:
 Miao et al. (SpecInfer), arXiv:2305.09781; learning: Liu et al. (Online Speculative Decoding),
@@ -22,8 +22,8 @@ Cost: target 1, draft length
 Needs: a draft model with the target's tokenizer (the vocabularies may be padded to different sizes)
 Trains: the draft model, best distilled from the target; with `online=N` further, while it serves
 Differs:
-- `confidence` may end a chain early, before a token is drawn: the decision sees the law, not the
-draw
+- `confidence` may end a chain early, before a token is drawn: the decision sees the distribution,
+not the draw
 - `best` is ours: a token is accepted with the target's own probability of it
 - `online` drafts as `best` does, where the paper's drafts are drawn
 - it learns at accepted places as well as at refused ones, where the paper has the refused alone

@@ -2,13 +2,14 @@
 
 A slot is a place for one more child of a node. Its value is the draft model's estimate that
 verification comes to try that child: the probabilities on the way to the node, times what the
-node's earlier children left of 1. The token of the best slot is drawn from the draft model's law
-without the earlier children; then the node has a slot for the next child, and the new child one for
-its first. Token by token the slot is the best of the whole tree, until there are `size` nodes. By
-levels it is the best of one level, until none has a value of `threshold`, and then the next level
-takes one draft forward. Which slot is next depends on values alone, which are known before the
-token is drawn, so the order sways no law. At temperature 0 the likeliest tokens take the place of
-draws, and a slot's value is its token's: the tree holds the likeliest continuations.
+node's earlier children left of 1. The token of the best slot is drawn from the draft model's
+distribution without the earlier children; then the node has a slot for the next child, and the new
+child one for its first. Token by token the slot is the best of the whole tree, until there are
+`size` nodes. By levels it is the best of one level, until none has a value of `threshold`, and then
+the next level takes one draft forward. Which slot is next depends on values alone, which are known
+before the token is drawn, so the order sways no distribution. At temperature 0 the likeliest tokens
+take the place of draws, and a slot's value is its token's: the tree holds the likeliest
+continuations.
 
 Paper: Xiong, Zhang, Li, Wu, Zou, DySpec: Faster Speculative Decoding with Dynamic Token Tree
 Structure, arXiv:2410.11744
@@ -53,7 +54,7 @@ class Slot:
 
 
 class Slots:
-    """The slots whose law is known, best first; of equal ones the oldest."""
+    """The slots whose distribution is known, best first; of equal ones the oldest."""
 
     def __init__(self, greedy: bool):
         self.greedy = greedy
@@ -121,9 +122,9 @@ class Dyspec(Drafter):
     def _law_below(
         self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor
     ) -> torch.Tensor:
-        """The draft model's law (V,) below `node`, of its row (V,)."""
+        """The draft model's distribution (V,) below `node`, of its row (V,)."""
         output = [*ctx.output, *tree.tokens_to(node)]
-        if ctx.sampler.greedy:  # where the sampler's law has the best token only
+        if ctx.sampler.greedy:  # where the sampler's distribution has the best token only
             return ctx.sampler.scores(row, output).softmax(-1)
         return ctx.sampler.law(row, output)
 

@@ -1,12 +1,12 @@
 """A draft model drafts with the attention of neighbouring layers computed side by side.
 
-A draft model is small, and one token's forward through it is a long line of small steps, of which
-a machine that holds a large target can do several at a time. So while it drafts, its layers go in
+A draft model is small, and one token's forward through it is a long line of small steps, of which a
+machine that holds a large target can do several at a time. So while it drafts, its layers go in
 groups: the attentions of a group all read what enters the group, and their results are added layer
 by layer, each before its own MLP. The first layer and the last one stand alone. Drafts are a little
-worse for it, and their laws are those of this rough model. At the beginning of the next draft all
-rough rows of its cache are forgotten, and what was accepted is taken in by one ordinary forward,
-which also gives the law of the first token: errors do not add up.
+worse for it, and their distributions are those of this rough model. At the beginning of the next
+draft all rough rows of its cache are forgotten, and what was accepted is taken in by one ordinary
+forward, which also gives the distribution of the first token: errors do not add up.
 
 Paper: Wu et al., EasySpec: Layer-Parallel Speculative Decoding for Efficient Multi-GPU
 Utilization, arXiv:2502.02493

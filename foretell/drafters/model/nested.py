@@ -1,8 +1,8 @@
 """A draft model whose own text is sped up by a drafter: speculation within a draft.
 
 What the inner drafter proposes is verified by the draft model's rows with an exact rule, residual
-included. So the tokens that come out have the draft model's own law, which is the law that each of
-them names when the target verifies it.
+included. So the tokens that come out have the draft model's own distribution, which is the
+distribution that each of them names when the target verifies it.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Ahead(Context):
 
 
 class Recorded(Target):
-    """A target that remembers the laws it gave."""
+    """A target that remembers the distributions it gave."""
 
     def __init__(
         self, rows: torch.Tensor, sampler: Sampler, output: Sequence[int], tree: TokenTree
@@ -132,7 +132,9 @@ class Recorded(Target):
         return self.known[node]
 
     def law_of_token(self, node: int, token: int) -> tuple[Law | None, float]:
-        """The law of the token after `node`, None where none is drawn, and the token's probability."""
+        """The distribution of the token after `node`, None where none is drawn, and the token's
+        probability.
+        """
         if not self.sampler.greedy:
             p = self.p(node)
             return Law(p), float(p[token])
@@ -165,7 +167,7 @@ class Nested:
         self.sizes = sizes_for(self.view, size, inner)
 
     def draft_chain(self, ctx: Context, length: int) -> Drafting:
-        """A chain of `length` tokens, shorter only after an end, in the draft model's law."""
+        """A chain of `length` tokens, shorter only after an end, in the draft model's distribution."""
         tree = TokenTree(ctx.tokens[-1])
         if not self.reader.can_read(ctx.tokens):
             return tree

@@ -1,5 +1,5 @@
-"""Tokens of one vocabulary that another writes with several of its own, and what a law of the one
-says of the other.
+"""Tokens of one vocabulary that another writes with several of its own, and what a distribution of
+the one says of the other.
 
 A draft model's text is a stream of its tokens. Read from the left it falls into code words: the
 longest sequence that stands for a token of the target, else a single token that both vocabularies
@@ -85,11 +85,11 @@ def note_sequences(
 
 
 class Stream:
-    """The other model's laws after the text, as far as they are known, in one draft.
+    """The other model's distributions after the text, as far as they are known, in one draft.
 
     `draft_tree`, `last_node`: the tree of its tokens, and the node of the text's last one;
-    `max_forwards`: those that may still be made. Laws have temperature and filters of the request;
-    penalties and bans are about our ids.
+    `max_forwards`: those that may still be made. Distributions have temperature and filters of the
+    request; penalties and bans are about our ids.
     """
 
     def __init__(
@@ -108,7 +108,9 @@ class Stream:
         self.laws: dict[Sequence, torch.Tensor] = {}
 
     def request_laws(self, paths: Iterable[Sequence]) -> Generator[Message, Any, bool]:
-        """Makes the laws (V',) after these paths known, by one forward; False: none is left."""
+        """Makes the distributions (V',) after these paths known, by one forward; False: none is
+        left.
+        """
         new_paths = [path for path in paths if path not in self.laws]
         if not new_paths:
             return True
@@ -126,7 +128,7 @@ class Stream:
         return True
 
     def laws_behind(self, path: Sequence) -> dict[Sequence, torch.Tensor]:
-        """The known laws after a path, by what follows it."""
+        """The known distributions after a path, by what follows it."""
         path_length = len(path)
         return {
             known_path[path_length:]: law
@@ -138,9 +140,9 @@ class Stream:
 class Reading:
     """The code words at one place of the stream.
 
-    `laws`: their law (V',) after each known path, () of the place itself; `sequences`: those that
-    are merged here, with our tokens; `barred`: continuations that would have been merged with what
-    stands before the place. The laws of all beginnings of both must be known.
+    `laws`: their distribution (V',) after each known path, () of the place itself; `sequences`:
+    those that are merged here, with our tokens; `barred`: continuations that would have been merged
+    with what stands before the place. The distributions of all beginnings of both must be known.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""OmniDraft's own law for sequences of a draft model that are one token of the target.
+"""OmniDraft's own distribution for sequences of a draft model that are one token of the target.
 
 The draft model, which has another tokenizer, keeps the request's text in its own tokens and draws
 `length` of them. From the left, the longest sequence that a cache knows becomes the one token of
 the target it stands for; other tokens are replaced by the target's equal ones, and the draft ends
 where there is none. A sequence's token is verified with the product of its probabilities, and the
-law that the rest is taken from has this product also subtracted from the sequence's first token.
-The drafter `omnidraft` has the exact law instead.
+distribution that the rest is taken from has this product also subtracted from the sequence's first
+token. The drafter `omnidraft` has the exact distribution instead.
 
 Paper: Ramakrishnan et al., OmniDraft: A Cross-vocabulary, Online Adaptive Drafter for On-device
 Speculative Decoding, arXiv:2507.02659
@@ -125,7 +125,9 @@ class Omni(Drafter):
         token_chances: List[float],
         token: int,
     ) -> torch.Tensor:
-        """The declared law (V,): the paper's equation 2, at the token itself its equation 1."""
+        """The declared distribution (V,): the paper's equation 2, at the token itself its equation
+        1.
+        """
         q = law.new_zeros(shared_pairs.vocab)
         q[shared_pairs.ours] = law[shared_pairs.theirs]
         if len(token_chances) > 1:

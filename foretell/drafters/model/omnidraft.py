@@ -4,26 +4,26 @@ The draft model keeps the request's text in its own tokens. What it drafts is re
 tokens: those that both vocabularies have, and those that it writes with several of its own, which a
 cache notes as they turn up in texts. A token's probability is that of its whole sequence; a shared
 token that begins such sequences has the rest of its own probability, and what follows it is none of
-their rests. So the law that is drawn from is the law of the text as it is read, in the target's
-ids, and verification is exact. `mode=det` takes its best token instead of drawing, as a greedy
-target does, and gives the tokens of the seed without drafts. The paper's own, approximate law is
-the drafter `omni`.
+their rests. So the distribution that is drawn from is the distribution of the text as it is read,
+in the target's ids, and verification is exact. `mode=det` takes its best token instead of drawing,
+as a greedy target does, and gives the tokens of the seed without drafts. The paper's own,
+approximate distribution is the drafter `omni`.
 
 Paper: Ramakrishnan et al., OmniDraft: A Cross-vocabulary, Online Adaptive Drafter for On-device
 Speculative Decoding, arXiv:2507.02659
 Guarantee: exact
 Cost: target 1, draft forwards at most
 Needs: a draft model, and both tokenizers, whose tokens must be pieces of the text
-Trains: with `online=N` the draft model, after every N responses of a tenant, on the laws that
-verification saw; without it the speed-up is small
-Differs:
-- the law is corrected for all sequences that may be merged, where the paper subtracts the drawn one
+Trains: with `online=N` the draft model, after every N responses of a tenant, on the distributions
+that verification saw; without it the speed-up is small Differs:
+- the distribution is corrected for all sequences that may be merged, where the paper subtracts the
+drawn one
 - only sequences that begin with one of the `width` likeliest tokens are merged, at most `merged` of
 them; their inner tokens take further forwards of the draft model
-- tokens are drawn one by one from that law, instead of merged after they were drawn
+- tokens are drawn one by one from that distribution, instead of merged after they were drawn
 - the cache is bounded, and what was noted longest ago gives way
-- it learns from the target's raw laws at 64 likeliest shared tokens and all others as one, on the
-last 1024 tokens of a text as it was committed, where the paper has whole laws
+- it learns from the target's raw distributions at 64 likeliest shared tokens and all others as one,
+on the last 1024 tokens of a text as it was committed, where the paper has whole distributions
 - one step for N responses is made before the first draft of the next request; a request keeps the
 weights it began with
 - all weights are trained, none of low rank, in a copy for each tenant
@@ -122,7 +122,7 @@ class Omnidraft(Drafter):
     def _read_words(
         self, snapshot: Seen, stream: Stream, path: Sequence, barred: frozenset[Sequence]
     ) -> Generator[Message, Any, Reading | None]:
-        """The code words after `path`; None: no forward is left to know their laws.
+        """The code words after `path`; None: no forward is left to know their distributions.
 
         What is merged here is decided by laws and the cache, before anything is drawn here.
         """
@@ -159,7 +159,7 @@ class Omnidraft(Drafter):
         reading: Reading,
         draw_number: int,
     ) -> int:
-        """Continues the chain by the law of this reading; -1: no token may follow."""
+        """Continues the chain by the distribution of this reading; -1: no token may follow."""
         masses = reading.token_masses(shared_pairs.ours, shared_pairs.theirs, shared_pairs.vocab)
         scores = ctx.sampler.scores(masses.log(), [*ctx.output, *tree.tokens_to(node)])
         if not bool((scores > -torch.inf).any()):

@@ -1,8 +1,8 @@
 """A smaller model drafts its best tokens and one drawn from the rest, verified at their optimum.
 
-A node with k children has the k - 1 most probable tokens of the draft model's law q, under the
-request's sampling options, and one token drawn from q without them. The drawn one is tried first,
-then the others: so recursive rejection accepts a child as often as any rule could, with the
+A node with k children has the k - 1 most probable tokens of the draft model's distribution q, under
+the request's sampling options, and one token drawn from q without them. The drawn one is tried
+first, then the others: so recursive rejection accepts a child as often as any rule could, with the
 target's probability of the chosen tokens + sum over the others of min(p, q'), where q' is what the
 one token was drawn from. As in other trees of a draft model, one draft forward gives a whole level,
 and all nodes of a level have equally many children. At temperature 0 these are the k best tokens.

@@ -5,8 +5,8 @@ and of the chunks between them those that have most in common with the question,
 long as they fit. The draft model reads this in place of the prompt, on a branch of its own with
 positions of its own, and then what the request writes. Over a short context even a large model is
 quick, the target itself (`model=target`) or a larger one. The tokens are drawn from that model's
-law and verified by the target over the whole prompt. With `rule=augmented` the target learns from
-what the short context brings out, and the text has another law.
+distribution and verified by the target over the whole prompt. With `rule=augmented` the target
+learns from what the short context brings out, and the text has another distribution.
 
 Paper: Chen et al., RAPID: Long-Context Inference with Retrieval-Augmented Speculative Decoding,
 arXiv:2502.20330

@@ -5,7 +5,7 @@ tokens stood before are looked up, and what followed them makes a second tree, i
 counts its places. Branches of it whose first token the draft model thinks unlikely are dropped; the
 rest are ranked by the draft model's probability times the share of the places, and the best are
 merged into the first tree by prefix, until the nodes are used up. Copied tokens are tried after
-drawn ones, whose laws they leave alone.
+drawn ones, whose distributions they leave alone.
 
 Paper: Quan, Feng, Hao, Jiang, Zhang, Wang, RASD: Retrieval-Augmented Speculative Decoding,
 arXiv:2503.03434
@@ -45,7 +45,8 @@ from foretell.errors import BadConfig
 HELD = 0.75
 NAME = "retrieval-fused"
 
-Laws = dict[int, torch.Tensor]  # node of the drafted tree -> the draft model's law (V,) below it
+# node of the drafted tree -> the draft model's distribution (V,) below it
+Laws = dict[int, torch.Tensor]
 
 
 @dataclass
@@ -103,7 +104,9 @@ class RetrievalFused(Drafter):
     def _draft_levels(
         self, ctx: Context, reader: DraftReader, tree: TokenTree, budget: int
     ) -> Generator[Ask, Any, Laws]:
-        """Drafts into `tree`; returns the law below every node the draft model was asked about."""
+        """Drafts into `tree`; returns the distribution below every node the draft model was asked
+        about.
+        """
         chain_count = min(self.drafts, budget - 1)
         laws: Laws = {}
         level = {0: chain_count}  # node -> chains that go on from it

@@ -1,10 +1,10 @@
 """A smaller model drafts a tree: the children of every node are different tokens.
 
-At each node of depth d - 1 the draft model's law, under the request's sampling options, gives
-`branches[d - 1]` tokens without replacement, in the order in which they are tried: after a refusal
-the next child is tried against what the refused one left of the target's law. One draft forward
-gives a whole level. Where a token is refused, it is not proposed again, so more is accepted than of
-independent chains. At temperature 0 the best tokens take the place of draws.
+At each node of depth d - 1 the draft model's distribution, under the request's sampling options,
+gives `branches[d - 1]` tokens without replacement, in the order in which they are tried: after a
+refusal the next child is tried against what the refused one left of the target's distribution. One
+draft forward gives a whole level. Where a token is refused, it is not proposed again, so more is
+accepted than of independent chains. At temperature 0 the best tokens take the place of draws.
 
 Paper: Jeon et al., Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without
 Replacement (RSD-C), arXiv:2402.14160
@@ -15,7 +15,7 @@ are 1
 Trains: the draft model, best distilled from the target
 Differs:
 - the defaults, length 3 and branches 2, are ours: the paper tries several sizes of trees
-- children are drawn one after the other, which has the law and the order of Gumbel-top-k
+- children are drawn one after the other, which has the distribution and the order of Gumbel-top-k
 - where the budget does not suffice, a level leaves one node to each that follows, and has its own
 children shared out evenly
 - nothing is drafted after a token that ends the text, and others get what that saves

@@ -1,11 +1,11 @@
 """A smaller model drafts a tree of whole continuations drawn without replacement.
 
 This is stochastic beam search. On every level the tree keeps `width` different continuations, drawn
-from the draft model's law of whole continuations, under the request's sampling options: so a likely
-beginning gets many children and an unlikely one none. Those of the next level are drawn so that
-they agree with these. The children of a node are tried in the order in which they were drawn, each
-against what those before it left of the target's law. One draft forward gives a whole level. At
-temperature 0 it is a beam search.
+from the draft model's distribution of whole continuations, under the request's sampling options: so
+a likely beginning gets many children and an unlikely one none. Those of the next level are drawn so
+that they agree with these. The children of a node are tried in the order in which they were drawn,
+each against what those before it left of the target's distribution. One draft forward gives a whole
+level. At temperature 0 it is a beam search.
 
 Paper: Jeon et al., Recursive Speculative Decoding: Accelerating LLM Inference via Sampling Without
 Replacement (RSD-S), arXiv:2402.14160; Kool, van Hoof, Welling (stochastic beam search),
@@ -16,8 +16,9 @@ Needs: a draft model with the target's tokenizer; a target that takes trees, unl
 Trains: the draft model, best distilled from the target
 Differs:
 - the defaults, length 4 and width 4, are ours: the paper tries several sizes of trees
-- which continuation comes next is drawn as in a race of exponential clocks, which has the law and
-the order of the perturbed scores, truncated Gumbels, but needs finitely many outcomes
+- which continuation comes next is drawn as in a race of exponential clocks, which has the
+distribution and the order of the perturbed scores, truncated Gumbels, but needs finitely many
+outcomes
 - a budget below width times length makes the tree narrower, then shorter
 """
 

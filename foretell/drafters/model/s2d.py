@@ -2,12 +2,12 @@
 
 The draft model has a few exits, which share its last norm and head, and is trained at all of them
 at once. A token is computed up to the first exit. If the best token there has at least the exit's
-threshold of a probability, it is drafted by that exit's law; else the layers up to the next exit go
-on from the hidden state, and the last exit drafts in any case. Which exit drafts is decided before
-the token is drawn, so the law it is drawn from is that exit's. A token that stopped early has no
-rows after its exit. When a later one goes further, all that lack the next layers are run through
-them first, together and in order (drafters/model/lazy_layers.py): a layer runs at most once for a
-token, and the rows are those of a forward through all layers.
+threshold of a probability, it is drafted by that exit's distribution; else the layers up to the
+next exit go on from the hidden state, and the last exit drafts in any case. Which exit drafts is
+decided before the token is drawn, so the distribution it is drawn from is that exit's. A token that
+stopped early has no rows after its exit. When a later one goes further, all that lack the next
+layers are run through them first, together and in order (drafters/model/lazy_layers.py): a layer
+runs at most once for a token, and the rows are those of a forward through all layers.
 
 One draft model serves many targets: thresholds are the target's, from the table that
 `foretell train exits` keeps in the draft model's folder, where slow targets have higher ones. An

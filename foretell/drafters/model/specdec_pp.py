@@ -1,13 +1,13 @@
 """A draft model's chain goes on as long as a trained head expects all of it to be accepted.
 
-The draft model continues the text token by token, each drawn from its own law. A head reads the
-hidden state that leaves the model's last layer at every drafted token and gives the probability
-that the token is accepted if those before it are. The chain ends where one minus the product of
-these probabilities is above `threshold`, but has `shortest` to `longest` tokens (fewer only where
-the text ends, or the budget). The head lags a token after: what it says of a token is known once
-the next one is drawn, which then stays. Without a head, `estimate` takes its place by the law that
-a token is drawn from: `confidence`, the chance of its best token, or `entropy`, e to the minus
-entropy.
+The draft model continues the text token by token, each drawn from its own distribution. A head
+reads the hidden state that leaves the model's last layer at every drafted token and gives the
+probability that the token is accepted if those before it are. The chain ends where one minus the
+product of these probabilities is above `threshold`, but has `shortest` to `longest` tokens (fewer
+only where the text ends, or the budget). The head lags a token after: what it says of a token is
+known once the next one is drawn, which then stays. Without a head, `estimate` takes its place by
+the distribution that a token is drawn from: `confidence`, the chance of its best token, or
+`entropy`, e to the minus entropy.
 
 Paper: Huang, Guo, Wang, SpecDec++: Boosting Speculative Decoding via Adaptive Candidate Lengths,
 arXiv:2405.19715
@@ -111,7 +111,8 @@ class SpecdecPp(Drafter):
             (row,) = reader.resized_rows(reply)
             node, q = self._draw(ctx, tree, node, row, chain_length)
             all_accepted *= self._expect_acceptance(q)
-            # Of the next token the decision sees nothing, so that its law stays what it is.
+            # Of the next token the decision sees nothing, so that its distribution stays what it
+            # is.
             if ctx.ends(tree, node) or (
                 chain_length >= self.shortest and 1 - all_accepted > self.threshold
             ):
@@ -132,7 +133,9 @@ class SpecdecPp(Drafter):
         return float(state.head.accept_chance(states[row_index : row_index + 1]))
 
     def _expect_acceptance(self, q: torch.Tensor) -> float:
-        """The probability that a token of the law q (V,) is accepted, where there is no head."""
+        """The probability that a token of the distribution q (V,) is accepted, where there is no
+        head.
+        """
         if self.estimate == "confidence":
             return float(q.max())
         if self.estimate == "entropy":
@@ -142,8 +145,8 @@ class SpecdecPp(Drafter):
     def _draw(
         self, ctx: Context, tree: TokenTree, node: int, row: torch.Tensor, key: int
     ) -> tuple[int, torch.Tensor]:
-        """Adds the token after `node` by row (V,); returns its node, and the draft model's law (V,)
-        there, at temperature 0 that of temperature 1.
+        """Adds the token after `node` by row (V,); returns its node, and the draft model's
+        distribution (V,) there, at temperature 0 that of temperature 1.
         """
         sampler = ctx.sampler
         output = [*ctx.output, *tree.tokens_to(node)]

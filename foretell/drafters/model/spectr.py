@@ -1,10 +1,10 @@
 """A smaller model drafts several independent chains, which k-sequential selection verifies.
 
-All chains are drawn from the draft model's law under the request's sampling options, and one draft
-forward grows each of them by one token. Chains with a common beginning share its nodes, and every
-node is tried as often as it was drawn. At a node all k chains that have come so far face one
-threshold, min(1, p / (r q)), with r as small as is valid for k; those that hold the accepted token
-go on together. At temperature 0 there is one chain of best tokens.
+All chains are drawn from the draft model's distribution under the request's sampling options, and
+one draft forward grows each of them by one token. Chains with a common beginning share its nodes,
+and every node is tried as often as it was drawn. At a node all k chains that have come so far face
+one threshold, min(1, p / (r q)), with r as small as is valid for k; those that hold the accepted
+token go on together. At temperature 0 there is one chain of best tokens.
 
 Paper: Sun, Suresh, Ro, Beirami, Jain, Yu, SpecTr: Fast Speculative Decoding via Optimal Transport,
 arXiv:2310.15141
@@ -17,7 +17,7 @@ Differs:
 - a budget below drafts times length makes fewer chains, then a shorter one
 - nothing is drafted after a token that ends the text
 - joined with other drafters by +, or with a rule= that the user names, the tree is verified by
-another rule, which its laws allow as well
+another rule, which its distributions allow as well
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ A draft model's head is a large part of its forward, and most of its tokens are 
 `trim_head` cuts the head down to the tokens that are kept (see drafters/model/vocabulary.py); what
 enters the model stays as it is, so it reads any text. Its rows have the whole vocabulary again: a
 token that was left out has the logit NEVER, which is probability 0 at any temperature. It is a
-finite number, so that a law exists even where a grammar allows no other token.
+finite number, so that a distribution exists even where a grammar allows no other token.
 
 Source: "VocabTrim: Vocabulary Pruning for Efficient Speculative Decoding in LLMs"
 (arXiv 2506.22694).

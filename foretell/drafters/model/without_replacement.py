@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
 
 class Urn:
-    """A law q (V,) that tokens are drawn from without replacement.
+    """A distribution q (V,) that tokens are drawn from without replacement.
 
-    Each is drawn from q without those before it, renormalised: in the law that Gumbel-top-k has.
+    Each is drawn from q without those before it, renormalised: in the distribution that
+    Gumbel-top-k has.
     `without`: tokens that are never drawn.
     """
 
@@ -27,7 +28,7 @@ class Urn:
         self.left = float(self.rest.sum())  # probability of all that may still be drawn; 0: nothing
 
     def next_law(self) -> torch.Tensor:
-        """The law (V,) of the next draw."""
+        """The distribution (V,) of the next draw."""
         return self.rest / self.left
 
     def remove_token(self, token: int) -> None:
@@ -58,8 +59,8 @@ def best_tokens(scores: torch.Tensor, count: int) -> list[tuple[int, float]]:
 
 
 def likeliest_tokens(probs: torch.Tensor, count: int) -> list[tuple[int, float]]:
-    """At most `count` tokens of a law (V,) with their probabilities, best first, ties to the lowest
-    id. None of chance 0.
+    """At most `count` tokens of a distribution (V,) with their probabilities, best first, ties to
+    the lowest id. None of chance 0.
     """
     if not count:
         return []

@@ -21,8 +21,8 @@ Differs:
 authors' code drafts up to 17 tokens whatever was chosen, and never runs a plain step
 - no draft is longer than the request's budget, and an exit without right or without wrong shadow
 tokens has no midpoint, so that nothing ends its drafts sooner
-- when sampling, alpha is the probability that a draft from the exit's law is accepted, the sum of
-min(p, q), where the authors count equal best tokens
+- when sampling, alpha is the probability that a draft from the exit's distribution is accepted, the
+sum of min(p, q), where the authors count equal best tokens
 - of the prompt the tokens count that were computed in the forward before the first token: not those
 of earlier pieces of a long prompt, nor of a shared prefix. When sampling none count: a seed's draws
 follow the drafts, and must not tell how the prompt came to be computed

@@ -44,10 +44,10 @@ def exit_chain(
 ) -> Generator[Message, Any, TokenTree]:
     """A chain of `length` tokens that the layers below `exit_layer` draft.
 
-    Each is drawn from their law under the request's sampling options; at temperature 0, and with
-    `take_best` at any, it is their best.
-    The chain ends early with a token that ends the text, or after one of whose probability `enough`
-    says so. `taps`: hidden states that verification will want; those below the exit are kept.
+    Each is drawn from their distribution under the request's sampling options; at temperature 0,
+    and with `take_best` at any, it is their best. The chain ends early with a token that ends the
+    text, or after one of whose probability `enough` says so. `taps`: hidden states that
+    verification will want; those below the exit are kept.
     """
     tree = TokenTree(ctx.tokens[-1])
     layers = tuple(range(exit_layer))

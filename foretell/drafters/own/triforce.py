@@ -4,8 +4,8 @@ A step over a long text reads many cache rows; most of them matter little. So th
 itself over a part of its rows: of the prompt the chunks that its last token's queries are nearest
 to, chosen once in each layer and for each key-value head, and of later text all. That target in
 turn is sped up by a draft model that reads the beginning and the end of the text alone. Each token
-it emits has the law of the target over the retrieved rows, whatever the draft model proposed, and
-names it when the whole target verifies `length` of them at once.
+it emits has the distribution of the target over the retrieved rows, whatever the draft model
+proposed, and names it when the whole target verifies `length` of them at once.
 
 With `fresh` the chunks are those of all of the text, chosen anew after every verification for its
 last token, and read where the target has them. With `view` a cache policy that selects rows chooses
@@ -19,8 +19,8 @@ Cost: target 1, triforce length at most, triforce-draft length at most
 Needs: a draft model with the target's tokenizer; a target whose layers see all of a text
 Trains: the draft model, best distilled from the target
 Differs:
-- where the middle level refuses a token it goes on with the residual law; the released code takes
-a plain sample there, and its texts have another law than the target's
+- where the middle level refuses a token it goes on with the residual distribution; the released
+code takes a plain sample there, and its texts have another distribution than the target's
 - later tokens take more rows, where the paper's take the place of retrieved ones
 - a prompt may have any length; the rows after its last whole chunk are kept, of a short one a
 quarter in smaller chunks

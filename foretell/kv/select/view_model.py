@@ -59,7 +59,7 @@ class Viewed(Model):
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         cache = ViewedCache(self.layout, self.dtype, self.device)
         cache.use(self.policy)
-        # What it knows of rows grows between drafts, and changes no law.
+        # What it knows of rows grows between drafts, and changes no distribution.
         assert cache.policy is not None
         cache.policy.waits = True
         return self.prepare_cache(cache, request, beside)

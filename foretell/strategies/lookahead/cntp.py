@@ -1,9 +1,10 @@
 """Cautious next token prediction: where a token is unsure, several ways on are tried.
 
-Ordinary sampling, but where a token's law has much entropy up to `most` continuations are drawn,
-each to the next punctuation mark, the more the larger the entropy. That of the lowest perplexity is
-taken whole. So where the model is sure it costs nothing, and where it is not it looks before it
-leaps. The continuations of one place lie in one tree, and are computed one forward a token for all.
+Ordinary sampling, but where a token's distribution has much entropy up to `most` continuations are
+drawn, each to the next punctuation mark, the more the larger the entropy. That of the lowest
+perplexity is taken whole. So where the model is sure it costs nothing, and where it is not it looks
+before it leaps. The continuations of one place lie in one tree, and are computed one forward a
+token for all.
 
 Paper: Wang et al., Cautious Next Token Prediction, arXiv:2507.03038
 Guarantee: lossy: of several continuations the likeliest is taken, not one at random
@@ -84,7 +85,7 @@ class Cntp(Strategy):
                 return
 
     def count_trials(self, token_probs: torch.Tensor) -> int:
-        """How many continuations a law (V,) of the next token wants."""
+        """How many continuations a distribution (V,) of the next token wants."""
         entropy = float(torch.special.entr(token_probs).sum())
         entropy_share = min(1.0, max(0.0, (entropy - self.low) / (self.high - self.low)))
         return int(1 + (self.most - 1) * entropy_share)

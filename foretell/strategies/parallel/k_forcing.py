@@ -10,7 +10,7 @@ that a row that is right is accepted whatever is drawn (shared=no: other noise, 
 known).
 
 Paper: K-Forcing: Joint Next-K-Token Decoding via Push-Forward Language Modeling
-Guarantee: lossy: k tokens at once come of noise, not of the model's laws one by one; with
+Guarantee: lossy: k tokens at once come of noise, not of the model's distributions one by one; with
 verified=yes the text is the model's own
 Cost: target 1
 Needs: a model whose layers can be entered with given states; rows that it was tuned with
@@ -19,7 +19,7 @@ Try: --model FOLDER/model --method k-forcing:head=FOLDER/head
 Differs:
 - verification is ours; a draft is dropped where its first row says another token than was drawn
 - the paper's frequency penalty (0.3 for k=2, 0.5 for more) is the request's, which is 0
-- the model is tuned by a LoRA, and held to its laws
+- the model is tuned by a LoRA, and held to its distributions
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ Needs: a model whose layers can be entered with given states; a PAD row that it 
 Trains: a LoRA on the model and the PAD row, by `foretell train lud`
 Try: --model FOLDER/model --method lud:head=FOLDER/head
 Differs:
-- a token is drawn from its row's law where the request draws; the sure one is that law's likeliest
+- a token is drawn from its row's distribution where the request draws; the sure one is that
+distribution's likeliest
 - the probability is that of the processed logits before temperature and filters
 - the paper's code is not there: the threshold of 0.9 and k=4 are inferred from its abstract
 """

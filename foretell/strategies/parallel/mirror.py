@@ -5,8 +5,9 @@ its own head gives an early guess of what follows each slot of the window. While
 run, the draft model continues the kappa likeliest tokens of every slot by gamma tokens each. Then
 the last layer decides, as ever: so many tokens of the window hold, and one more token follows them.
 Where that token is one of those continued at its slot, its continuation is the next window, and
-drafting took no time of its own; else the next window is drafted when all is known. The laws that
-tokens were drawn from go with their branch. Nothing of the text hangs on the guesses.
+drafting took no time of its own; else the next window is drafted when all is known. The
+distributions that tokens were drawn from go with their branch. Nothing of the text hangs on the
+guesses.
 
 Paper: Bhendawade et al., Mirror Speculative Decoding: Breaking the Serial Barrier in LLM
 Inference, arXiv:2510.13161

@@ -47,7 +47,9 @@ from foretell.verification.acceptance import verify_by_default
 
 
 class UpTo(Target):
-    """The target's laws up to a node whose own row was not asked for: nothing is read after it."""
+    """The target's distributions up to a node whose own row was not asked for: nothing is read
+    after it.
+    """
 
     def __init__(self, target: Target, last_node: int):
         super().__init__(target.rows, target.sampler, target.output, target.tree)

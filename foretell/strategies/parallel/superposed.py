@@ -23,7 +23,7 @@ Differs:
 - n-grams are counted in the prompt and, if asked, in a corpus and in what this engine and tenant
 has finished, the latest 4096 places of a token, where the paper counts in 200,000 documents
 - what the weights of the contexts found leave of 1 (at least half) is the model's own share of the
-n-gram law, since few counts would else force copies; backoff=false is the paper's rule
+n-gram distribution, since few counts would else force copies; backoff=false is the paper's rule
 - an end counts among the k best continuations only, so that k=1 with alpha=0 is greedy decoding
 - it stops when no living draft can still become one of the k best
 """
@@ -73,10 +73,10 @@ class Superposed(Strategy):
 
     k: Annotated[int, Range(1, 64)] = 3  # drafts
     m: Annotated[int, Range(1, 1024)] = 9  # tokens of a row that may follow, the best
-    temperature: Annotated[float, Range(0.001, 100)] = 0.06  # of the model's law; not 0
-    # what the n-grams' law counts in a score, the model's 1 - alpha; 0: no n-grams
+    temperature: Annotated[float, Range(0.001, 100)] = 0.06  # of the model's distribution; not 0
+    # what the n-grams' distribution counts in a score, the model's 1 - alpha; 0: no n-grams
     alpha: Annotated[float, Range(0, 1)] = 0.54
-    # the n-grams' law keeps a share of the model's; no: only what was counted may follow
+    # the n-grams' distribution keeps a share of the model's; no: only what was counted may follow
     backoff: bool = True
     # of finished texts that n-grams are counted in too; 0: of none
     megabytes: Annotated[int, Range(0, 4096)] = 0

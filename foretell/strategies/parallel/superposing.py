@@ -42,9 +42,9 @@ def best_candidates(
 def mixed_scores(
     log_probs: np.ndarray, hits: np.ndarray, totals: np.ndarray, alpha: float, backoff: bool
 ) -> np.ndarray:
-    """Log scores (m,): the model's log-probabilities logs (m,) and the counts' law, mixed
+    """Log scores (m,): the model's log-probabilities logs (m,) and the counts' distribution, mixed
     geometrically, the latter with the weight `alpha`. `backoff`: what the weights leave of 1 is the
-    model's own law in that of the counts.
+    model's own distribution in that of the counts.
     """
     known_weights = WEIGHTS * (totals > 0)
     count_probs = known_weights @ (hits / np.maximum(totals, 1)[:, None])
@@ -77,7 +77,8 @@ def superpose_states(states: torch.Tensor, weights: Sequence[float]) -> torch.Te
 
 
 def nucleus_probs(scores: torch.Tensor, mass: float) -> torch.Tensor:
-    """The law (V,) of the likeliest tokens of scores (V,) that have this much probability together.
+    """The distribution (V,) of the likeliest tokens of scores (V,) that have this much probability
+    together.
 
     Source: Holtzman et al., arXiv 1904.09751, section 3.1.
     """

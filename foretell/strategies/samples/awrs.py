@@ -11,15 +11,16 @@ weights.
 
 Paper: Lipkin et al., Fast Controlled Generation from Language Models with Adaptive Weighted
 Rejection Sampling, arXiv:2504.05410
-Guarantee: lossy: of several texts one is drawn by weight, which comes the nearer to the model's law
-given the whole form the more there are; with n=1 it has the law that masks give
+Guarantee: lossy: of several texts one is drawn by weight, which comes the nearer to the model's
+distribution given the whole form the more there are; with n=1 it has the distribution that masks
+give
 Cost: target 1
 Needs: a form of the text; without one it is plain sampling
 Trains: nothing
 Try: --method awrs --regex "[a-z ]{20,60}"
 Differs:
-- after `refusals` refused tokens at one place the whole mask is asked once; law and mean weight
-stay, since what was refused is known (refusals=0: never, as in the paper)
+- after `refusals` refused tokens at one place the whole mask is asked once; distribution and mean
+weight stay, since what was refused is known (refusals=0: never, as in the paper)
 - how often the geometric estimator would have drawn refused tokens again is averaged over, rather
 than drawn
 - n is that of the authors' example; the paper varies it

@@ -8,7 +8,7 @@ text is, then compare. With `soft` the answer is drawn, each with a probability 
 exp(t rank), so that chances follow ranks evenly.
 
 Paper: Balashankar et al., InfAlign: Inference-aware language model alignment, arXiv:2412.19792
-Guarantee: lossy: the best of several samples has another law than a sample
+Guarantee: lossy: the best of several samples has another distribution than a sample
 Cost: target 1
 Needs: a reward, see `foretell methods`; what the inner drafter needs
 Trains: nothing

@@ -8,7 +8,7 @@ answer, with the reason `length`.
 
 Paper: Agarwal et al., First Finish Search: Efficient Test-Time Scaling in Large Language Models,
 arXiv:2505.18149
-Guarantee: lossy: the shortest of several samples has another law than a sample
+Guarantee: lossy: the shortest of several samples has another distribution than a sample
 Cost: target 1
 Needs: what the inner drafter needs
 Trains: nothing

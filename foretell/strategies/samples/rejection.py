@@ -1,9 +1,9 @@
 """A token that passes a check, drawn without checking all tokens, and what the check lets through.
 
 Tokens are tried in the order of their log-probabilities with Gumbel noise, that is, drawn from p
-without replacement, until one passes: it has the law of p given that the check passes. With it
-comes a weight whose mean, whichever token it is, is Z: p's probability of a token that passes. So
-E[w 1{x}] = p(x) for every x that passes, which is what importance sampling needs.
+without replacement, until one passes: it has the distribution of p given that the check passes.
+With it comes a weight whose mean, whichever token it is, is Z: p's probability of a token that
+passes. So E[w 1{x}] = p(x) for every x that passes, which is what importance sampling needs.
 
 Source: Lipkin et al., arXiv:2504.05410, the recursive and the geometric estimator.
 """
@@ -33,7 +33,8 @@ class Trial:
     """The tokens of one place.
 
     `draw`: a token of a law (V,); `passes`: whether a token may follow; `allowed()`: a bool (V,) of
-    all that may, asked once after `most` refusals, which changes neither law nor mean; 0: never.
+    all that may, asked once after `most` refusals, which changes neither distribution nor mean; 0:
+    never.
     """
 
     p: torch.Tensor  # (V,), sums to 1

@@ -10,7 +10,7 @@ were refined, the note `first` tells at which place of the samples the first ans
 
 Paper: Cheng et al., SPaR: Self-Play with Tree-Search Refinement to Improve Instruction-Following in
 Large Language Models, arXiv:2412.11605
-Guarantee: lossy: a refined answer has another law than a sample, on purpose
+Guarantee: lossy: a refined answer has another distribution than a sample, on purpose
 Cost: target 1, and as many forwards as its longest judgement and refinement, level by level
 Needs: a tokenizer; room in the context for a judgement of the answer; what the inner drafter needs
 Trains: nothing; `foretell train pairs` makes pairs of what it finds, for `foretell train dpo`

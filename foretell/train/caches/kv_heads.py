@@ -4,7 +4,8 @@ Neighbouring key heads become one. On texts the model's rotated keys and values 
 hold them, and each group of heads is projected on the directions along which it varies most
 (models/decoder/head_merging.py). Values have the projection in their matrices; that of keys follows
 the rotation, in models/decoder/projected.py. What is lost is learnt back on texts, by the
-divergence from the laws of the model as it was. What comes of it is another model than the target.
+divergence from the distributions of the model as it was. What comes of it is another model than the
+target.
 
 With `basis=folded` the directions are those that commute with rotations, which lose more; then
 keys have the projection in their matrices too, and the folder is an ordinary model for any runtime.
@@ -67,7 +68,7 @@ class TrainKVHeads:
     tune: str = "attention"  # what learns afterwards: none, lora, attention or all
     rank: int = 16  # of LoRA weights
     alpha: float = 32.0  # by which, divided by the rank, their product is multiplied
-    distil: bool = True  # the laws of the model as it was are learnt too, beside the texts
+    distil: bool = True  # the distributions of the model as it was are learnt too, beside the texts
     window: int = 512  # of the texts that are learnt from
     tokens: int = 1_000_000  # training tokens in all
     batch: int = 4_096  # tokens a step

@@ -171,9 +171,9 @@ def certainty_loss(
     temperature: float = 0.5,
 ) -> torch.Tensor:
     """(B,) of two canvases of each text, in which one part of a block and the later blocks are
-    masked: the mean cross entropy of the part, and `beta` times the mean entropy of its laws at
-    this temperature, over the tokens of the part that the model has right. Of others it is not
-    asked to be certain.
+    masked: the mean cross entropy of the part, and `beta` times the mean entropy of its
+    distributions at this temperature, over the tokens of the part that the model has right. Of
+    others it is not asked to be certain.
     """
     *halves, later_blocks = parts
     total = torch.zeros(len(ids), device=ids.device)
@@ -192,7 +192,7 @@ def certainty_loss(
 
 
 def entropy(logits: torch.Tensor) -> torch.Tensor:
-    """(m,) of laws by logits (m, V), in nats. A token that cannot be counts nothing."""
+    """(m,) of distributions by logits (m, V), in nats. A token that cannot be counts nothing."""
     logs = logits.log_softmax(-1)
     return -(logs.exp() * logs.masked_fill(logs == -torch.inf, 0.0)).sum(-1)
 

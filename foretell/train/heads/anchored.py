@@ -2,11 +2,11 @@
 
 The target is frozen. A text runs through it once without gradients, and keeps its keys and values;
 then the rows of many places of the text, its anchors, run beside it: each sees the text up to its
-anchor and the rows before it of the same anchor. Row i of the anchor t learns the law that the
-target has at t + i, of the token t + i + 1.
+anchor and the rows before it of the same anchor. Row i of the anchor t learns the distribution that
+the target has at t + i, of the token t + i + 1.
 
 Source: Chen et al., "Hardware-Aware Parallel Prompt Decoding" (arXiv 2405.18628), section 3.2:
-divergence from the target's laws, of the i-th row times 0.8^(i - 1).
+divergence from the target's distributions, of the i-th row times 0.8^(i - 1).
 """
 
 from __future__ import annotations
@@ -265,7 +265,7 @@ class Through:
 
     @torch.no_grad()
     def laws(self, finals: torch.Tensor) -> torch.Tensor:
-        """Normed states (m, E) -> the target's laws (m, V)."""
+        """Normed states (m, E) -> the target's distributions (m, V)."""
         parts = [(rows @ self.weight.T).float().softmax(-1) for rows in finals.split(CHUNK)]
         return torch.cat(parts)
 

@@ -1,8 +1,8 @@
 """Trains a head on a target's own answers and its hidden states: `foretell train head`.
 
-The head learns at every depth at once, each from the laws that the target has there, and no depth
-sees more than it will when it drafts. Its output matrix is the target's, cut down to the commonest
-tokens, and stays as it is.
+The head learns at every depth at once, each from the distributions that the target has there, and
+no depth sees more than it will when it drafts. Its output matrix is the target's, cut down to the
+commonest tokens, and stays as it is.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def head_loss(
     """
     depths = config.depths or head.depths
     loss_by = objective_named(config.objective)
-    rows, columns = answer_places(answers, 0).T  # the target's own law is wanted there
+    rows, columns = answer_places(answers, 0).T  # the target's own distribution is wanted there
     laws = teacher.laws(texts.finals[rows, columns])
     row_numbers = torch.full(texts.ids.shape, -1)
     row_numbers[rows, columns] = torch.arange(len(rows))

@@ -21,7 +21,7 @@ from foretell.train.states import load_states
 
 LEAST = 8  # tokens of an answer that is of use
 NONE = torch.empty(0, 0)
-ROWS = 128  # whose laws over the whole vocabulary are there at a time
+ROWS = 128  # whose distributions over the whole vocabulary are there at a time
 
 
 @dataclass
@@ -132,7 +132,7 @@ class Teacher:
 
     @torch.no_grad()
     def laws(self, finals: torch.Tensor) -> torch.Tensor:
-        """Normed states (m, E) -> the target's laws (m, Vd) over the tokens that are kept."""
+        """Normed states (m, E) -> the target's distributions (m, Vd) over the tokens that are kept."""
         return (finals.to(self.weight.dtype) @ self.weight.T).float().softmax(-1)
 
     @torch.no_grad()

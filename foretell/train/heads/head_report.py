@@ -57,8 +57,9 @@ def hit_shares(
 def mean_overlaps(
     head: Head, texts: Sequence[Known], teacher: Teacher, depths: int, size: int
 ) -> list[float]:
-    """Mean of sum(min(p, q)), by depth, over the places of all texts: the probability that a
-    token drawn from the head's law is accepted at temperature 1, given the text's tokens before it.
+    """Mean of sum(min(p, q)), by depth, over the places of all texts: the probability that a token
+    drawn from the head's distribution is accepted at temperature 1, given the text's tokens before
+    it.
     """
     head.eval()
     overlap_sums, counts = np.zeros(depths), np.zeros(depths)

@@ -1,14 +1,14 @@
 """Tunes a model by a LoRA to turn noise into its next k tokens: `foretell train k-forcing`.
 
-First k is 1, and the teacher is the target: of a place's law at some temperature the token that a
-uniform number stands for, in the order of the vocabulary. Then k doubles, and the teacher is the
-student as it was: it says k tokens of the first numbers, reads them as tokens, and says k more of
-the other numbers. The student learns all of them by cross entropy, at many places of a text at
-once; its ordinary laws are held to the target's, so that it can verify what its rows say.
+First k is 1, and the teacher is the target: of a place's distribution at some temperature the token
+that a uniform number stands for, in the order of the vocabulary. Then k doubles, and the teacher is
+the student as it was: it says k tokens of the first numbers, reads them as tokens, and says k more
+of the other numbers. The student learns all of them by cross entropy, at many places of a text at
+once; its ordinary distributions are held to the target's, so that it can verify what its rows say.
 
 Source: K-Forcing: Joint Next-K-Token Decoding via Push-Forward Language Modeling, as its published
 code has it (alibaba-damo-academy/K-Forcing); optimiser, steps and batch are not in it.
-Differs: a LoRA, and the loss of the ordinary laws; some places of a text and not all.
+Differs: a LoRA, and the loss of the ordinary distributions; some places of a text and not all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class TrainKForcing:
     k: int = 4  # tokens of a step: 1, 2, 4, 8 or 16
     hottest: float = 1.0  # temperatures of texts are drawn between 0 and this
     anchors: int = 64  # places of a text at which rows learn at once
-    hold: float = 1.0  # weight of the divergence of the ordinary laws from the target's
+    hold: float = 1.0  # weight of the divergence of the ordinary distributions from the target's
     rank: int = 32  # of the adapters
     alpha: int = 32  # their output counts alpha / rank
     dropout: float = 0.0  # of their input
@@ -140,8 +140,8 @@ def states_behind(
 
 
 def tokens_at_noise(logits: torch.Tensor, noise: torch.Tensor, temperature: float) -> torch.Tensor:
-    """The tokens (n,) at these numbers (n,) of the laws of logits (n, V), by the inverse of their
-    sums in the order of the vocabulary; the best ones at temperature 0.
+    """The tokens (n,) at these numbers (n,) of the distributions of logits (n, V), by the inverse
+    of their sums in the order of the vocabulary; the best ones at temperature 0.
     """
     if temperature < 1e-4:
         return logits.argmax(-1)
@@ -186,7 +186,7 @@ def k_forcing_loss(
     model: Tuned, text: Text, config: TrainKForcing, labels: torch.Tensor, places: Places
 ) -> torch.Tensor:
     """Cross entropy of the teacher's tokens (A, k), the sum over a place's rows; and, weighed, the
-    divergence of the answer's ordinary laws from the target's.
+    divergence of the answer's ordinary distributions from the target's.
     """
     tokens = model.tokens(text)
     answer = slice(text.prompt - 1, len(tokens) - 1)

@@ -1,10 +1,10 @@
 """Trains Medusa heads together with a LoRA on their target: `foretell train medusa-2`.
 
 The target learns, by small matrices beside its own, to have states from which the next tokens can
-be told further ahead, and is held to what it said before: the divergence of its laws from those
-with the adapters off is a part of the loss (self-distillation), so no second model is needed. The
-heads' part is small and grows over the run. What comes of it is another model than the target, with
-texts of its own; heads draft for that one.
+be told further ahead, and is held to what it said before: the divergence of its distributions from
+those with the adapters off is a part of the loss (self-distillation), so no second model is needed.
+The heads' part is small and grows over the run. What comes of it is another model than the target,
+with texts of its own; heads draft for that one.
 
 Source: Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding
 Heads" (arXiv 2401.10774), sections 2.2.2 and 2.3.2.
@@ -168,7 +168,9 @@ class LiveTeacher(Teacher):
     def laws_drift(
         self, logits: torch.Tensor, original_states: torch.Tensor, labels: torch.Tensor
     ) -> torch.Tensor:
-        """(m,) the divergence of laws by logits (m, V) from those of the states before (m, E)."""
+        """(m,) the divergence of distributions by logits (m, V) from those of the states before (m,
+        E).
+        """
         original_laws = (
             (original_states.to(self.full_matrix.dtype) @ self.full_matrix.T).float().softmax(-1)
         )
@@ -194,8 +196,8 @@ class LiveTeacher(Teacher):
 def joint_loss(
     teacher: LiveTeacher, batch: Texts, answers: torch.Tensor, config: TrainMedusa2, step: int
 ) -> torch.Tensor:
-    """The mean divergence of the target's laws from what they were, over answers' tokens, and the
-    heads' loss with the weight that it has at this step.
+    """The mean divergence of the target's distributions from what they were, over answers' tokens,
+    and the heads' loss with the weight that it has at this step.
     """
     finals = teacher.states(batch.ids)
     row, token_place = answer_places(answers, 0).T

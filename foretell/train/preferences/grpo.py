@@ -3,9 +3,10 @@
 In each round the engine draws a group of answers to each of some prompts with the weights as they
 are, and a reward says what each is worth. An answer's advantage is its reward less the group's
 mean, over the group's standard deviation; its tokens become likelier or less likely by it, as far
-as the clipped ratio to the laws that the round began with allows, and a divergence holds the model
-to what it was. Most of the time goes into answers, so they may be drawn in 8 bits and with drafts:
-what is learnt is merged into the model's matrices before every round, and read from OUT/model.
+as the clipped ratio to the distributions that the round began with allows, and a divergence holds
+the model to what it was. Most of the time goes into answers, so they may be drawn in 8 bits and
+with drafts: what is learnt is merged into the model's matrices before every round, and read from
+OUT/model.
 
 With `hardest` only prompts are learnt from whose greedy answer has the lowest BLEU (BLEUBERI). With
 `calibrate` a reward counts by its rank among those of the untrained model's answers, and with `t`
@@ -15,11 +16,11 @@ Source: Shao et al., "DeepSeekMath" (arXiv 2402.03300), section 4.1, outcome sup
 al., "BLEUBERI" (arXiv 2505.11080), whose settings are the defaults; Balashankar et al., "InfAlign"
 (arXiv 2412.19792).
 Differs: LoRA in place of all weights, so the rate is ten times theirs; the deviation is that of a
-sample (n - 1), as in trl, and of a group whose rewards are equal all advantages are 0; laws are
-those at the temperature that was sampled with, as in trl; the hardest prompts are found by a greedy
-answer, where BLEUBERI draws one at temperature 0.7. What 8 bits change in the laws that are sampled
-from is not corrected. InfAlign's optimum is that of `scale=False, kl="k2"`: the gradient of k3 as a
-loss is that of the divergence the other way round.
+sample (n - 1), as in trl, and of a group whose rewards are equal all advantages are 0;
+distributions are those at the temperature that was sampled with, as in trl; the hardest prompts are
+found by a greedy answer, where BLEUBERI draws one at temperature 0.7. What 8 bits change in the
+distributions that are sampled from is not corrected. InfAlign's optimum is that of `scale=False,
+kl="k2"`: the gradient of k3 as a loss is that of the divergence the other way round.
 """
 
 from __future__ import annotations

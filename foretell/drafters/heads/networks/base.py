@@ -150,7 +150,7 @@ class Head(nn.Module):
     deepest = 64  # that it can draft
     decay = 0.8  # of the loss from one depth to the next
     regression = 0.0  # weight of the distance between estimated and true features
-    agreement = 1.0  # weight of the divergence of the laws
+    agreement = 1.0  # weight of the divergence of the distributions
     noise = 0.0  # added to the features in training, at 512 tokens a text
     reads_normed = False  # whether it reads its taps through the target's last norm
     sees_first = True  # whether rows see that of the first token, before which no state stands

@@ -1,4 +1,4 @@
-"""FSPAD's network: EAGLE-1's, with features that tokens gate and laws beside the features.
+"""FSPAD's network: EAGLE-1's, with features that tokens gate and distributions beside the features.
 
 Source: Gui et al., "Boosting Lossless Speculative Decoding via Feature Sampling and Partial
 Alignment Distillation" (arXiv 2408.15562). The matrices of both halves are this
