@@ -15,7 +15,8 @@ Guarantee: exact
 Cost: target 1, draft forwards at most
 Needs: a draft model, and both tokenizers, whose tokens must be pieces of the text
 Trains: with `online=N` the draft model, after every N responses of a tenant, on the distributions
-that verification saw; without it the speed-up is small Differs:
+that verification saw; without it the speed-up is small
+Differs:
 - the distribution is corrected for all sequences that may be merged, where the paper subtracts the
 drawn one
 - only sequences that begin with one of the `width` likeliest tokens are merged, at most `merged` of
