@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from foretell.errors import BadConfig
 
 LABELS = ("Paper", "Guarantee", "Cost", "Needs", "Trains", "Differs")
 TRIAL = "Try"  # a label that a card may lack
+GUARANTEE = re.compile(r"(exact|greedy)\Z|(bounded|lossy): \S")
 _parsing = threading.Lock()  # Python 3.11's parser fails at times where threads use it at once
 
 
@@ -50,6 +52,11 @@ def card(name: str, kind: str | None = None) -> Card:
     missing_labels = [label for label in LABELS if label.lower() not in label_texts]
     if missing_labels:
         raise BadConfig(f"the card of {name!r} lacks {', '.join(missing_labels)}: {card_path}")
+    if not GUARANTEE.match(label_texts["guarantee"]):
+        raise BadConfig(
+            f"the card of {name!r}: Guarantee: {label_texts['guarantee']!r} must be exact, greedy, "
+            f"`bounded: ...` or `lossy: ...`: {card_path}"
+        )
     class_node = _find_class(module, registry.class_name(name))
     if class_node is None:
         raise BadConfig(f"{card_path}: lacks the class {registry.class_name(name)}")

@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from foretell.core.settings import bare_type
+from foretell.core.settings import allowed_values, bare_type, check_value
 from foretell.core.text import TokenIds, Written
 from foretell.errors import BadConfig, UnknownMethod
-from foretell.registry import kind_of, load_method, method_names
+from foretell.registry import kind_of, load_method, method_files, method_names
 
 if TYPE_CHECKING:
     from foretell.core.constraint import TextConstraint
@@ -201,6 +201,22 @@ def strip_parentheses(value: str) -> str:
         if depth <= 0:
             return value[1:-1] if position and position == len(value) - 1 else value
     return value
+
+
+def check_fields(spec: str, kind: str = "drafter") -> None:
+    """Raises BadConfig for a number or a choice that a field may not have, without making the
+    method: what needs a model or a tokenizer is not checked.
+    """
+    kinds = {name: found_kind for found_kind, name in method_files()}
+    for name, field_name, text in iterate_fields(spec, kind):
+        if name not in kinds:  # a text with a colon in it
+            continue
+        settings: Any = load_method(name, kinds[name])
+        allowed = allowed_values(settings).get(field_name)
+        if allowed is not None:
+            field = f"{name}:{field_name}"
+            hint = get_type_hints(settings, include_extras=True)[field_name]
+            check_value(field, _parse_value(field, bare_type(hint), text, None), allowed)
 
 
 def iterate_fields(spec: str, kind: str = "drafter") -> Iterator[tuple[str, str, str]]:

@@ -29,6 +29,8 @@ from comparison import pages as figure_pages  # noqa: E402
 from method_pages import MADE, method_pages, navigation, read_cards, table  # noqa: E402
 from option_tables import OptionTables  # noqa: E402
 
+from foretell.errors import ForetellError  # noqa: E402
+
 # Tables that scripts/figures.py measures: their page, and what makes them of their document.
 SHOWN = {
     "batch": ("docs/batch.md", figure_tables.batch),
@@ -122,7 +124,11 @@ def main(arguments: list[str]) -> int:
     if arguments and not check:
         print("usage: scripts/docs.py [--check]", file=sys.stderr)
         return 2
-    wanted = pages()
+    try:
+        wanted = pages()
+    except ForetellError as error:  # of a card
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     stale = [p for p in (ROOT / "docs" / "methods").rglob("*.md") if p not in wanted]
     changed = [p for p, text in wanted.items() if not p.is_file() or p.read_text("utf-8") != text]
     if check:

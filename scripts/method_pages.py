@@ -21,13 +21,13 @@ from comparison import pages as figure_pages  # noqa: E402
 
 from foretell import cards, registry  # noqa: E402
 from foretell.cards import Card  # noqa: E402
-from foretell.core.settings import allowed_values  # noqa: E402
+from foretell.core import settings  # noqa: E402
 
 FINDINGS = ROOT / "dev" / "measured" / "methods.toml"
 MADE = "<!-- Made by scripts/docs.py from {}: edit that file instead. -->"
 UNMEASURED = "Measured: nothing yet."
 # A card's line that says no more than this is left out.
-NOTHING = ("nothing", "none")
+NOTHING = ("nothing", "none", "there is no paper")
 
 
 @dataclass(frozen=True)
@@ -210,8 +210,6 @@ def fields(card: Card) -> list[Field]:
     """The hyper-parameters of a method, with the comment after or above each."""
     text = card.file.read_text("utf-8").splitlines()
     found = []
-    settings: Any = registry.load_method(card.name, card.kind)
-    allowed = allowed_values(settings)
     for node in method_class(card).body:
         if (
             isinstance(node, ast.AnnAssign)
@@ -221,18 +219,58 @@ def fields(card: Card) -> list[Field]:
             # Offsets of `ast` count bytes.
             rest = text[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
             comment = rest.partition("#")[2].strip() or comment_above(text[: node.lineno - 1])
-            annotation = type_without_allowed(node.annotation)
-            comment = "; ".join(filter(None, (comment, str(allowed.get(node.target.id, "")))))
+            annotation, allowed = typed(node.annotation, card.file)
+            comment = "; ".join(filter(None, (comment, allowed)))
             found.append(Field(node.target.id, annotation, ast.unparse(node.value), comment))
     return found
 
 
-def type_without_allowed(annotation: ast.expr) -> str:
-    """A field's type, without what its annotation says of its values."""
-    if isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated":
-        assert isinstance(annotation.slice, ast.Tuple)
-        annotation = annotation.slice.elts[0]
-    return ast.unparse(annotation)
+def typed(annotation: ast.expr, path: Path) -> tuple[str, str]:
+    """A field's type, and in words which of its values are allowed; "": all of them."""
+    if not (isinstance(annotation, ast.Subscript) and ast.unparse(annotation.value) == "Annotated"):
+        return ast.unparse(annotation), ""
+    assert isinstance(annotation.slice, ast.Tuple)
+    kind, *entries = annotation.slice.elts
+    words = []
+    for entry in entries:
+        if isinstance(entry, ast.Call):
+            values = [value_of(argument, path) for argument in entry.args]
+            options = {str(word.arg): value_of(word.value, path) for word in entry.keywords}
+            words.append(str(getattr(settings, ast.unparse(entry.func))(*values, **options)))
+    return ast.unparse(kind), "; ".join(words)
+
+
+def value_of(node: ast.expr, path: Path) -> Any:
+    """The value of a literal, of a power of two, or of a constant that a module gives or imports;
+    modules are read and not imported, so that nothing loads torch.
+    """
+    if isinstance(node, ast.BinOp):
+        assert isinstance(node.op, ast.LShift)
+        return value_of(node.left, path) << value_of(node.right, path)
+    if isinstance(node, ast.Tuple):
+        parts = [
+            value_of(part.value, path) if isinstance(part, ast.Starred) else (value_of(part, path),)
+            for part in node.elts
+        ]
+        return tuple(value for part in parts for value in part)
+    if isinstance(node, ast.Dict):  # its keys are the choices
+        return tuple(value_of(key, path) for key in node.keys if key is not None)
+    if not isinstance(node, ast.Name | ast.Attribute):
+        return ast.literal_eval(node)
+    name = node.id if isinstance(node, ast.Name) else node.attr
+    owner = name if isinstance(node, ast.Name) else ast.unparse(node.value)
+    for statement in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == name:
+            return value_of(statement.value, path)
+        if isinstance(statement, ast.AnnAssign) and ast.unparse(statement.target) == name:
+            assert statement.value is not None
+            return value_of(statement.value, path)
+        if isinstance(statement, ast.ImportFrom) and any(a.name == owner for a in statement.names):
+            module = statement.module if owner == name else f"{statement.module}.{owner}"
+            return value_of(
+                ast.Name(name), ROOT.joinpath(*str(module).split(".")).with_suffix(".py")
+            )
+    raise ValueError(f"{path}: {ast.unparse(node)} is no constant")
 
 
 def comment_above(lines: Sequence[str]) -> str:
@@ -366,7 +404,9 @@ def method_link(card: Card, start: str = "") -> str:
 
 def lines_of_card(card: Card, rules: Sequence[Card]) -> str:
     """What the card says by labels, as a list."""
-    items = [f"Guarantee: {card.guarantee}", f"Paper: {linked(card.paper)}", f"Cost: {card.cost}"]
+    items = [f"Guarantee: {card.guarantee}"]
+    items += [f"Paper: {linked(card.paper)}"] if card.paper not in NOTHING else []
+    items.append(f"Cost: {card.cost}")
     for label in ("Needs", "Trains"):
         text = getattr(card, label.lower())
         items += [f"{label}: {text}"] if text not in NOTHING else []
@@ -392,9 +432,9 @@ def section(card: Card, rules: Sequence[Card], figures: dict[str, Any]) -> list[
     if known:
         parts.append(ast.get_docstring(method_class(card)) or "")
         parts.append(table(["field", "meaning"], [list(pair) for pair in known]))
-    if len(card.differs) == 1:
+    if len(card.differs) == 1 and card.differs[0] not in NOTHING:
         parts.append(f"Departures from the paper: {card.differs[0]}")
-    else:
+    elif len(card.differs) > 1:
         parts += ["**Departures from the paper**", "\n".join(f"- {one}" for one in card.differs)]
     parts += measured(card, figures)
     if not is_usual(card):

@@ -193,9 +193,9 @@ def test_a_method_made_by_the_page_passes_make_check(tmp_path: Path) -> None:
     for name in ("pyproject.toml", "mkdocs.yml", "README.md", "CONTRIBUTING.md"):
         shutil.copy(ROOT / name, tmp_path)
     method, its_test = blocks(DOCS / "add-a-method.md", "python")
-    (tmp_path / "foretell/drafters/echo.py").write_text(method, "utf-8")
-    (tmp_path / "tests/drafters/test_echo.py").write_text(its_test, "utf-8")
-    both = ["foretell/drafters/echo.py", "tests/drafters/test_echo.py"]
+    (tmp_path / "foretell/drafters/lookup/echo.py").write_text(method, "utf-8")
+    (tmp_path / "tests/drafters/lookup/test_echo.py").write_text(its_test, "utf-8")
+    both = ["foretell/drafters/lookup/echo.py", "tests/drafters/lookup/test_echo.py"]
     for command in (
         ["-m", "ruff", "check", "--no-cache", *both],
         ["-m", "ruff", "format", "--check", "--no-cache", *both],
@@ -213,7 +213,7 @@ def test_a_method_made_by_the_page_passes_make_check(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-    page = (tmp_path / "docs/methods/drafters.md").read_text("utf-8")
+    page = (tmp_path / "docs/methods/lookup-drafters.md").read_text("utf-8")
     assert "\n## echo\n" in page
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from foretell.engine.cost_profile import number_format
-from foretell.models import backends as registry
+from foretell.models import backend_registry as registry
 from foretell.ops.assets import INSTALL, shipped_folder
 
 if TYPE_CHECKING:
@@ -103,8 +103,8 @@ def notice_of_torch(hf: Any) -> None:
     if hf.device.type != "cpu" or not folder or not Path(folder).is_dir():
         return
     quicker = [
-        *registry.whole_runtimes(hf, "cpu"),
-        *reversed([*registry.candidate_runtimes(hf, "cpu")]),
+        *registry.whole_backends(hf, "cpu"),
+        *reversed([*registry.candidate_backends(hf, "cpu")]),
     ]
     if quicker:
         print_notice(

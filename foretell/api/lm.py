@@ -490,6 +490,10 @@ class LM:
         """Compiles a form (json_schema, regex or grammar) for requests to come."""
         self._text.grammars.compile_form(form, tenant, until)
 
-    def read_apart(self, prompt: Any, kv: Any = None, most: int | None = None) -> ReadPrompt:
+    def read_prompt(self, prompt: Any, kv: Any = None, most: int | None = None) -> ReadPrompt:
         """Token ids of a prompt, and the policy that reads its contexts: see `read_prompt`."""
         return read_prompt(prompt, kv, self._text, most)
+
+    def read_apart(self, prompt: Contexts, kv: Any = None) -> ReadPrompt:
+        """As `read_prompt`, by the name that it had before."""
+        return self.read_prompt(prompt, kv)

@@ -1,6 +1,6 @@
 """From a user's words to the engine's: prompts to token ids, arguments to `Sampling`.
 
-The tokenizer is used here alone; the engine knows tokens only.
+Prompts are tokenised here alone; the engine knows tokens only.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class Text:
         self, arguments: Mapping[str, Any], tenant: str = "", deadline: float = math.inf
     ) -> Sampling:
         """The arguments with texts as token ids and single values as tuples, and forms compiled:
-        see `Grammars.compile`, also for errors. Raises BadConfig.
+        see `Grammars.compile_form`, also for errors. Raises BadConfig.
         """
         options: dict[str, Any] = {}
         for name, value in arguments.items():

@@ -11,7 +11,7 @@ import torch
 from foretell.api.lm import LM
 from foretell.core.model import Model
 from foretell.loading.wrap import wrap
-from foretell.models import backends as registry
+from foretell.models import backend_registry as registry
 from foretell.models.backend import Backend
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.exact import ExactDecoder
@@ -33,7 +33,7 @@ def hand_over(model: Decoder, served: Backend) -> None:
     Raises LookupError, with the reason, where one of them refuses the model.
     """
     for name in registry.fallback_order(served):
-        model.use(partial(registry.load_runtime(name).make_backend, fallback=model.backend))
+        model.use(partial(registry.load_backend(name).make_backend, fallback=model.backend))
 
 
 def backend_names(model: Model) -> str:
@@ -58,7 +58,7 @@ def float32_copy(lm: LM) -> Copy:
     """Copies the models with their weights widened, which changes none of them, on the same
     backends. Where one refuses, `backend` says what computes instead, with the reason.
 
-    A model that is no Decoder, such as one that another runtime computes, stays as it is.
+    A model that is no Decoder, such as one that another backend computes, stays as it is.
     """
     models: dict[str, Model] = {}
     for name, model in lm.models.items():

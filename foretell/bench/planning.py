@@ -118,7 +118,7 @@ def mean_tokens(acceptance: float, length: int) -> float:
 
 
 def acceptance_for(tokens: float, length: int) -> float:
-    """The probability that gives so many tokens a step; what is out of reach is taken for 0 or 1."""
+    """The probability that gives so many tokens a step; what is out of reach is 0 or 1."""
     lower_bound, upper_bound = 0.0, 1.0
     for _ in range(60):
         middle = (lower_bound + upper_bound) / 2

@@ -63,7 +63,7 @@ class Job:
         return self.start + int(shared_rows)
 
     @property
-    def entry(self) -> Any:
+    def forward_key(self) -> Any:
         """A key that the jobs of one forward have in common: the layers, how they are entered, and
         how far they go on.
         """

@@ -74,7 +74,7 @@ class CachePolicy:
         return twin.room_left(length)
 
     def change_rows(self, cache: Any) -> None:
-        """Changes the rows of a cache that has just reached such a length; see Cache.compact."""
+        """Changes the rows of a cache that has reached such a length; Cache.commit calls it."""
 
     def attend_job(self, job: Any, attention: Attention) -> torch.Tensor:
         """Attention of its own for the jobs that it watches -> (n, H, D)."""

@@ -299,12 +299,14 @@ def split_specs(text: str, option: str = "--method") -> list[str]:
 
 
 def check_method(spec: str) -> None:
-    """Raises UnknownMethod before anything is loaded."""
+    """Raises UnknownMethod, or BadConfig for a field's value, before anything is loaded."""
     from foretell.registry import kind_of
-    from foretell.spec import split_methods
+    from foretell.spec import check_fields, split_methods
 
     for piece in split_methods(spec) if spec != "auto" else ():
         kind_of(piece.partition(":")[0])
+    if ":" in spec:
+        check_fields(spec)
 
 
 def with_temperature(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -326,14 +328,18 @@ def with_temperature(spec: str, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_named(kind: str, spec: str | None) -> None:
-    """Raises UnknownMethod for methods of another kind, which a spec joins by `+`."""
+    """Raises UnknownMethod for methods of another kind, which a spec joins by `+`, and BadConfig
+    for a field's value.
+    """
     from foretell.registry import method_names, unknown_method
-    from foretell.spec import split_methods
+    from foretell.spec import check_fields, split_methods
 
     for piece in split_methods(spec, kind) if spec is not None else ():
         name = piece.partition(":")[0]
         if name not in method_names(kind):
             raise unknown_method(kind, name)
+    if spec is not None and ":" in spec:
+        check_fields(spec, kind)
 
 
 def split_parts(text: str) -> tuple[str, ...]:

@@ -34,10 +34,10 @@ if TYPE_CHECKING:
 LARGEST = 2**18  # bytes of a form
 SECONDS = 5.0  # that trying one may take
 COMPILING = 1.0  # seconds of them for compiling it, which is done again
-FORCED = 2**13  # bytes that follow for lack of a choice: a mask spells them all
+FORCED_BYTES = 2**13  # bytes that follow for lack of a choice: a mask spells them all
 KEPT = 64  # compiled forms of a tokenizer
 USES = 256  # of a compiled form: what its matchers note of texts, for all of them, only grows
-UNMASKED = 8  # questions about single tokens between two masks: see Matcher.permits
+UNMASKED = 8  # questions about single tokens between two masks: see Matcher.may_follow
 FAR = 32  # tokens of a text that a matcher goes back rather than leave a copy there
 ASIDE = 32  # copies that are left
 
@@ -330,8 +330,8 @@ class Matcher:
     def _following_bits(self) -> bytes:
         """A bit for each token that may follow `path`."""
         if self.bits is None:
-            if len(self.matcher.compute_ff_bytes()) > FORCED:
-                raise self._give_up(f"more than {FORCED} bytes without a choice")
+            if len(self.matcher.compute_ff_bytes()) > FORCED_BYTES:
+                raise self._give_up(f"more than {FORCED_BYTES} bytes without a choice")
             self.bits = self.matcher.compute_bitmask()
             self.unmasked = 0
             self._check_matcher()

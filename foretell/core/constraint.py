@@ -1,5 +1,9 @@
 """The protocols of constrained decoding: which tokens of a text may follow which.
 
+What a user gives, a form (schema, regular expression, grammar) or a constraint, becomes a
+`Constraint`; its `track` makes a `Tracker` of one text (`grammars.Matcher`), and a `Guide` adds
+stops and the room that is left to it.
+
 A constraint may be anything that has the two protocols here; foretell.constraints.grammars makes
 them of JSON schemas, regular expressions and grammars, and a `TextConstraint`, which is a method,
 makes them for a prompt. A constraint is a function of the path: the text of every node of a tree is
@@ -196,7 +200,7 @@ class Guide:
         )
         return follows and (self._find_ending(output) is None or self._in_time(output, token))
 
-    def drafts(self, output: Sequence[int]) -> bool:
+    def may_draft(self, output: Sequence[int]) -> bool:
         """Whether drafts may hold this output: `permits`, or True where that takes long to know."""
         knows = getattr(self.tracker, "knows", None)
         return (knows is not None and not knows(output)) or self.permits(output)

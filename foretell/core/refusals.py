@@ -37,8 +37,8 @@ def refuse_source(name: str, request: Request) -> None:
     if not (request.source is None or isinstance(request.source, Direct)):
         source = source_name(request.source)
         raise BadConfig(
-            f"rows: {name} reads the target itself, and those of {source!r} are none of its own; "
-            "leave out the source of other rows, or take another method"
+            f"guidance: {name} reads the target itself, and the rows of {source!r} are none of its "
+            "own; leave guidance out, or take another method"
         )
 
 

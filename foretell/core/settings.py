@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cache
 from math import inf
+from numbers import Integral
 from typing import Any, get_type_hints
 
 from foretell.errors import BadConfig
@@ -41,6 +42,7 @@ class Range(Allowed):
     unit: str = ""
     open_low: bool = False
     open_high: bool = False
+    whole: bool = False  # as the field's type says
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, tuple):
@@ -51,13 +53,14 @@ class Range(Allowed):
 
     def __str__(self) -> str:
         unit = f" {self.unit}" if self.unit else ""
+        low, high = f"{self.low:,}".removesuffix(".0"), f"{self.high:,}".removesuffix(".0")
         if not (self.open_low or self.open_high) and inf not in (-self.low, self.high):
-            return f"between {self.low:,} and {self.high:,}{unit}"
+            return f"between {low} and {high}{unit}"
         ends = []
         if self.low != -inf:
-            ends.append(f"{'above' if self.open_low else 'at least'} {self.low:,}")
+            ends.append(f"{'above' if self.open_low else 'at least'} {low}")
         if self.high != inf:
-            ends.append(f"{'below' if self.open_high else 'at most'} {self.high:,}")
+            ends.append(f"{'below' if self.open_high else 'at most'} {high}")
         return (" and ".join(ends) or "a number") + unit
 
 
@@ -98,9 +101,21 @@ class Settings:
         """Raises BadConfig for a field with a value that its annotation does not allow."""
         own: Any = type(self)
         for field, valid_values in allowed_values(own).items():
-            value = getattr(self, field)
-            if value not in valid_values:
-                raise BadConfig.field(f"{self.method_name}:{field}", value, str(valid_values))
+            check_value(f"{self.method_name}:{field}", getattr(self, field), valid_values)
+
+
+def check_value(name: str, value: Any, allowed: Allowed) -> None:
+    """Raises BadConfig for a value that a field of this name may not have."""
+    whole = getattr(allowed, "whole", False)
+    numbers = value if isinstance(value, tuple) else (value,)
+    if whole and not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
+        raise BadConfig.field(name, value, f"a whole number, {allowed}")
+    try:
+        is_allowed = value in allowed
+    except TypeError:  # a text, say, has no place among numbers
+        is_allowed = False
+    if not is_allowed:
+        raise BadConfig.field(name, value, str(allowed))
 
 
 @cache
@@ -117,12 +132,16 @@ def allowed_values(settings: Any) -> dict[str, Allowed]:
     if not any("Annotated[" in str(field.type) for field in dataclasses.fields(settings)):
         return {}
     hints = get_type_hints(settings, include_extras=True)
-    return {
-        field.name: entry
-        for field in dataclasses.fields(settings)
-        for entry in getattr(hints[field.name], "__metadata__", ())
-        if isinstance(entry, Allowed)
-    }
+    allowed: dict[str, Allowed] = {}
+    for field in dataclasses.fields(settings):
+        hint = hints[field.name]
+        for entry in getattr(hint, "__metadata__", ()):
+            if isinstance(entry, Range):
+                whole = bare_type(hint) in (int, tuple[int, ...])
+                allowed[field.name] = dataclasses.replace(entry, whole=whole)
+            elif isinstance(entry, Allowed):
+                allowed[field.name] = entry
+    return allowed
 
 
 def bare_type(hint: Any) -> Any:

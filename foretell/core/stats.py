@@ -160,7 +160,7 @@ def note_forwards(engine: Any, prepared: Sequence[Any], seconds: float, forwards
     """Takes note of so many forwards, each of what follows the one before it, for the model's costs
     and the requests' statistics. `prepared`: of engine.forwards.Prepared.
     """
-    first_ask = prepared[0].entry
+    first_ask = prepared[0].open_ask
     rows = sum(part.job.rows_before for part in prepared) // len(prepared)
     if first_ask.for_target:
         unfinished = any(not part.whole for part in prepared)
@@ -175,7 +175,7 @@ def note_forwards(engine: Any, prepared: Sequence[Any], seconds: float, forwards
     stepped: dict[Any, bool] = {}  # whether it was a whole forward over a text of the request
     computed: Counter[Any] = Counter()  # tokens of each request
     for part in prepared:
-        open_ask, live_request = part.entry, part.entry.live
+        open_ask, live_request = part.open_ask, part.open_ask.live
         computed[live_request] += len(part.job.tokens)
         quiet = live_request.ctx.branches[open_ask.ask.branch].quiet
         step = part.whole and open_ask.task is not None and open_ask.for_target and not quiet

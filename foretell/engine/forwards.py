@@ -18,7 +18,7 @@ from foretell.engine.live import Host, OpenAsk
 class Prepared:
     """An ask with its job; `whole`: the job answers it, else takes in a piece of its text."""
 
-    entry: OpenAsk
+    open_ask: OpenAsk
     tokens: int  # of its text that it may compute
     job: Job
     whole: bool
@@ -29,7 +29,7 @@ def answer_asks(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
     prepared = prepare_jobs(engine, planned)
     if not prepared:
         return
-    model = prepared[0].entry.model
+    model = prepared[0].open_ask.model
     start_time = time.perf_counter()
     try:
         replies = model.forward([part.job for part in prepared])
@@ -37,10 +37,10 @@ def answer_asks(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
             torch.cuda.synchronize(model.device)  # or the seconds would be those of launching
     except Exception as error:
         if len(prepared) == 1:
-            engine.fail_request(prepared[0].entry.live, error)
+            engine.fail_request(prepared[0].open_ask.live, error)
             return
         for part in prepared:  # whose fault it is shows when each runs alone
-            answer_asks(engine, [(part.entry, part.tokens)])
+            answer_asks(engine, [(part.open_ask, part.tokens)])
         return
     seconds = time.perf_counter() - start_time
     engine.forwards += 1
@@ -50,10 +50,10 @@ def answer_asks(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> None:
         count = len(part.job.tokens)
         reply.seconds = seconds * count / total
         if part.whole:
-            deliver_reply(part.entry, reply)
+            deliver_reply(part.open_ask, reply)
         else:
-            part.entry.pending -= count
-            part.entry.since = engine.forwards
+            part.open_ask.pending -= count
+            part.open_ask.since = engine.forwards
 
 
 def prepare_jobs(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> list[Prepared]:
@@ -74,11 +74,12 @@ def prepare_jobs(engine: Host, planned: Sequence[tuple[OpenAsk, int]]) -> list[P
             engine.fail_request(live_request, error)
         else:
             prepared.append(Prepared(open_ask, tokens, job, answers_ask))
-    prepared = [part for part in prepared if part.entry.live in engine.live]
+    prepared = [part for part in prepared if part.open_ask.live in engine.live]
     # Pieces of texts, and what is left of forwards, run other layers than asked: who has waited
     # for longest decides, and the others wait.
-    oldest_part = max(prepared, key=lambda part: part.entry.waited, default=None)
-    return [part for part in prepared if oldest_part and part.job.entry == oldest_part.job.entry]
+    oldest_part = max(prepared, key=lambda part: part.open_ask.waited, default=None)
+    shared_key = oldest_part.job.forward_key if oldest_part else None
+    return [part for part in prepared if part.job.forward_key == shared_key]
 
 
 def deliver_reply(open_ask: OpenAsk, reply: Reply) -> None:

@@ -17,7 +17,7 @@ from foretell.core.source import Direct
 from foretell.engine.scheduler import CHUNK
 from foretell.errors import BadConfig, Unsupported
 from foretell.speculation.draft_size import LIMIT
-from foretell.speculation.fitting import FORCED
+from foretell.speculation.fitting import FORCED_TOKENS
 from foretell.speculation.strategy import Speculative
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def demand_of(request: Request, target: Model) -> Demand:
         only_chains = "tree" not in strategy.needs
     prompt = len(request.prompt)
     length = min(prompt + max(1, sampling.max_new_tokens), target.context)
-    forced = FORCED if nodes and sampling.constraint is not None else 0
+    forced = FORCED_TOKENS if nodes and sampling.constraint is not None else 0
     canvases = getattr(strategy, "canvases", 0)
     return Demand(
         prompt, length, nodes, is_drawn, only_chains and not forced, forced, CHUNK, canvases

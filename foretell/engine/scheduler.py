@@ -1,5 +1,8 @@
 """Schedulers with chunked prefill: which asks join a forward, with how much of a long text.
 
+An ask whose cache lacks at most STEP tokens is a *step* of decoding. Any other is a *prefill*,
+whose text is read in pieces. What asks say of themselves is in `engine.live.OpenAsk`.
+
 A scheduler is a function `plan(waiting, costs)`; an engine has one, and a server may bring its own.
 """
 
@@ -15,12 +18,12 @@ if TYPE_CHECKING:
     from foretell.engine.live import OpenAsk
     from foretell.speculation.costs import Costs
 
-CHUNK = 512  # tokens of texts in a forward
-DRAFT_CHUNK = CHUNK // 2  # of texts of draft models between two forwards of the target
-LEAST = 4  # tokens that a long text gets in any forward it takes part in
-STEP = 16  # committed tokens that an ask may lack and still be a step, which never waits for texts
+CHUNK = 512  # tokens of prefills in a forward
+DRAFT_CHUNK = CHUNK // 2  # of prefills of draft models between two forwards of the target
+LEAST = 4  # tokens that a prefill gets in any forward it takes part in
+STEP = 16  # tokens that an ask may lack and still be a step, which waits for no prefill
 ROWS = 4096  # tokens of steps that share a forward; a single step may have more
-STRETCH = 2.0  # times as long as without texts a step may take, unless seconds are given
+STRETCH = 2.0  # times as long as without prefills a step may take, unless seconds are given
 PATIENCE = 32  # forwards of draft models that an ask of the target lets pass
 
 # (open asks, costs by model, backend and layers) -> pairs of an ask that takes part in the next
@@ -32,19 +35,19 @@ Plan = Callable[[Waiting, Mapping[Any, "Costs"]], Planned]
 
 @dataclass
 class FairPlan:
-    """Steps first, then as much of texts as fills the forward; no ask waits for ever.
+    """Steps first, then as much of prefills as fills the forward; no ask waits for ever.
 
-    How much that is follows from what forwards were measured to cost: with pieces of texts a step
-    takes at most `between_tokens` seconds, or STRETCH times as long as without them (Sarathi-Serve,
-    section 4, with a time in place of its number of tokens). Where nobody waits for a step, as its
-    answer is read as a whole, it is a CHUNK. Texts of a priority come in the order in which their
-    requests were admitted.
+    How much that is follows from what forwards were measured to cost: with pieces of prefills a
+    step takes at most `between_tokens` seconds, or STRETCH times as long as without them
+    (Sarathi-Serve, section 4, with a time in place of its number of tokens). Where nobody waits for
+    a step, as its answer is read as a whole, it is a CHUNK. Prefills of a priority come in the
+    order in which their requests were admitted.
 
     Draft models' asks come before the target's, so that the target's forward holds everybody, but
-    their texts take at most half a chunk until the target's turn.
+    their prefills take at most half a chunk until the target's turn.
     """
 
-    room: int = DRAFT_CHUNK  # for draft models' texts until the target's next forward
+    room: int = DRAFT_CHUNK  # for draft models' prefills until the target's next forward
     passed: int = 0  # forwards of draft models since its last one
     between_tokens: float | None = None  # seconds of a step; None: STRETCH decides,
     # and only where somebody reads tokens as they come
@@ -70,22 +73,22 @@ class FairPlan:
         return self.share(group, self.beside_steps(group, costs))
 
     def beside_steps(self, group: Sequence[OpenAsk], costs: Mapping[Any, Costs]) -> int:
-        """Tokens of texts that fit into a forward beside the steps of this group."""
+        """Tokens of prefills that fit into a forward beside the steps of this group."""
         steps = self.find_fitting(group)
         read_live = any(open_ask.live.ctx.request.streamed for open_ask in steps)
         if not steps or (self.between_tokens is None and not read_live):
             return CHUNK
-        waiting_texts = self.in_turn([open_ask for open_ask in group if open_ask.pending > STEP])
+        waiting_prefills = self.in_turn([open_ask for open_ask in group if open_ask.pending > STEP])
         first_step = steps[0]
-        # With a piece of a text there is one job more, which another backend may compute.
+        # With a piece of a prefill there is one job more, which another backend may compute.
         backend = first_step.model.backend_of(len(steps) + 1)
         model_costs = costs.get((first_step.model, backend, first_step.ask.layers))
-        if not waiting_texts or model_costs is None or not model_costs.seconds:
+        if not waiting_prefills or model_costs is None or not model_costs.seconds:
             return LEAST
         step_size = sum(open_ask.size for open_ask in steps)
         read_rows = sum(open_ask.size * open_ask.cached_length for open_ask in steps)
         pieces = np.arange(CHUNK + 1)
-        read_with = read_rows + pieces * (waiting_texts[0].cached_length + pieces / 2)
+        read_with = read_rows + pieces * (waiting_prefills[0].cached_length + pieces / 2)
         seconds = (
             model_costs.curve(step_size + CHUNK)[step_size - 1 :]
             + model_costs.row_seconds() * read_with

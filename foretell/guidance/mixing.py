@@ -103,7 +103,7 @@ def open_beside(
                 f"{name} with another prompt",
                 ctx.models["target"].name,
                 f"a prompt of text alone, and this request has {input_name}",
-                "leave rows out, or take the rows of another model",
+                "leave guidance out, or take the rows of another model",
             )
     answer_room = ctx.limit - len(ctx.tokens) + len(ctx.output)
     context_length = ctx.models[model].context

@@ -140,7 +140,9 @@ class Evicting(CachePolicy):
             self.evict_rows(cache)
 
     def evict_rows(self, cache: Any) -> None:
-        """Leaves `budget` rows of a cache that has more."""
+        """Leaves `budget` rows or fewer of a cache that has more, by `cache.compact_rows` or
+        `cache.keep_rows`.
+        """
         raise NotImplementedError
 
 

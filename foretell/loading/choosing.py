@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from foretell.errors import Unsupported
-from foretell.models import backends as registry
+from foretell.models import backend_registry as registry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,11 +24,11 @@ def whole_adapter(
     refused it.
     """
     refusals: Refusals = ()
-    for backend_name, runtime in registry.whole_runtimes(hf_model, hf_model.device.type, requested):
-        runtime.prepare_model(hf_model)
+    for backend_name, module in registry.whole_backends(hf_model, hf_model.device.type, requested):
+        module.prepare_model(hf_model)
         model = build()
         try:
-            model.use(runtime.make_backend)
+            model.use(module.make_backend)
         except LookupError as error:
             refusals += note_refusal(model_name, backend_name, error, requested)
         else:
@@ -43,9 +43,9 @@ def hand_over(model: Decoder, backend: str) -> Refusals:
     one that the user named does not take it.
     """
     refusals: Refusals = ()
-    for backend_name, runtime in registry.candidate_runtimes(model.hf, model.device.type, backend):
+    for backend_name, module in registry.candidate_backends(model.hf, model.device.type, backend):
         try:
-            model.use(partial(runtime.make_backend, fallback=model.backend))
+            model.use(partial(module.make_backend, fallback=model.backend))
         except LookupError as error:
             refusals += note_refusal(model.name, backend_name, error, backend)
     if model.backend is not None and model.backend.fallback is not None:

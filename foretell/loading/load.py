@@ -25,7 +25,7 @@ from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_a
 from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names
 from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
-from foretell.models import backends as registry
+from foretell.models import backend_registry as registry
 from foretell.models.decoder.packed import WHOLE_NUMBERS
 from foretell.models.weights import check_files, check_tokenizer, cure_of
 from foretell.native import library
@@ -275,9 +275,9 @@ def _build_adapter(hf: PreTrainedModel, title: str, options: _Options) -> tuple[
         why = "; ".join(reason for _, reason in refusals) or "products of its own for this model"
         raise Unsupported.missing_capability("exact_bits=True", title, why, "use dtype='int8'")
     if options.backend != "torch":
-        for candidate, runtime in registry.candidate_runtimes(hf, device_type, options.backend):
-            if runtime.DTYPE is not None and runtime.suits_model(hf, candidate == options.backend):
-                hf = hf.to(runtime.DTYPE)  # what has no weights of 8 bits
+        for candidate, module in registry.candidate_backends(hf, device_type, options.backend):
+            if module.DTYPE is not None and module.suits_model(hf, candidate == options.backend):
+                hf = hf.to(module.DTYPE)  # what has no weights of 8 bits
     model = make_decoder()
     if options.backend != "torch":
         refusals += hand_over(model, options.backend)
@@ -329,7 +329,7 @@ def _native_gguf(title: str, file_path: Path) -> _Loaded:
     except BadModel as error:
         raise LookupError(str(error)) from error
     model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-    model.use(registry.load_runtime("native").make_backend)
+    model.use(registry.load_backend("native").make_backend)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
@@ -337,7 +337,7 @@ def _check_gguf(name: str, device: str | None, dtype: str) -> None:
     """Refuses by name what has no meaning for a file that is run in its own formats."""
     cure = "leave it out, or name a backend (torch, openvino), for which the weights are unpacked"
     if device not in (None, "cpu"):
-        need = "another runtime: those for its formats are on the CPU"
+        need = "another backend: those for its formats are on the CPU"
         raise Unsupported.missing_capability(f"device={device!r}", name, need, cure)
     if dtype != "auto":
         raise Unsupported.missing_capability(

@@ -1,8 +1,8 @@
 """What computes a Decoder's forward in torch's place: a backend, and what it returns.
 
 A backend stores the keys and values of the new nodes in the jobs' caches and returns logits and
-hidden states. It takes plain jobs only; for anything it cannot compute it returns None, and torch
-computes these jobs on the same caches. `registry.py` finds backends by their files' names.
+hidden states. It takes the jobs that its `takes_*` flags allow; where it returns None, torch
+computes them on the same caches. `backend_registry.py` finds backends by their files' names.
 """
 
 from __future__ import annotations

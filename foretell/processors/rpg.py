@@ -1,5 +1,4 @@
-"""Where code goes round in circles, what would begin the next round loses probability, an end gains
-it.
+"""Where code goes round in circles, what begins the next round loses probability, and ends gain it.
 
 A round is found in two ways. By content: the answer ends with a stretch of tokens that stands right
 before it already, n times; of such stretches the shortest counts. By structure: a lexer makes

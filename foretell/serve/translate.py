@@ -228,7 +228,7 @@ def _encode_prompt(lm: LM, prompt: Any, field: str, spec: str | None) -> tuple[l
                 _refuse_files("kv", spec)  # before a policy reads any
         reads_source = "source" in target.caps  # whose length the encoder decides
         most = None if reads_source else target.context - 1
-        ids, kv = lm.read_apart(prompt, spec, most)
+        ids, kv = lm.read_prompt(prompt, spec, most)
     except PromptTooLong as error:
         raise ApiError(f"{field}: {error}", field, "context_length_exceeded") from None
     except (BadConfig, BadModel) as error:  # a text without a tokenizer

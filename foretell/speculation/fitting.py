@@ -13,7 +13,7 @@ from foretell.core.tree import TokenTree
 if TYPE_CHECKING:
     from foretell.core.context import Context
 
-FORCED = 16  # tokens without a choice that are drafted at once, at most
+FORCED_TOKENS = 16  # tokens without a choice that are drafted at once, at most
 
 
 def fit_constraint(
@@ -26,17 +26,17 @@ def fit_constraint(
     guide = ctx.sampler.guide
     if guide is None:
         return tree
-    # drawn tokens come from distributions that have the constraint
+    # Distributions that tokens are drawn from have the constraint: `Sampler.scores` masks them.
     if not (tree.has_draws or never_cut):
         fitting_nodes = [0]
         for node in range(1, len(tree)):
-            if tree.parents[node] in fitting_nodes and guide.drafts(
+            if tree.parents[node] in fitting_nodes and guide.may_draft(
                 [*ctx.output, *tree.tokens_to(node)]
             ):
                 fitting_nodes.append(node)
         tree = tree.keep(fitting_nodes[1:])
     if takes_any_tree and (len(tree) == 1 or "tree" in ctx.models["target"].caps):
         node = 0
-        for token in guide.forced(ctx.output)[: min(FORCED, ctx.depth)]:
+        for token in guide.forced(ctx.output)[: min(FORCED_TOKENS, ctx.depth)]:
             node = tree.add(node, token, value=1.0, source="constraint")
     return tree

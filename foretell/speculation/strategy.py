@@ -60,7 +60,7 @@ class Speculative(Strategy):
     """
 
     drafter: Drafter
-    rule: Rule | None = None  # None: walk for deterministic trees, sequential for drawn ones
+    rule: Rule | None = None  # None: walk_tree for deterministic trees, verify_in_order for drawn
     # drafted a step at most; 0: as many as the policy finds worth their cost
     nodes: Annotated[int, Range(0, MOST)] = 0
     one_text = True

@@ -2,18 +2,16 @@
 
 The draft model is a small Llama with the target's tokens. Its embeddings begin as the target's,
 projected on their main directions. It learns the target's distributions at every token of the
-answers, over the likeliest tokens and all others together: how far its own are from them, by an
-objective. The answers are those of `answers.py`.
+answers, over the likeliest tokens and all others together, by an objective. The answers are those
+of `answers.py`.
 
-Beside a reference, another draft model that has learnt already, it learns at those tokens alone
-where it is furthest after that one.
+Beside a reference, another draft model that has learnt, it learns where it lags most.
 
 With `exits` it learns them after several of its layers at once, by the mean of the exits' losses,
 each read by the same last norm and head: a draft model for `s2d`.
 
 Of the vocabulary a step looks at the commonest tokens, those of the batch's distributions and a
-random sample of the others that stands for all of them: the output matrix is by far the largest
-part of such a model.
+random sample that stands for the others: the output matrix is by far the largest part of a model.
 
 Source: Zhou et al., "DistillSpec: Improving Speculative Decoding via Knowledge Distillation"
 (arXiv 2310.08461), section 3, forward divergence on the target's own texts. Exits: Valipour et al.,

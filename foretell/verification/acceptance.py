@@ -4,7 +4,7 @@ follows it.
 Here are the two rules everything rests on and the base of all. `walk_tree` follows the target's own
 samples: exact on any tree, optimal for deterministic ones, seed by seed the plain decoder's tokens.
 `verify_in_order` is recursive rejection over a node's tries: exact for any mixture of
-distributions, and it accepts more of drawn tokens. More rules stand in `rules/`; each says which
+distributions, and it accepts more of drawn tokens. Other files here are rules; each says which
 trees it accepts and refuses the rest: a tree verified with the wrong distribution is silently
 biased. Where an accepted node ends the text, nothing is asked after it: plain decoding would not
 have asked, and a grammar may have no answer there.
@@ -62,7 +62,7 @@ class Rule(Settings):
 
 
 def verify_by_default(tree: TokenTree, target: Target, rng: Door, position: int) -> Outcome:
-    """The walk for deterministic trees, sequential for drawn ones."""
+    """`walk_tree` for deterministic trees, `verify_in_order` for drawn ones."""
     rule = verify_in_order if tree.has_draws and not target.sampler.greedy else walk_tree
     return rule(tree, target, rng, position)
 

@@ -80,7 +80,7 @@ def test_in_a_chat_they_stand_before_what_the_last_message_says() -> None:
     tokenizer.chat_template = template
     lm = foretell.wrap(tiny.llama(), tokenizer)
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Why?"}]
-    found, kv = lm.read_apart(Contexts(DOCS, chat, "Texts:\n"))
+    found, kv = lm.read_prompt(Contexts(DOCS, chat, "Texts:\n"))
     before = ids("<system>Be brief.\n<user>Texts:\n")
     assert found == [*before, *ids(DOCS[0]), *ids(DOCS[1]), *ids("Why?\n<assistant>")]
     assert (kv.prefix, kv.sizes) == (len(before), (len(ids(DOCS[0])), len(ids(DOCS[1]))))

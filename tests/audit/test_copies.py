@@ -17,7 +17,7 @@ from foretell.cache.cache import Cache
 from foretell.cache.job import Job
 from foretell.core.tree import TokenTree
 from foretell.loading.wrap import wrap
-from foretell.models import backends as registry
+from foretell.models import backend_registry as registry
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.packed import PackedLinear, pack_layers
 from foretell.testing.toy import Toy
@@ -89,7 +89,7 @@ def runtimes(monkeypatch: pytest.MonkeyPatch) -> None:
     makers = {
         kind.name: SimpleNamespace(make_backend=kind) for kind in (Plain, Narrow, Exact, First)
     }
-    monkeypatch.setattr(registry, "load_runtime", makers.__getitem__)
+    monkeypatch.setattr(registry, "load_backend", makers.__getitem__)
 
 
 def served(*, fallback: bool, draft: bool = False) -> LM:

@@ -319,7 +319,8 @@ def test_where_it_is_not_built_auto_says_so_and_torch_computes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("foretell.api.diagnosis._shown_notices", set())
-    monkeypatch.setattr("foretell.models.backends.backend_names", lambda kind=None: ["native"])
+    names = "foretell.models.backend_registry.backend_names"
+    monkeypatch.setattr(names, lambda kind=None: ["native"])
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
     library.find_library.cache_clear()
     try:

@@ -179,7 +179,7 @@ def test_a_text_is_asked_about_once_and_nothing_waits_after_asking_ahead() -> No
         dot, a = pieces.index(b"."), pieces.index(b"a")
         outputs = [[], [dot], [dot, a], [dot, a, dot]]
         assert not tracker.knows([dot, a]) and not server.asked
-        assert Guide(tracker, ()).drafts([dot, a]), "a draft is not waited for"
+        assert Guide(tracker, ()).may_draft([dot, a]), "a draft is not waited for"
         call = tracker.unknown(outputs)
         assert call is not None and not server.asked
         call()

@@ -18,7 +18,7 @@ from tests.kv.test_canvas import denoiser
 
 
 def made(place: Path, model: Any, block: int = 4, bias: float = 0.0) -> str:
-    """A filter that passes where the probability is above a half, or, by `bias`, always or never."""
+    """A filter that passes where the probability is above .5, or, by `bias`, always or never."""
     own = BlockFilter(block)
     with torch.no_grad():
         for layer in (own.first, own.second):

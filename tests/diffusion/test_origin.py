@@ -9,7 +9,7 @@ from tests.diffusion.worlds import calls, check_bad, filled, law
 
 
 def test_the_law_is_that_of_its_coins() -> None:
-    """Of two positions in two steps: at the first each is committed with probability (1 - eps) / 2."""
+    """Two positions, two steps: at the first each is committed with probability (1 - eps) / 2."""
     texts = all_orders([0, 1])
     found = law(Oracle(texts, vocab=3), "origin:eps=0.001", max_new_tokens=2)
     chance = (1 - 1e-3) / 2

@@ -245,7 +245,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"processor": "momentum"}, "processor="),
     ({"json_schema": {"type": "object"}}, "json_schema="),
     ({"regex": "a+"}, "regex="),
-    ({"guidance": "cfg:g=2"}, "source of other rows"),
+    ({"guidance": "cfg:g=2"}, "reads the target itself"),
     ({"guidance": "dola"}, "dola"),
     ({"kv": "snapkv"}, "kv=snapkv"),
     ({"kv": "streaming-llm"}, "kv=streaming-llm"),

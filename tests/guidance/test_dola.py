@@ -143,8 +143,8 @@ def test_on_a_transformer_it_is_the_contrast_of_its_hidden_states() -> None:
     model = tiny.llama(num_hidden_layers=4)
     lm = tiny.foretell.wrap(model, tiny.tokenizer(), name="tiny")
     prompt = lm.encode("The quick brown")
-    out = lm.generate("The quick brown", "plain", rows="dola:layers=1 3", max_new_tokens=12)
-    again = lm.generate("The quick brown", "suffix", rows="dola:layers=1 3", max_new_tokens=12)
+    out = lm.generate("The quick brown", "plain", guidance="dola:layers=1 3", max_new_tokens=12)
+    again = lm.generate("The quick brown", "suffix", guidance="dola:layers=1 3", max_new_tokens=12)
     assert out.tokens == again.tokens
     text = torch.tensor([[*prompt, *out.tokens]])
     with torch.inference_mode():

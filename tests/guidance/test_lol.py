@@ -127,9 +127,9 @@ def test_the_instruction_stands_behind_what_begins_every_prompt() -> None:
             seen.append(super().instructed_prompt(ctx))
             return seen[-1]
 
-    out = lm.generate("The dog", "plain", rows=Watched("draft"), max_new_tokens=8)
+    out = lm.generate("The dog", "plain", guidance=Watched("draft"), max_new_tokens=8)
     assert len(out.tokens) == 8 and lm.decode(seen[0]) == f"{TRUTHFUL}The dog"
-    lm.generate("The dog", "plain", rows=Watched("draft", instruction=(5, 6)), max_new_tokens=1)
+    lm.generate("The dog", "plain", guidance=Watched("draft", instruction=(5, 6)), max_new_tokens=1)
     assert seen[1] == [5, 6, *lm.encode("The dog")]
 
 

@@ -1,14 +1,19 @@
-"""Every cache policy there is, small enough to change the rows of short texts."""
+"""Every cache policy there is, small enough to change the rows of short texts.
+
+A policy's test file may say by which settings: `SMALL_SPEC` changes the rows of a text of some 30
+tokens, `LARGE_SPEC` has room for all of it. Without them these are budgets of 10 and of 400 rows.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from foretell import registry
@@ -21,6 +26,7 @@ from foretell.core.types import Ask, Sampling
 from foretell.diffusion.planner import CanvasKV
 from foretell.engine.engine import Engine
 from foretell.engine.live import Live
+from foretell.errors import BadConfig
 from foretell.kv.base import KV
 from foretell.kv.select.gates import save_gates
 from foretell.models.decoder.decoder import Decoder
@@ -29,6 +35,7 @@ from foretell.speculation.strategy import Speculative, Strategy
 from foretell.strategies.plain import Plain
 from tests import laws
 from tests.kv.encoded.encoders import folder
+from tests.laws.found import constant_of, test_file
 from tests.models.decoder.families import VOCAB, tiny
 
 NAMES = [
@@ -36,49 +43,6 @@ NAMES = [
     for n in registry.method_names("kv")
     if not issubclass(registry.load_method(n, "kv"), CanvasKV)
 ]
-# What makes each of them change the rows of a text of some 30 tokens; those of a `budget` by it.
-SMALL = {
-    "ape": "ape:prefix=3,sizes=5 7,temperature=0.5,scale=0.5",
-    "arc-encoder": "arc-encoder:prefix=3,sizes=5 7,folder={arc-encoder}",
-    "lclm": "lclm:prefix=3,sizes=5 7,folder={lclm}",
-    "streaming-llm": "streaming-llm:sinks=2,window=8,every=3",
-    "double-sparsity": "double-sparsity:budget=8,channels=8,bits=4,dense=1",
-    "quest": "quest:budget=12,page=4,dense=1",
-    "treekv": "treekv:budget=10,sinks=1,every=3,block=2",
-    "sentence-kv": "sentence-kv:budget=8,factor=2,sinks=2,recent=3,window=3,kernel=3",
-    "snapkv": "snapkv:budget=10,window=3,kernel=3",
-    "dapq": "dapq:budget=10,pseudo=6,window=2,kernel=3",
-    "ems": "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2",
-    "elastic-cache": "elastic-cache:ratio=0.3,distance=-5,every=5",
-    "gear": "gear:bits=2,buffer=4",
-    "block-quantization": "block-quantization:bits=2,block=4,sort=yes,buffer=5",
-    "offload": "offload:block=4",
-    "infllm": "infllm:initial=1,local=6,block=3,blocks=2,representatives=2,every=4,alone=3",
-    "actqkv": "actqkv:initial=1,local=6,block=3,blocks=2,least=1,representatives=2,every=4,"
-    "alone=3,history=4",
-    "minicache": "minicache:buffer=4,gamma=0.1",
-    "lazyllm": "lazyllm:every=3",
-    "fastkv": "fastkv:budget=10,length=14,window=3,kernel=3",
-    "duo-attention": "duo-attention:sparsity=0.5,sinks=2,recent=6,every=3,gates={gates}",
-    "lserve": "lserve:budget=12,page=4,part=2,reuse=2,sinks=4,recent=4,prompt=8,gates={gates}",
-}
-LARGE = {
-    "ape": "ape:prefix=3,sizes=12,temperature=1,scale=1",
-    "arc-encoder": "arc-encoder:prefix=3,sizes=40,folder={arc-encoder}",  # a text too short for it
-    "lclm": "lclm:prefix=3,sizes=40,folder={lclm}",
-    "double-sparsity": "double-sparsity:budget=400,channels=8",
-    "streaming-llm": "streaming-llm:sinks=2,window=400",
-    "elastic-cache": "elastic-cache:ratio=0",
-    "gear": "gear:buffer=400",
-    "block-quantization": "block-quantization:buffer=400",
-    "offload": "offload:block=400",
-    "infllm": "infllm:local=400",
-    "actqkv": "actqkv:local=400",
-    "minicache": "minicache:buffer=400",
-    "lazyllm": "lazyllm:rate=0",
-    "duo-attention": "duo-attention:sparsity=0",
-    "lserve": "lserve:sparsity=0,bits=16",
-}
 # Some that are joined, of which each part is small or large.
 JOINED = ("snapkv+gear+offload", "snapkv+block-quantization")
 # Every fourth token ends a sentence.
@@ -88,7 +52,7 @@ PROMPT = [(11 * i + i * i) % 90 for i in range(21)]
 
 def small(name: str) -> KV:
     """It with settings that change the rows of short texts."""
-    return joined(name, SMALL, "budget=10,every=3")
+    return joined(name, "SMALL_SPEC", "budget=10,every=3")
 
 
 @cache
@@ -101,18 +65,30 @@ def gates() -> str:
 
 def large(name: str) -> KV:
     """It with room for everything."""
-    return joined(name, LARGE, "budget=400")
+    return joined(name, "LARGE_SPEC", "budget=400")
 
 
-def joined(name: str, specs: Mapping[str, str], usual: str) -> KV:
-    """One or several with these settings, or the usual ones."""
-    spec = "+".join(specs.get(part, f"{part}:{usual}") for part in name.split("+"))
+def joined(name: str, constant: str, usual: str) -> KV:
+    """One or several by the specs that their test files have, or with the usual settings."""
+    spec = "+".join(settings_of(part, constant, usual) for part in name.split("+"))
     if "{gates}" in spec:
         spec = spec.replace("{gates}", gates())
     for kind in ("arc-encoder", "lclm"):
         if f"{{{kind}}}" in spec:
             spec = spec.replace(f"{{{kind}}}", folder(target(), kind))
     return build_cache_policy(spec)
+
+
+def settings_of(name: str, constant: str, usual: str) -> str:
+    """A policy's spec: what its test file gives this name to, else with the usual settings."""
+    test = test_file(registry.method_files()["kv", name])
+    spec = str(constant_of(test, constant) or f"{name}:{usual}")
+    try:
+        if "{" not in spec:
+            build_cache_policy(spec)
+    except BadConfig as error:
+        pytest.fail(f'{error}; give {test.name} settings of its own: {constant} = "{name}:..."')
+    return spec
 
 
 @cache

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from foretell import cards, registry
 from foretell.core.distribution import Target
@@ -29,6 +30,16 @@ def test_file(path: Path) -> Path:
     return Path(__file__).parents[1] / place.with_name(f"test_{path.name}")
 
 
+def constant_of(test: Path, name: str) -> Any:
+    """What a test file gives this name to, a literal; None: it has no such name."""
+    for node in ast.parse(test.read_text("utf-8")).body if test.exists() else []:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(target, ast.Name) and target.id == name for target in node.targets
+        ):
+            return ast.literal_eval(node.value)
+    return None
+
+
 @cache
 def variants(name: str) -> list[str]:
     """The method with its defaults, and the specs that its test file lists as SPECS; {here} is that
@@ -42,14 +53,8 @@ def variants(name: str) -> list[str]:
     with contextlib.suppress(BadConfig):
         resolve_method(name)
         found.append(name)
-    for node in ast.parse(test.read_text("utf-8")).body if test.exists() else []:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == "SPECS" for t in node.targets
-        ):
-            found += [
-                spec.replace("{here}", test.parent.as_posix())
-                for spec in ast.literal_eval(node.value)
-            ]
+    specs = constant_of(test, "SPECS") or ()
+    found += [spec.replace("{here}", test.parent.as_posix()) for spec in specs]
     assert found, (
         f"{name} cannot do without fields, and {test.name} lists no SPECS: no law would run"
     )

@@ -128,7 +128,7 @@ def test_it_is_said_once_that_loading_would_be_quicker(
 ) -> None:
     monkeypatch.setattr(diagnosis, "_shown_notices", set())
     monkeypatch.setattr(
-        diagnosis.registry, "whole_runtimes", lambda hf, kind: iter([("native", None)])
+        diagnosis.registry, "whole_backends", lambda hf, kind: iter([("native", None)])
     )
     hf = tiny.llama()
     foretell.wrap(hf)

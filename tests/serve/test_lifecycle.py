@@ -236,7 +236,7 @@ def test_what_nobody_expected_has_a_name_and_no_trace(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running() as live, live.client() as client:
-        monkeypatch.setattr(live.lm, "prompt_ids", lambda *_: 1 / 0)
+        monkeypatch.setattr(live.lm, "read_prompt", lambda *_: 1 / 0)
         for stream in (True, False):
             answer = client.post("/v1/completions", json={"prompt": "a", "stream": stream})
             assert answer.status_code == 500

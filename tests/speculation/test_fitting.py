@@ -12,7 +12,7 @@ from foretell.core.request import Request
 from foretell.core.tree import Law, TokenTree
 from foretell.core.types import Sampling
 from foretell.engine.engine import Engine
-from foretell.speculation.fitting import FORCED, fit_constraint
+from foretell.speculation.fitting import FORCED_TOKENS, fit_constraint
 from foretell.strategies.plain import Plain
 from foretell.testing.toy import Toy
 from tests import laws
@@ -54,7 +54,7 @@ def test_tokens_without_a_choice_are_drafted() -> None:
     assert fit_constraint(context(texts), TokenTree(0), False, False).tokens == [0]
     assert fit_constraint(context(texts, limit=3), TokenTree(0), False, True).tokens == [0, 1, 2]
     long = Listed([1] * 40)
-    assert len(fit_constraint(context(long), TokenTree(0), False, True)) == 1 + FORCED
+    assert len(fit_constraint(context(long), TokenTree(0), False, True)) == 1 + FORCED_TOKENS
 
 
 def test_a_model_without_trees_gets_a_chain() -> None:

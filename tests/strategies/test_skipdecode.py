@@ -167,7 +167,7 @@ def test_what_it_cannot_honour_is_refused() -> None:
     with pytest.raises(Unsupported, match="layers"):
         run({"target": Toy(8)}, Request(PROMPT, Skipdecode(), Sampling()))
     request = Request(PROMPT, Skipdecode(), Sampling(), source=Guidance())
-    with pytest.raises(BadConfig, match="those of 'guidance'"):
+    with pytest.raises(BadConfig, match="the rows of 'guidance'"):
         Engine({"target": ToyLayers(8)}).add(request)
 
 

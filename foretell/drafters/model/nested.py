@@ -167,7 +167,7 @@ class Nested:
         self.sizes = sizes_for(self.view, size, inner)
 
     def draft_chain(self, ctx: Context, length: int) -> Drafting:
-        """A chain of `length` tokens, shorter only after an end, in the draft model's distribution."""
+        """A chain of `length` tokens, shorter only after an end, drawn from the draft model."""
         tree = TokenTree(ctx.tokens[-1])
         if not self.reader.can_read(ctx.tokens):
             return tree

@@ -25,7 +25,7 @@ from foretell.core.model import Computed, Model
 from foretell.core.types import Reply
 from foretell.drafters.heads.networks.output import cut_head
 from foretell.errors import BadConfig, Unsupported
-from foretell.models import backends as registry
+from foretell.models import backend_registry as registry
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.learning import cannot_learn
 from foretell.models.decoder.packed import PackedLinear, weight_count
@@ -186,7 +186,7 @@ def trim_head(decoder: Decoder, kept_tokens: Sequence[int]) -> Trimmed:
     decoder.backend = None
     try:
         for name in backends:
-            decoder.use(partial(registry.load_runtime(name).make_backend, fallback=decoder.backend))
+            decoder.use(partial(registry.load_backend(name).make_backend, fallback=decoder.backend))
     except LookupError as error:
         need = f"what it takes ({error})"
         cure = "leave the trimmed vocabulary out, or use backend='torch'"

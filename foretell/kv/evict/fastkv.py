@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 class Fastkv(KV):
     """Shares of a prompt's tokens, and counts of layers, rows and tokens."""
 
+    settles = True
+
     tsp: Annotated[float, Range(0, 1, open_low=True)] = 0.2  # share of the tokens that go on
     # share of the rows that stay of every layer
     retain: Annotated[float, Range(0, 1, open_low=True)] = 0.1

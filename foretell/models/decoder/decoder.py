@@ -416,7 +416,7 @@ class Decoder(Model):
         with torch_threads(self._thread_count()):
             return super().compute(jobs, taps)
 
-    # --- torch; the views (views.py) replace single parts of it
+    # --- torch; views of a decoder (subclasses) replace single parts of it
 
     def run(
         self,

@@ -3,7 +3,7 @@
 In every step each of `width` beams is continued by every token; the best continuations go on. One
 that ends among the best `width` is set aside with its log-probability divided by its length to the
 power `penalty`. The search is over when `width` texts have ended and the best living beam, as it
-stands, is after all of them; with early=yes as soon as they have ended. The answer is the best
+stands, is worse than all of them; with early=yes as soon as they have ended. The answer is the best
 text, all of them with their scores are in `Output.samples`; which is the best is known at the end
 only, so nothing is streamed before. Beams share the rows of what they have in common, and one
 forward a step serves all. Penalties, bans and forms act on each beam's own text.

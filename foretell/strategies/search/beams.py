@@ -38,7 +38,7 @@ class Group:
     """`width` beams. `penalty` is the power of the length by which scores are divided.
 
     `early`: True ends it as soon as `width` texts have ended, False as soon as the best living
-    beam, as it stands, is after all of them.
+    beam, as it stands, is worse than all of them.
     """
 
     width: int

@@ -127,7 +127,7 @@ def find_mode(
     there is none.
 
     Depth first, the likeliest token first. A text never becomes likelier by a token more, so what
-    is after the best text so far is left out. Where the budget is spent it is the best so far, if
+    is worse than the best text so far is left out. Where the budget is spent it is that text, if
     there is one. Source: Stahlberg and Byrne, arXiv:1908.10090.
     """
     reason_for = make_reason_finder(ctx)

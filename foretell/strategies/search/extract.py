@@ -4,7 +4,7 @@ The answer to a question about a text often stands in the text. Every span of th
 word to any other, is scored by the log-probability of its tokens after the prompt and of an end of
 the text after them; the best one is the answer. Spans that begin alike share the nodes of a tree,
 which grows level by level, a forward each. A span never becomes likelier by a token more, so what
-is after the best answer so far is not continued, and the result is still the best of all. Greedy
+is worse than the best answer so far is not continued, and the result is still the best. Greedy
 decoding is followed first, for as long as it stays in the passage. `Stats.notes` has whether it did
 (`greedy_is_extractive`), whether its answer is the best (`greedy_is_optimal`), and how many
 `spans` there are.

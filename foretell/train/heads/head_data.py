@@ -132,7 +132,7 @@ class Teacher:
 
     @torch.no_grad()
     def laws(self, finals: torch.Tensor) -> torch.Tensor:
-        """Normed states (m, E) -> the target's distributions (m, Vd) over the tokens that are kept."""
+        """Normed states (m, E) -> the target's distributions (m, Vd) over the kept tokens."""
         return (finals.to(self.weight.dtype) @ self.weight.T).float().softmax(-1)
 
     @torch.no_grad()

@@ -34,7 +34,7 @@ def test_no_level_is_drafted_that_there_is_no_room_for() -> None:
 
 
 def test_the_second_law_of_a_pass_does_not_know_the_first_token(tmp_path: Path) -> None:
-    """So siblings have the same children, by the same probabilities; in the next pass they do not."""
+    """So siblings have the same children, as probable; in the next pass they do not."""
     tree = drafted("falcon", Falcon(passes=2, breadth=3, total=200), tmp_path)
     below: dict[int, list[tuple[int, ...]]] = {1: [], 2: []}
     for node in range(1, len(tree)):

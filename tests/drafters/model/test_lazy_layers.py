@@ -168,7 +168,7 @@ def test_exits_that_wait_for_different_layers_share_no_forward() -> None:
         test.cache.prepare(Ask(TokenTree(test.text[-1]), rows=[0], layers=(1, 2)), test.text, 9)[0]
         for test in (first, second)
     ]
-    assert jobs[0].entry == jobs[1].entry and jobs[0].layers == (1, 2)
+    assert jobs[0].forward_key == jobs[1].forward_key and jobs[0].layers == (1, 2)
     with torch.inference_mode():
         both = first.model.forward(jobs)
     for test, reply in zip((first, second), both, strict=True):

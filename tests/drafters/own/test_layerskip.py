@@ -52,7 +52,7 @@ class Counting(ToyLayers):
     ) -> tuple[torch.Tensor, dict[int, torch.Tensor]]:
         layers = tuple(range(self.layers)) if first.layers is None else first.layers
         self.ran.append((len(ids[0]), layers))
-        assert all(job.entry == first.entry for job in STEP.get())
+        assert all(job.forward_key == first.forward_key for job in STEP.get())
         return super().run(ids, positions, rows, first, taps)
 
     @property

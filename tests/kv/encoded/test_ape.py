@@ -22,6 +22,10 @@ from tests.kv.loops import LoopLlama, Row
 from tests.kv.policies import drafted, run, target
 from tests.models.decoder.families import tiny
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "ape:prefix=3,sizes=5 7,temperature=0.5,scale=0.5"
+LARGE_SPEC = "ape:prefix=3,sizes=12,temperature=1,scale=1"
+
 PREFIX = [5, 17, 40]
 CONTEXTS = [[1, 2, 3, 4], [60, 61, 62, 63, 64, 65, 66], [30, 31]]
 QUESTION = [7, 8, 9]

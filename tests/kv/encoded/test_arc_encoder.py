@@ -20,6 +20,10 @@ from tests import tiny
 from tests.kv.encoded.encoders import folder
 from tests.models.decoder.families import tiny as family
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "arc-encoder:prefix=3,sizes=5 7,folder={arc-encoder}"
+LARGE_SPEC = "arc-encoder:prefix=3,sizes=40,folder={arc-encoder}"
+
 LM = tiny.lm()
 DOCS = ["def add(a, b):\n    return a + b\n", "The quick brown fox jumps over the lazy dog. "]
 QUESTION = "The dog"

@@ -13,6 +13,10 @@ from foretell.errors import BadConfig, Unsupported
 from tests import tiny
 from tests.kv.encoded.encoders import folder
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "lclm:prefix=3,sizes=5 7,folder={lclm}"
+LARGE_SPEC = "lclm:prefix=3,sizes=40,folder={lclm}"
+
 LM = tiny.lm()
 DOCS = ["def add(a, b):\n    return a + b\n", "The quick brown fox jumps over the lazy dog. "]
 QUESTION = "The dog"

@@ -15,6 +15,9 @@ from tests.kv.policies import PROMPT, taken_in, target
 from tests.kv.twin import Rows, Twin, by_engine, by_loops, grouped, plain_model, same
 from tests.models.decoder.families import tiny
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "dapq:budget=10,pseudo=6,window=2,kernel=3"
+
 TOKENS = 12
 
 

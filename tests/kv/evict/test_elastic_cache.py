@@ -13,6 +13,10 @@ from foretell.kv.evict.elastic_cache import Elastic, ElasticCache, merged_means
 from tests.kv.policies import PROMPT, target
 from tests.kv.twin import Rows, Twin, by_engine, by_loops, same
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "elastic-cache:ratio=0.3,distance=-5,every=5"
+LARGE_SPEC = "elastic-cache:ratio=0"
+
 TOKENS = 16
 
 

@@ -12,6 +12,9 @@ from foretell.kv.evict.ems import Ems, Merging, merge_rows
 from tests.kv.policies import PROMPT
 from tests.kv.twin import Rows, Twin, by_engine, by_loops, grouped, same
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "ems:budget=10,every=3,window=3,sinks=2,kernel=3,tau=0.2"
+
 TOKENS = 13
 SMALL = Ems(10, every=4, window=3, sinks=2, kernel=3, tau=0.1)
 

@@ -26,6 +26,9 @@ from tests.kv.by_hand import ByHand, before
 from tests.kv.policies import PROMPT, run, target
 from tests.kv.twin import by_engine
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "fastkv:budget=10,length=14,window=3,kernel=3"
+
 TOKENS = 8
 SMALL = Fastkv(tsp=0.6, retain=0.4, layers=1, window=3, kernel=3)
 LATE = Fastkv(budget=7, length=9, layers=2, window=2, kernel=5)

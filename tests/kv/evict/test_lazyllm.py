@@ -24,6 +24,10 @@ from tests.kv.by_hand import ByHand
 from tests.kv.policies import PROMPT, drafted, run, target
 from tests.kv.twin import by_engine
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "lazyllm:every=3"
+LARGE_SPEC = "lazyllm:rate=0"
+
 TOKENS = 14
 SMALL = Lazyllm(at="0.3/0.6", rate=0.4, every=3)
 STEPS = Lazyllm(at="0.6", rate=0.5)

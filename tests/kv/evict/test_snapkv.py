@@ -10,6 +10,9 @@ from foretell.kv.evict.snapkv import Snapkv
 from tests.kv.policies import PROMPT
 from tests.kv.twin import Rows, Twin, by_engine, by_loops, grouped, same
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "snapkv:budget=10,window=3,kernel=3"
+
 TOKENS = 12
 
 

@@ -19,6 +19,10 @@ from foretell.strategies.plain import Plain
 from tests.kv.loops import LoopLlama, check, greedy
 from tests.kv.policies import PROMPT, target
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "streaming-llm:sinks=2,window=8,every=3"
+LARGE_SPEC = "streaming-llm:sinks=2,window=400"
+
 
 def made(spec: str) -> StreamingLlm:
     kv = build_cache_policy(f"streaming-llm:{spec}")

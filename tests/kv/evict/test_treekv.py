@@ -16,6 +16,9 @@ from foretell.spec import build_cache_policy
 from tests.kv.loops import LoopLlama, Row, check
 from tests.kv.policies import PROMPT, target
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "treekv:budget=10,sinks=1,every=3,block=2"
+
 
 def mean(row: Row) -> float:
     return row.got / row.seen

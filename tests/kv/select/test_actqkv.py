@@ -25,6 +25,12 @@ from foretell.spec import build_cache_policy
 from tests.kv.blocks import Block, Layer, Twin, differs, made
 from tests.kv.driving import HEADS, LAYERS, TIMES, text_of
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = (
+    "actqkv:initial=1,local=6,block=3,blocks=2,least=1,representatives=2,every=4,alone=3,history=4"
+)
+LARGE_SPEC = "actqkv:local=400"
+
 WHOLE = text_of(56, seed=8)
 PROMPT = 40
 SMALL = Actqkv(

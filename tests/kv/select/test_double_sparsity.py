@@ -20,6 +20,10 @@ from tests.kv.driving import GROUPS, LAYERS, TIMES, WIDTH, differs, rows_of, tex
 from tests.kv.policies import target
 from tests.models.decoder.families import tiny
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "double-sparsity:budget=8,channels=8,bits=4,dense=1"
+LARGE_SPEC = "double-sparsity:budget=400,channels=8"
+
 PROMPT = 19
 WHOLE = text_of(34, seed=5)
 CHANNELS = torch.tensor([[[5, 0, 2], [1, 7, 3]], [[4, 6, 0], [2, 3, 5]]])

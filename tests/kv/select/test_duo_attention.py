@@ -19,6 +19,10 @@ from foretell.strategies.plain import Plain
 from tests.cache.users import by_chunks
 from tests.kv.policies import PROMPT, gates, run, small, target
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "duo-attention:sparsity=0.5,sinks=2,recent=6,every=3,gates={gates}"
+LARGE_SPEC = "duo-attention:sparsity=0"
+
 
 def test_without_streaming_heads_it_is_the_full_cache() -> None:
     (want,) = run(target(), [PROMPT], None)

@@ -31,6 +31,10 @@ from tests.kv.blocks import SMALL, Twin, differs, made
 from tests.kv.driving import SCALE, Full, drive, text_of
 from tests.kv.policies import PROMPT, target
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "infllm:initial=1,local=6,block=3,blocks=2,representatives=2,every=4,alone=3"
+LARGE_SPEC = "infllm:local=400"
+
 WHOLE = text_of(46, seed=5)
 OTHERS = [
     replace(SMALL, initial=0, block=4, representatives=4, every=3, alone=1),

@@ -19,6 +19,10 @@ from tests.kv.driving import TIMES, WIDTH, attended, drive, rows_of, text_of
 from tests.kv.policies import PROMPT as TEXT
 from tests.kv.policies import run, target
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "lserve:budget=12,page=4,part=2,reuse=2,sinks=4,recent=4,prompt=8,gates={gates}"
+LARGE_SPEC = "lserve:sparsity=0,bits=16"
+
 PROMPT = 17
 WHOLE = text_of(37, seed=7)
 HEADS = torch.tensor([[True, False], [False, False]])

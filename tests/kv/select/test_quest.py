@@ -16,6 +16,9 @@ from foretell.ops.row_attention import query_products
 from tests.kv import driving
 from tests.kv.driving import TIMES, WIDTH, differs, rows_of, text_of
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "quest:budget=12,page=4,dense=1"
+
 PROMPT = 18
 WHOLE = text_of(38, seed=7)
 SMALL = Pages(1, 3, 4)  # 3 pages of 4 rows, the first layer dense

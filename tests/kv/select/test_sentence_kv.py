@@ -19,6 +19,9 @@ from tests.kv import driving
 from tests.kv.driving import SCALE, TIMES, differs, rows_of, text_of
 from tests.kv.policies import target
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "sentence-kv:budget=8,factor=2,sinks=2,recent=3,window=3,kernel=3"
+
 ENDS = frozenset({0, 1, 2})
 WORDS = Words([b"." if token in ENDS else b"x%d" % token for token in range(driving.VOCAB)])
 PROMPT = 19

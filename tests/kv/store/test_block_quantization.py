@@ -20,6 +20,10 @@ from foretell.kv.store.block_quantization import (
 from tests.kv.policies import Decoder, target
 from tests.models.decoder.families import tiny
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "block-quantization:bits=2,block=4,sort=yes,buffer=5"
+LARGE_SPEC = "block-quantization:buffer=400"
+
 HALVES = torch.tensor([4, 5, 6, 7, 0, 1, 2, 3])  # partners of rotated halves
 
 

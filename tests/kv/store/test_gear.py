@@ -19,6 +19,10 @@ from foretell.kv.store.gear import (
 from tests.kv.policies import PROMPT, run, target
 from tests.kv.store.test_packing import on_grid
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "gear:bits=2,buffer=4"
+LARGE_SPEC = "gear:buffer=400"
+
 HEADS, COUNT, WIDTH = 2, 24, 8
 SET = Gear(bits=2, group=4, outliers=0.1, rank=2, later=1, buffer=8)
 

@@ -17,6 +17,10 @@ from foretell.spec import build_cache_policy
 from tests.kv.policies import PROMPT, run, target
 from tests.models.decoder.families import tiny
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "minicache:buffer=4,gamma=0.1"
+LARGE_SPEC = "minicache:buffer=400"
+
 LAYERS, HEADS, COUNT, WIDTH = 5, 2, 24, 8
 SET = Minicache(gamma=0.1, buffer=8)
 

@@ -18,6 +18,10 @@ from foretell.strategies.plain import Plain
 from tests import laws
 from tests.kv.policies import PROMPT, drafted, target
 
+# What laws of all policies use, see tests/kv/policies.py.
+SMALL_SPEC = "offload:block=4"
+LARGE_SPEC = "offload:block=400"
+
 
 def lives_of(kv: Offload | None, strategy: Any = None, tokens: int = 24) -> tuple[Engine, Any]:
     engine = Engine({"target": target()})

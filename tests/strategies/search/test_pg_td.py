@@ -32,7 +32,7 @@ def sampling(**more: Any) -> Sampling:
 
 @dataclass(frozen=True)
 class Noise(Reward):
-    """A number for each text that has nothing to do with the model's probabilities, at times NaN."""
+    """A number for each text that knows nothing of the model's probabilities, at times NaN."""
 
     calls: list[str] | None = None
     salt: int = 0

@@ -84,7 +84,7 @@ class Texts:
     shown: torch.Tensor | None = None
 
     def shift_left(self, tensor: torch.Tensor, shift: int) -> torch.Tensor:
-        """(B, n, ...) moved to the left: row i has what stood at i + by; at the end zeros."""
+        """(B, n, ...) moved to the left: row i has what stood at i + shift; at the end zeros."""
         if not shift:
             return tensor
         shifted_rows = torch.zeros_like(tensor)
@@ -144,7 +144,7 @@ class Head(nn.Module):
     by_depth = False  # whether nodes are told how deep they are
     reach = 0  # tokens before its own that a node reads
     remembers = False  # whether nodes of the text read what the node before them handed on
-    laws = 1  # side by side in a row, unless options say otherwise: of so many depths
+    laws = 1  # of how many depths a row gives logits, side by side, unless options say otherwise
     block = 1  # nodes that it is asked about at once
     depths = 5  # that it is trained for
     deepest = 64  # that it can draft

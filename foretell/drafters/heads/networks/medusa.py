@@ -43,9 +43,9 @@ class Medusa(Head):
     """K blocks side by side, all of which read the target's normed last state.
 
     The newest token's state is not known yet, so they read that of the token before it: the block
-    of depth k draws the token k + 2 places after the one whose state it reads. No block reads a
-    drafted token, nor the newest one. The output matrix is the target's, or one of its own after
-    each block.
+    of depth k, from 0, draws the token k + 2 places after the one whose state it reads. No block
+    reads a drafted token, nor the newest one. The output matrix is the target's, or one of its own
+    after each block.
     """
 
     kind = "medusa"

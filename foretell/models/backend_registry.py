@@ -1,13 +1,13 @@
 """Backends are found by their files' names: `backends/openvino.py` is the backend `openvino`.
 
-A file of this folder is a backend if it declares, at its top level, the kind of device it
+A file of `foretell/backends/` is a backend if it declares, at its top level, the kind of device it
 computes on and its place among those of that device:
 
     DEVICE = "cpu"
     PRIORITY = 1
 
 Listing reads these two lines without importing the file, so that a missing package cannot break
-it. See `Runtime` for what else such a file holds.
+it. See `BackendModule` for what else such a file holds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from foretell.registry import PACKAGE
 DECLARATION = re.compile(r'^DEVICE = "(\w+)"\n(?:.*\n)*?^PRIORITY = (\d+)$', re.MULTILINE)
 
 
-class Runtime(Protocol):
+class BackendModule(Protocol):
     """The module of a backend.
 
     `DEVICE`: the type of torch device it computes on. `PRIORITY`: of one device's backends the one
@@ -97,42 +97,42 @@ def check_backend(backend_name: str) -> None:
         raise BadConfig.field("backend", backend_name, f"one of {', '.join(backend_names())}")
 
 
-def load_runtime(backend_name: str) -> Runtime:
+def load_backend(backend_name: str) -> BackendModule:
     """Imports a backend's module. Raises BadConfig where there is none of this name."""
     check_backend(backend_name)
-    module: Any = importlib.import_module(f"foretell.backends.{backend_name}")
-    runtime: Runtime = module
-    return runtime
+    found: Any = importlib.import_module(f"foretell.backends.{backend_name}")
+    module: BackendModule = found
+    return module
 
 
-def candidate_runtimes(
+def candidate_backends(
     hf_model: Any, device_type: str, requested: str = "auto"
-) -> Iterator[tuple[str, Runtime]]:
+) -> Iterator[tuple[str, BackendModule]]:
     """The backends to try for a transformers model on this type of device, in order: each is the
     fallback of the next.
 
     `requested`: the name of the last one; `auto`: all of the device that suit the model.
     """
     for backend_name in backend_names(device_type):
-        runtime = load_runtime(backend_name)
-        if not runtime.WHOLE and (backend_name == requested or runtime.suits_model(hf_model)):
-            yield backend_name, runtime
+        module = load_backend(backend_name)
+        if not module.WHOLE and (backend_name == requested or module.suits_model(hf_model)):
+            yield backend_name, module
         if backend_name == requested:
             return
 
 
-def whole_runtimes(
+def whole_backends(
     hf_model: Any, device_type: str, requested: str = "auto"
-) -> Iterator[tuple[str, Runtime]]:
+) -> Iterator[tuple[str, BackendModule]]:
     """The backends to try before the others, which compute everything themselves; the arguments as
-    of `candidate_runtimes`.
+    of `candidate_backends`.
     """
     for backend_name in reversed(backend_names(device_type)):
-        runtime = load_runtime(backend_name)
-        if runtime.WHOLE and (
-            backend_name == requested or (requested == "auto" and runtime.suits_model(hf_model))
+        module = load_backend(backend_name)
+        if module.WHOLE and (
+            backend_name == requested or (requested == "auto" and module.suits_model(hf_model))
         ):
-            yield backend_name, runtime
+            yield backend_name, module
 
 
 def fallback_order(backend: Backend | None) -> list[str]:

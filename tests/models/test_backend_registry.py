@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from foretell.errors import BadConfig
-from foretell.models import backends as registry
+from foretell.models import backend_registry as registry
 from foretell.models.backend import Backend
 
 
@@ -25,7 +25,7 @@ def test_the_backends_of_a_device_in_the_order_they_are_tried() -> None:
 
 @pytest.mark.parametrize("name", registry.backend_names())
 def test_a_file_holds_what_it_declares_and_what_is_asked_of_it(name: str) -> None:
-    module = registry.load_runtime(name)
+    module = registry.load_backend(name)
     assert registry.declared_backends()[name] == (module.DEVICE, module.PRIORITY)
     assert module.DTYPE is None or isinstance(module.DTYPE, torch.dtype)
     assert callable(module.make_backend) and callable(module.suits_model)
@@ -34,14 +34,14 @@ def test_a_file_holds_what_it_declares_and_what_is_asked_of_it(name: str) -> Non
 
 
 def test_a_name_that_is_no_backend_s() -> None:
-    for find in (registry.load_runtime, registry.device_of):
+    for find in (registry.load_backend, registry.device_of):
         with pytest.raises(BadConfig, match="'pool': must be one of openvino, onnxruntime, native"):
             find("pool")
 
 
 def test_listing_imports_no_runtime() -> None:
     code = (
-        "import sys; from foretell.models import backends; backends.backend_names(); "
+        "import sys; from foretell.models.backend_registry import backend_names; backend_names(); "
         "print(sorted({'openvino', 'onnxruntime', 'transformers'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -83,10 +83,10 @@ def test_which_backends_are_tried_for_a_model(monkeypatch: pytest.MonkeyPatch) -
         "native": Suits(True, whole=True),
         "graphs": Suits(True),
     }
-    monkeypatch.setattr(registry, "load_runtime", modules.__getitem__)
+    monkeypatch.setattr(registry, "load_backend", modules.__getitem__)
 
     def tried(device: str, wanted: str = "auto") -> list[str]:
-        return [name for name, _ in registry.candidate_runtimes(None, device, wanted)]
+        return [name for name, _ in registry.candidate_backends(None, device, wanted)]
 
     assert tried("cpu") == ["openvino"]
     assert tried("cpu", "openvino") == ["openvino"]
@@ -122,10 +122,10 @@ def test_the_order_to_make_backends_in() -> None:
 
 def test_those_that_compute_everything_are_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {name: Suits(True, whole=name == "native") for name in registry.backend_names()}
-    monkeypatch.setattr(registry, "load_runtime", modules.__getitem__)
+    monkeypatch.setattr(registry, "load_backend", modules.__getitem__)
 
     def tried(wanted: str = "auto", device: str = "cpu") -> list[str]:
-        return [name for name, _ in registry.whole_runtimes(None, device, wanted)]
+        return [name for name, _ in registry.whole_backends(None, device, wanted)]
 
     assert tried() == ["native"] and tried("native") == ["native"]
     assert tried("openvino") == [] and tried(device="cuda") == []
