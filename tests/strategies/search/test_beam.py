@@ -139,7 +139,7 @@ def test_what_it_cannot_honour_is_refused_by_name(options: dict[str, Any], word:
     engine = Engine({"target": Toy(4)})
     with pytest.raises(BadConfig, match=f"beam cannot honour {word}"):
         engine.add(Request([0, 1], Beam(), Sampling(**options)))
-    with pytest.raises(BadConfig, match="source of other rows"):
+    with pytest.raises(BadConfig, match="reads the target itself"):
         engine.add(Request([0, 1], Beam(), Sampling(), source=Guidance()))
 
 
