@@ -33,6 +33,16 @@ CAPABILITIES = {  # of a model: what is lacking without it, and the cure
 }
 
 
+def check_adapter(name: str, model: Any) -> None:
+    """Raises BadConfig for a model that lacks what every adapter has, see `core.model.Model`."""
+    missing = [f for f in ("name", "vocab", "context", "layout", "caps") if not hasattr(model, f)]
+    if missing:
+        raise BadConfig(
+            f"the model {name!r} is a {type(model).__name__} without {', '.join(missing)}: wrap one "
+            "of transformers (foretell.wrap), or write an adapter (foretell.core.model.Model)"
+        )
+
+
 def models_for(engine: Any, request: Request) -> Mapping[str, Model]:
     """The models of a request, those that its method brings included.
 

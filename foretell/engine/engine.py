@@ -19,7 +19,7 @@ from foretell.core.request import Event, Request
 from foretell.core.spending import limit_steps
 from foretell.core.stores import Stores
 from foretell.engine.admission import Admission
-from foretell.engine.checks import models_for
+from foretell.engine.checks import check_adapter, models_for
 from foretell.engine.forwards import answer_asks
 from foretell.engine.live import Live, Task
 from foretell.engine.messages import handle_message, states_first
@@ -40,6 +40,8 @@ class Engine:
         self, models: Mapping[str, Model], eos: Sequence[int] = (), plan: Plan | None = None
     ):
         self.models = dict(models)
+        for name, model in self.models.items():
+            check_adapter(name, model)
         self.eos = tuple(eos)
         self.plan = plan or FairPlan()
         self.costs: dict[tuple[Model, str, tuple[int, ...] | None], Costs] = {}

@@ -23,7 +23,7 @@ from foretell.engine.remote import model_recipe
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_message_line
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
 from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
-from foretell.loading.names import EMBEDDED, aliases, suggest_names
+from foretell.loading.names import EMBEDDED, aliases, suggest_names, text_of_source
 from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
 from foretell.models import backend_registry as registry
 from foretell.models.decoder.packed import WHOLE_NUMBERS
@@ -107,7 +107,7 @@ def load(
     family by the C library, others by llama.cpp (backend "llama.cpp" for all). With another backend
     by name its weights are unpacked for that, auto: to bfloat16.
     """
-    name = str(source)
+    name = text_of_source(source)
     resolved = resolve(name)  # the same, or the folder that a known name stands for
     other_names = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
     if name == "demo":

@@ -215,3 +215,13 @@ def _check_fields(
         value = fields.get(key)
         if not isinstance(value, str) or not re.fullmatch(form, value):
             raise BadFile(f"{location}: the {key} of a source is {value!r}, which cannot be one")
+
+
+def text_of_source(source: Any) -> str:
+    """A model's name or path as a text. Raises BadConfig for what is neither."""
+    if not isinstance(source, str | Path):
+        raise BadConfig(
+            f"load: takes a name or a folder, not a {type(source).__name__}; foretell.wrap takes a "
+            "model of transformers"
+        )
+    return str(source)

@@ -61,6 +61,12 @@ def wrap(
             return own_adapter(model, model_title, exact_bits) or ExactDecoder(model, model_title)
         return decoder_of(model, model_title, fused_blocks)
 
+    for model in (hf, *named_models(draft, models).values()):
+        if not hasattr(model, "config"):
+            raise BadConfig(
+                f"wrap: {type(model).__name__} is no model of transformers; write an adapter, a "
+                "subclass of foretell.core.model.Model, and give that to foretell.LM"
+            )
     if name is None:
         notice_of_torch(hf)
     title = name or getattr(hf.config, "name_or_path", "") or hf.config.model_type
