@@ -38,8 +38,8 @@ def check_adapter(name: str, model: Any) -> None:
     missing = [f for f in ("name", "vocab", "context", "layout", "caps") if not hasattr(model, f)]
     if missing:
         raise BadConfig(
-            f"the model {name!r} is a {type(model).__name__} without {', '.join(missing)}: wrap one "
-            "of transformers (foretell.wrap), or write an adapter (foretell.core.model.Model)"
+            f"the model {name!r} is a {type(model).__name__} without {', '.join(missing)}: wrap "
+            "one of transformers (foretell.wrap), or write an adapter (foretell.core.model.Model)"
         )
 
 

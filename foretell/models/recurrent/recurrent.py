@@ -256,8 +256,8 @@ class Recurrent(Decoder):
         full_rows = self._stock_rows(generated.sequences)[-len(step_rows) - 1 : -1]
         if not self.agrees(step_rows, full_rows):
             raise self._refusal(
-                "steps of `generate` with a cache that give the logits of one forward over the whole "
-                "text, and a self-test found others"
+                "steps of `generate` with a cache that give the logits of one forward over the "
+                "whole text, and a self-test found others"
             )
 
 

@@ -220,7 +220,7 @@ def test_own_steps_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
         return 1.5 * out if hidden_states.shape[1] == 1 else out
 
     monkeypatch.setattr(type(update), "forward", other)
-    assert "steps of its own" in refusal(hf)
+    assert "steps of `generate`" in refusal(hf)
 
 
 def test_weights_of_8_bits_are_refused() -> None:
