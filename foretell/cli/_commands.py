@@ -21,6 +21,7 @@ from types import ModuleType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 
 def command_group(package: str, folder: Path, summary: str | None) -> typer.Typer:
@@ -37,11 +38,35 @@ def command_group(package: str, folder: Path, summary: str | None) -> typer.Type
             functions |= command_functions(import_module(f"{package}.{path.stem}"))
         elif (path / "__init__.py").is_file():
             inner = import_module(f"{package}.{path.name}")
+            build = functools.partial(command_group, inner.__name__, path, inner.__doc__)
             title = path.name.replace("_", "-")
-            group.add_typer(command_group(inner.__name__, path, inner.__doc__), name=title)
+            empty = typer.Typer(no_args_is_help=True, help=inner.__doc__)
+            group.add_typer(empty, name=title, cls=lazy_group(build))
     for name in sorted(functions):
         group.command(name.replace("_", "-"))(with_fields(functions[name]))
     return group
+
+
+def lazy_group(build: Callable[[], typer.Typer]) -> type[TyperGroup]:
+    """A group whose commands are built when they are first asked for, so that others start
+    without.
+    """
+
+    class LazyGroup(TyperGroup):
+        built: dict[str, Any] | None = None
+
+        @property
+        def commands(self) -> Any:
+            if self.built is None:
+                group: Any = typer.main.get_group(build())
+                self.built = group.commands
+            return self.built
+
+        @commands.setter
+        def commands(self, value: Any) -> None:
+            """Those of the empty group, which are none."""
+
+    return LazyGroup
 
 
 def command_functions(module: ModuleType) -> dict[str, Callable[..., int]]:

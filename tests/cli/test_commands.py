@@ -158,3 +158,13 @@ def test_the_end_of_a_process_looks_through_nothing(monkeypatch: pytest.MonkeyPa
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 3 and order == ["run", "freeze"]
+
+
+def test_commands_of_a_group_are_built_when_they_are_asked_for() -> None:
+    code = (
+        "import sys; from foretell import cli; group = cli._build_command();"
+        "inner = group.commands['train'];"
+        "print('foretell.cli.train.run_folders' in sys.modules, len(inner.commands) > 20)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]
