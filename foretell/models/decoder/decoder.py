@@ -216,7 +216,7 @@ class Decoder(Model):
         if missing_layers:
             raise self._refusal(
                 f"attention through transformers' interface in every layer, which layers "
-                f"{', '.join(missing_layers[:6])} do not use (older code, or no mixer for its state)"
+                f"{', '.join(missing_layers[:6])} do not use (older code, or a state without mixer)"
             )
         calls = {i: probe.calls[i] for i in sorted(probe.calls)}
         try:
