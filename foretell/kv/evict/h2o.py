@@ -10,7 +10,7 @@ Cost: target 1
 Needs: cache rows of every layer, of all of the text
 Trains: nothing
 Differs:
-- a prompt is read as a whole, and evicted from after it; the paper evicts token by token
+- a prompt is read as a whole, and evicted from when it is read; the paper evicts token by token
 - `budget` counts rows; the paper's setting, a fifth of the prompt, is for the caller to work out
 - query heads that share a key head count by their mean
 - with `every` above 1 rows are given up by so many at once, and drafts may be as long

@@ -10,7 +10,7 @@ Cost: target 1
 Needs: rotary positions, and cache rows of every layer, of all of the text
 Trains: nothing
 Differs:
-- a prompt is read as a whole, and evicted from after it
+- a prompt is read as a whole, and evicted from when it is read
 - keys are kept as they were made and turned once in float32; the paper keeps them unturned
 - with `every` above 1 rows are given up by so many at once, and drafts may be as long
 """
