@@ -9,8 +9,8 @@ Cost: target 1
 Needs: cache rows of every layer, of all of the text
 Trains: nothing
 Differs:
-- a prompt is read as a whole, and evicted from when it is read, by its last token; the paper evicts token
-by token
+- a prompt is read as a whole, and evicted from when it is read, by its last token; the paper evicts
+token by token
 - with `every` above 1 rows are given up by so many at once, and drafts may be as long
 """
 

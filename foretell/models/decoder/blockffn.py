@@ -29,9 +29,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from foretell.cache.job import Job
 from foretell.core.model import Computed
-from foretell.errors import BadModel, Unsupported
+from foretell.errors import BadModel
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.packed import WHOLE_NUMBERS
+from foretell.models.decoder.own import check_torch_alone
 from foretell.ops.expert_blocks import active_blocks, all_blocks, route_blocks
 
 PROBED = 64  # tokens by which unions are first measured
@@ -207,14 +207,6 @@ def make_adapter(
     hf_model: Any, model_name: str, exact_bits: bool, dtype: str, backend: str
 ) -> BlockDecoder:
     """Makes the adapter, see own.py. Torch alone computes unions."""
-    refused_options = []
-    if exact_bits:
-        refused_options.append("exact_bits=True")
-    if dtype in WHOLE_NUMBERS:
-        refused_options.append(f"dtype={dtype!r}")
-    if backend not in ("auto", "torch"):
-        refused_options.append(f"backend={backend!r}")
-    if refused_options:
-        need = "a model whose layers are no blocks: unions of blocks are computed by torch"
-        raise Unsupported.missing_capability(refused_options[0], model_name, need, "leave it out")
+    need = "a model whose layers are no blocks: unions of blocks are computed by torch"
+    check_torch_alone(model_name, exact_bits, dtype, backend, need, "leave it out")
     return BlockDecoder(hf_model, model_name)

@@ -15,6 +15,9 @@ import importlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from foretell.errors import Unsupported
+from foretell.models.decoder.packed import WHOLE_NUMBERS
+
 if TYPE_CHECKING:
     from foretell.models.decoder.decoder import Decoder
 
@@ -44,6 +47,22 @@ def own_adapter(
         hf_model, model_name, exact_bits, dtype, backend
     )
     return own_decoder
+
+
+def check_torch_alone(
+    model_name: str, exact_bits: bool, dtype: str, backend: str, need: str, cure: str
+) -> None:
+    """Raises Unsupported for options of `load` that ask for another way to compute a model than by
+    torch, in the number formats that it has.
+    """
+    refused_options = {
+        "exact_bits=True": exact_bits,
+        f"dtype={dtype!r}": dtype in WHOLE_NUMBERS,
+        f"backend={backend!r}": backend not in ("auto", "torch"),
+    }
+    for option, is_refused in refused_options.items():
+        if is_refused:
+            raise Unsupported.missing_capability(option, model_name, need, cure)
 
 
 def _family_module(model_type: Any) -> Any:

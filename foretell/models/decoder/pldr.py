@@ -30,7 +30,7 @@ from foretell.cache.policy import Segment
 from foretell.core.types import Ask
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.packed import WHOLE_NUMBERS
+from foretell.models.decoder.own import check_torch_alone
 from foretell.models.decoder.pldr_model import (
     PldrForCausalLM,
     check_settings,
@@ -160,15 +160,7 @@ def make_adapter(
     """Makes the adapter, see own.py. Torch alone computes the nets, and metrics that they infer."""
     if hf_model.config.custom_G_type is not None:
         return None
-    refused_options = []
-    if exact_bits:
-        refused_options.append("exact_bits=True")
-    if dtype in WHOLE_NUMBERS:
-        refused_options.append(f"dtype={dtype!r}")
-    if backend not in ("auto", "torch"):
-        refused_options.append(f"backend={backend!r}")
-    if refused_options:
-        need = "a metric that no text changes"
-        cure = "leave it out, or freeze the metric (foretell train pldr writes OUT/frozen)"
-        raise Unsupported.missing_capability(refused_options[0], model_name, need, cure)
+    need = "a metric that no text changes"
+    cure = "leave it out, or freeze the metric (foretell train pldr writes OUT/frozen)"
+    check_torch_alone(model_name, exact_bits, dtype, backend, need, cure)
     return MetricDecoder(hf_model, model_name)

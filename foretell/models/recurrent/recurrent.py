@@ -28,11 +28,9 @@ from foretell.cache.job import Job
 from foretell.cache.policy import Segment
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Accelerate, Decoder
 from foretell.models.decoder.loop import Loop
-from foretell.models.decoder.own import own_adapter
-from foretell.models.decoder.packed import WHOLE_NUMBERS
+from foretell.models.decoder.own import check_torch_alone, own_adapter
 from foretell.models.recurrent.mixers import (
     Held,
     Mixer,
@@ -307,17 +305,10 @@ def recurrent_adapter(
     """
     if not is_recurrent(hf_model):
         return None
-    refused_options = []
-    if exact_bits:
-        refused_options.append("exact_bits=True")
-    if dtype in WHOLE_NUMBERS:
-        refused_options.append(f"dtype={dtype!r}")
-    if backend not in ("auto", "torch"):
-        refused_options.append(f"backend={backend!r}")
-    if refused_options:
-        need = "a model without recurrent layers"
-        cure = "leave it out: torch computes these, in bfloat16 or float32"
-        raise Unsupported.missing_capability(refused_options[0], model_name, need, cure)
+    cure = "leave it out: torch computes these, in bfloat16 or float32"
+    check_torch_alone(
+        model_name, exact_bits, dtype, backend, "a model without recurrent layers", cure
+    )
     return Recurrent(hf_model, model_name)
 
 
