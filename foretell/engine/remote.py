@@ -43,7 +43,7 @@ def model_recipe(source: str, **options: Any) -> dict[str, Any]:
     """Recipe of a model that was loaded from `source` with these options of foretell.load."""
     if source.lower().endswith(".gguf"):
         options = {}  # it is run as it is, whatever the others are
-    return {"make": f"{WORKER}:loaded", "arguments": {"source": source, **options}}
+    return {"make": f"{WORKER}:load_target", "arguments": {"source": source, **options}}
 
 
 def send_message(pipe: IO[bytes], message: dict[str, Any], data: bytes = b"") -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from foretell.core.tree import TokenTree
-from foretell.engine.remote import HEAD, receive_message, send_message
-from foretell.loading.model_worker import Answers, find_maker, serve_asks
+from foretell.engine.remote import HEAD, model_recipe, receive_message, send_message
+from foretell.loading.model_worker import Answers, find_maker, load_target, serve_asks
 from foretell.testing.toy import Toy
 
 RECIPE = {"make": "foretell.testing.toy:Toy", "arguments": {"vocab": 8, "seed": 2}, "threads": 1}
@@ -85,3 +85,7 @@ def test_a_message_that_is_cut_off_is_the_end() -> None:
     text = json.dumps({"a": 1}).encode()
     assert whole.getvalue()[: HEAD.size] == HEAD.pack(len(text), 4)
     assert answers() == []
+
+
+def test_the_recipe_of_a_loaded_model_names_a_function_that_is_there() -> None:
+    assert find_maker(model_recipe("demo")["make"]) is load_target
