@@ -19,6 +19,8 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
 
+SHOWN = 300  # characters of a wrong value
+
 
 class ForetellError(Exception):
     """The root of all errors. `exit_code` is what the command line returns, `output` the Output of
@@ -44,7 +46,12 @@ class BadConfig(ForetellError):
 
     @classmethod
     def field(cls, name: str, value: object, expected: str) -> BadConfig:
-        return cls(f"{name}={value!r}: must be {expected}")
+        try:
+            text = repr(value)
+        except ValueError:  # a number of more digits than Python writes
+            text = "a number of thousands of digits"
+        shown = text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+        return cls(f"{name}={shown}: must be {expected}")
 
 
 class UnknownMethod(BadConfig):
@@ -53,6 +60,8 @@ class UnknownMethod(BadConfig):
     @classmethod
     def suggest_names(cls, kind: str, name: str, known_names: Iterable[str]) -> UnknownMethod:
         known_names = sorted(known_names)
+        if not known_names:
+            return cls(f"unknown {kind} {name!r}; there are none, leave it out")
         close_names = get_close_matches(name, known_names, n=3, cutoff=0.45)
         if close_names:
             return cls(f"unknown {kind} {name!r}; did you mean {', '.join(close_names)}?")

@@ -436,7 +436,7 @@ def _build_speculative(
     last_name, kind, options = named_parts[-1]
     rule_spec = options.pop("rule", "default")
     node_count = options.pop("nodes", "0")
-    if not node_count.isdigit():
+    if not node_count.isdecimal():
         raise BadConfig.field(f"{last_name}:nodes", node_count, "a whole number from 0")
     rule_options: dict[str, str] = {}
     if rule_spec != "default":

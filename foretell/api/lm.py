@@ -33,7 +33,7 @@ from foretell.core.stats import Stats
 from foretell.core.tracing import Steps, TraceStep
 from foretell.diffusion.loop import CANVAS
 from foretell.engine import saved_stores as stores
-from foretell.engine.checks import check_prefix, models_for, with_temperature
+from foretell.engine.checks import check_adapter, check_prefix, models_for, with_temperature
 from foretell.engine.cost_profile import ROWS, model_identity, profile_model
 from foretell.engine.driver import Driver
 from foretell.engine.engine import Engine
@@ -90,6 +90,7 @@ class LM:
         self.tokenizers = dict.fromkeys(self.models) | dict(tokenizers or {})
         self.tokenizers["target"] = tokenizer
         for name, model in self.models.items():
+            check_adapter(name, model)
             model.tokenizer = self.tokenizers[name]
         # Of each model the backends that `load` would have chosen, and why they refused it.
         self.refusals: dict[str, tuple[tuple[str, str], ...]] = {}
@@ -464,7 +465,7 @@ class LM:
 
     def save_stores(self, folder: str | Path) -> list[Path]:
         """Writes what drafters have learnt into a folder; returns the files. Raises BadFile where
-        they cannot be written, and then leaves none after.
+        they cannot be written, and then leaves none behind.
         """
         return self.driver.run(lambda: stores.save_stores(self.engine, Path(folder)))
 

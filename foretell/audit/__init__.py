@@ -8,11 +8,9 @@ checks, each in the file that is named:
   are a tie if they differ by no more than rounding, since a forward of several rows sums in another
   order than a forward of one. A tie fails no claim.
 - *seeds* (checks.py): the tokens plain decoding samples with the same seed, where that is claimed.
-- *law* (distribution.py): on a toy model every outcome of every draw is enumerated, so the
-probability of
+- *law* (law.py): on a toy model every outcome of every draw is enumerated, so the probability of
   each output is computed, not estimated.
-- *ends* (distribution.py): the same with a logits processor that raises when it is asked about a
-text that
+- *ends* (law.py): the same with a logits processor that raises when it is asked about a text that
   has already ended, as a grammar does.
 - *samples* (samples.py): tokens sampled from the real model against the probabilities it gives
   them, by an exact Monte Carlo test (statistics.py) whose power is reported.

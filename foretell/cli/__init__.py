@@ -29,7 +29,6 @@ from foretell.cli._commands import command_group
 from foretell.cli._input import check_arguments
 from foretell.cli._options import split_specs
 from foretell.cli._output import CURE, abandon, emit, message, refusals, warned_in_lines
-from foretell.core.renamed_options import rename_arguments
 from foretell.errors import ForetellError
 
 __all__ = ["app", "main", "run", "split_specs"]
@@ -112,10 +111,8 @@ def _invoke(arguments: list[str]) -> int:
     check_arguments(arguments)
     command = _build_command()
     try:
-        with warned_in_lines():
-            arguments = rename_arguments(arguments)
-            with command.make_context("foretell", arguments) as context:
-                return int(command.invoke(context) or 0)
+        with warned_in_lines(), command.make_context("foretell", arguments) as context:
+            return int(command.invoke(context) or 0)
     except typer.Exit as request:  # after --help and --version
         return request.exit_code
 

@@ -21,7 +21,9 @@ from types import ModuleType
 from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
+
+from foretell.core.renamed_options import NEW_NAMES, both_given, warn_of_old_name
 
 
 def command_group(package: str, folder: Path, summary: str | None) -> typer.Typer:
@@ -43,8 +45,37 @@ def command_group(package: str, folder: Path, summary: str | None) -> typer.Type
             empty = typer.Typer(no_args_is_help=True, help=inner.__doc__)
             group.add_typer(empty, name=title, cls=lazy_group(build))
     for name in sorted(functions):
-        group.command(name.replace("_", "-"))(with_fields(functions[name]))
+        make = group.command(name.replace("_", "-"), cls=RenamingCommand)
+        make(with_fields(functions[name]))
     return group
+
+
+class RenamingCommand(TyperCommand):
+    """A command that takes its options by the names that they had before, too."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        parser: Any = super().make_parser(ctx)
+        for old, new in NEW_NAMES.items():
+            option = parser._long_opt.get(f"--{new}")
+            if option is not None:
+                by_new, by_old = copy.copy(option), copy.copy(option)
+                given: set[str] = set()
+                for entry, name in ((by_new, new), (by_old, old)):
+                    entry.process = functools.partial(_take, option, given, name, old, new)
+                    parser._long_opt[f"--{name}"] = entry
+        return parser
+
+
+def _take(
+    option: Any, given: set[str], name: str, old: str, new: str, value: Any, state: Any
+) -> None:
+    """Takes an option's value, given by its old or new name. Raises BadConfig for both."""
+    given.add(name)
+    if len(given) > 1:
+        raise both_given(f"--{old}", f"--{new}")
+    if name == old:
+        warn_of_old_name(f"--{old}", f"--{new}")
+    option.process(value, state)
 
 
 def lazy_group(build: Callable[[], typer.Typer]) -> type[TyperGroup]:

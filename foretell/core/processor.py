@@ -47,6 +47,9 @@ class Processor(Settings):
         raise NotImplementedError
 
 
+Warper = Processor  # as it was called before, for one release
+
+
 class Track:
     """A processor's place in the text of one branch; transformers call it as one of theirs.
 

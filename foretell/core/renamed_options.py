@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping
 from typing import Any, TypeVar
 
 from foretell.errors import BadConfig, ForetellWarning
@@ -32,28 +32,21 @@ def rename_options(
         if new_name not in known:
             new_name = name
         if new_name != name:
-            old, new = form.format(name), form.format(new_name)
             if new_name in options:
-                raise BadConfig(f"{old} is {new} now, and both are given; leave {old} out")
-            warnings.warn(f"{old} is {new} now; write {new}", RenamedOption, stacklevel=3)
+                raise both_given(form.format(name), form.format(new_name))
+            warn_of_old_name(form.format(name), form.format(new_name), 4)
         renamed[new_name] = value
     return renamed
 
 
-def rename_arguments(arguments: Sequence[str]) -> list[str]:
-    """A command line with its options by their names of today. Raises BadConfig for both."""
-    end = arguments.index("--") if "--" in arguments else len(arguments)
-    names = [
-        argument.removeprefix("--").partition("=")[0] if argument.startswith("--") else ""
-        for argument in arguments[:end]
-    ]
-    new_names = list(rename_options(dict.fromkeys(filter(None, names)), NEW_NAMES.values(), "--{}"))
-    by_name = dict(zip(dict.fromkeys(filter(None, names)), new_names, strict=True))
-    renamed = [
-        f"--{by_name[name]}{argument[len(name) + 2 :]}" if name else argument
-        for name, argument in zip(names, arguments, strict=False)
-    ]
-    return [*renamed, *arguments[end:]]
+def warn_of_old_name(old: str, new: str, stacklevel: int = 2) -> None:
+    """Says that an option, as it is written, has another name now."""
+    warnings.warn(f"{old} is {new} now; write {new}", RenamedOption, stacklevel)
+
+
+def both_given(old: str, new: str) -> BadConfig:
+    """The error of who gives an option by both of its names."""
+    return BadConfig(f"{old} is {new} now, and both are given; leave {old} out")
 
 
 def takes_old_names(function: F) -> F:

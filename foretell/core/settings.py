@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import inf
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, get_type_hints
 
 from foretell.errors import BadConfig
+
+LARGEST = 1 << 62  # of whole numbers: others take memory, or overflow elsewhere
 
 
 class Allowed(ABC):
@@ -42,7 +45,9 @@ class Range(Allowed):
     unit: str = ""
     open_low: bool = False
     open_high: bool = False
-    whole: bool = False  # as the field's type says
+    # As the field's type says: whole numbers, several of them.
+    whole: bool = False
+    several: bool = False
 
     def __contains__(self, value: Any) -> bool:
         if isinstance(value, tuple):
@@ -100,22 +105,41 @@ class Settings:
     def __post_init__(self) -> None:
         """Raises BadConfig for a field with a value that its annotation does not allow."""
         own: Any = type(self)
+        for field, kind in plain_types(own).items():
+            check_type(f"{self.method_name}:{field}", getattr(self, field), kind)
         for field, valid_values in allowed_values(own).items():
             check_value(f"{self.method_name}:{field}", getattr(self, field), valid_values)
 
 
 def check_value(name: str, value: Any, allowed: Allowed) -> None:
     """Raises BadConfig for a value that a field of this name may not have."""
-    whole = getattr(allowed, "whole", False)
-    numbers = value if isinstance(value, tuple) else (value,)
-    if whole and not all(isinstance(n, Integral) and not isinstance(n, bool) for n in numbers):
-        raise BadConfig.field(name, value, f"a whole number, {allowed}")
+    if isinstance(allowed, Range):
+        kind = "whole number" if allowed.whole else "number"
+        if isinstance(value, tuple) != allowed.several:
+            expected = f"{kind}s, each {allowed}" if allowed.several else f"a {kind}, {allowed}"
+            raise BadConfig.field(name, value, expected)
+        if not all(_is_number(n, allowed.whole) for n in (value if allowed.several else [value])):
+            raise BadConfig.field(name, value, f"a {kind}, {allowed}")
     try:
         is_allowed = value in allowed
-    except TypeError:  # a text, say, has no place among numbers
+    except (TypeError, ValueError):  # an array, say, has no place among them
         is_allowed = False
     if not is_allowed:
         raise BadConfig.field(name, value, str(allowed))
+
+
+def check_type(name: str, value: Any, kind: type) -> None:
+    """Raises BadConfig for a value that is not of a field's plain type."""
+    expected, has_type = PLAIN_TYPES[kind]
+    if not has_type(value):
+        raise BadConfig.field(name, value, expected)
+
+
+def _is_number(value: Any, whole: bool) -> bool:
+    """Whether a value is a number, and none that only Python can hold."""
+    if isinstance(value, bool) or not isinstance(value, Integral if whole else Real):
+        return False
+    return not isinstance(value, int) or abs(value) < LARGEST
 
 
 @cache
@@ -124,6 +148,30 @@ def name_of_method(settings: Any) -> str:
     modules = [cls.__module__ for cls in settings.__mro__ if "__dataclass_fields__" in vars(cls)]
     module = next((name for name in modules if name.startswith("foretell.")), settings.__module__)
     return str(module).rpartition(".")[2].replace("_", "-")
+
+
+# Types of fields that are told from others at once: in words, and whether a value has it.
+PLAIN_TYPES: dict[type, tuple[str, Callable[[Any], bool]]] = {
+    int: ("a whole number", lambda value: _is_number(value, True)),
+    float: ("a number", lambda value: _is_number(value, False)),
+    str: ("a text", lambda value: isinstance(value, str)),
+    bool: ("true or false", lambda value: isinstance(value, bool)),
+}
+
+
+@cache
+def plain_types(settings: Any) -> dict[str, type]:
+    """The plain types of a dataclass's fields, of those without allowed values."""
+    try:
+        hints = get_type_hints(settings)
+    except NameError:  # of a class in a function, whose names are gone
+        return {}
+    ranged = allowed_values(settings)
+    return {
+        field.name: hints[field.name]
+        for field in dataclasses.fields(settings)
+        if hints[field.name] in PLAIN_TYPES and field.name not in ranged
+    }
 
 
 @cache
@@ -137,8 +185,10 @@ def allowed_values(settings: Any) -> dict[str, Allowed]:
         hint = hints[field.name]
         for entry in getattr(hint, "__metadata__", ()):
             if isinstance(entry, Range):
-                whole = bare_type(hint) in (int, tuple[int, ...])
-                allowed[field.name] = dataclasses.replace(entry, whole=whole)
+                kind = bare_type(hint)
+                several = kind in (tuple[int, ...], tuple[float, ...])
+                whole = kind in (int, tuple[int, ...])
+                allowed[field.name] = dataclasses.replace(entry, whole=whole, several=several)
             elif isinstance(entry, Allowed):
                 allowed[field.name] = entry
     return allowed

@@ -22,6 +22,7 @@ from pydantic import (
 
 from foretell.api.contexts import KIND
 from foretell.core.renamed_options import rename_options
+from foretell.errors import BadConfig
 from foretell.serve.errors import ApiError
 
 LONGEST_NAME = 64  # of an unknown field, as it is told
@@ -76,7 +77,10 @@ class Fields(BaseModel):
     def _refuse_unsupported(cls, body: Any) -> Any:
         if not isinstance(body, Mapping):
             return body
-        body = rename_options(body, cls.model_fields, "the field {}")
+        try:
+            body = rename_options(body, cls.model_fields, "the field {}")
+        except BadConfig as error:
+            raise ApiError(str(error), None, "invalid_value") from None
         for field_name, harmless_values in cls.without.items():
             field_value = body.get(field_name)
             if field_value is not None and not any(

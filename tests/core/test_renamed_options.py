@@ -11,7 +11,6 @@ from foretell.api.diagnosis import diagnose
 from foretell.core.renamed_options import (
     NEW_NAMES,
     RenamedOption,
-    rename_arguments,
     rename_options,
     takes_old_names,
 )
@@ -44,14 +43,6 @@ def test_a_function_takes_its_keywords_by_old_names() -> None:
     with pytest.warns(RenamedOption, match="executor= is backend= now"):
         assert load("demo", executor="torch") == ("demo", "torch")  # type: ignore[call-arg]
     assert load("demo", backend="native") == ("demo", "native")
-
-
-def test_a_command_line_is_taken_by_old_names() -> None:
-    given = ["generate", "--executor", "torch", "--rows=cfg:g=2", "-n", "2", "--", "--warp"]
-    with pytest.warns(RenamedOption):
-        taken = rename_arguments(given)
-    assert taken[1:4] == ["--backend", "torch", "--guidance=cfg:g=2"]
-    assert taken[4:] == ["-n", "2", "--", "--warp"] and rename_arguments(["methods"]) == ["methods"]
 
 
 @pytest.mark.parametrize(
@@ -88,3 +79,26 @@ def test_load_takes_old_names(tmp_path: Path) -> None:
         lm = foretell.load(folder, executor="torch")  # type: ignore[call-arg]
     (report,) = diagnose(lm)
     assert report.backend == "torch"
+
+
+@pytest.mark.filterwarnings("always::foretell.core.renamed_options.RenamedOption")
+@pytest.mark.parametrize(
+    "given", [["--rows", "cfg", "--guidance", "cfg"], ["--guidance=cfg", "--rows=cfg"]]
+)
+def test_a_command_refuses_both(capsys: pytest.CaptureFixture[str], given: list[str]) -> None:
+    assert cli.run(["generate", *given, "A text"]) == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line == "error: --rows is --guidance now, and both are given; leave --rows out"
+
+
+def test_values_of_other_options_are_no_old_names(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--stop", "--rows", "--model", "nowhere", "--", "--warp"]
+    assert cli.run(["generate", *given]) == 2
+    assert capsys.readouterr().err.startswith("error: nowhere: no such folder")
+
+
+def test_a_command_without_the_option_does_not_know_the_old_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert cli.run(["methods", "--rows"]) == 2
+    assert "No such option: --rows" in capsys.readouterr().err

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import inf, nan
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import pytest
 
 from foretell.core.settings import OneOf, Range, Settings, allowed_values, bare_type
+from foretell.drafters.lookup.ngram import Ngram
+from foretell.drafters.model.draft import Draft
+from foretell.drafters.model.s2d import S2D
 from foretell.errors import BadConfig
+from foretell.guidance.cfg import Cfg
+from foretell.kv.evict.snapkv import Snapkv
+from foretell.kv.select.quest import Quest
 
 
 @dataclass(frozen=True)
@@ -65,3 +73,35 @@ def test_a_type_is_had_without_what_is_allowed() -> None:
     assert bare_type(Annotated[int, Range(1)]) is int
     assert bare_type(Annotated[int, "ids"]) == Annotated[int, "ids"] and bare_type(str) is str
     assert allowed_values(Free) == {}
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "said"),
+    [
+        (Ngram, {"n": (3,)}, r"ngram:n=\(3,\): must be a whole number, between 1 and 64"),
+        (Ngram, {"n": True}, "ngram:n=True: must be a whole number"),
+        (Ngram, {"n": 10**5000}, "ngram:n=a number of thousands of digits: must be"),
+        (S2D, {"thresholds": 0.5}, "s2d:thresholds=0.5: must be numbers, each at least 0"),
+        (Snapkv, {"budget": "3"}, "snapkv:budget='3': must be a whole number"),
+        (Draft, {"best": "no"}, "draft:best='no': must be true or false"),
+        (Cfg, {"g": np.ones(2)}, "cfg:g=array"),
+        (Quest, {"page": 1 << 80}, "quest:page=.*: must be a whole number, at least 2"),
+    ],
+)
+def test_values_of_another_type_are_refused(
+    method: Callable[..., Any], fields: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(BadConfig, match=f"^{said}"):
+        method(**fields)
+
+
+def test_the_types_of_a_class_whose_names_are_gone_are_not_looked_at() -> None:
+    class Gone:
+        pass
+
+    @dataclass(frozen=True)
+    class Own(Settings):
+        value: Gone | None = None
+        count: int = 3
+
+    assert Own(count="x").count == "x"  # type: ignore[arg-type]

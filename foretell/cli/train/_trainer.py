@@ -29,7 +29,7 @@ from typer import Option
 from foretell.cli._loading import load_model, quiet_libraries
 from foretell.cli._options import BackendOptions, Json, ModelOptions
 from foretell.cli._output import check_writable, emit, emit_json, message, progress_bar, refusals
-from foretell.core.renamed_options import NEW_NAMES, rename_options
+from foretell.core.renamed_options import rename_options
 from foretell.errors import BadConfig
 from foretell.loading.fetch import resolve
 
@@ -162,7 +162,11 @@ def recipe_option(place: str) -> Any:
         from foretell.train import recipes
 
         path = recipes.find_recipe(name)
-        fields = rename_options(recipes.read_recipe(path), NEW_NAMES.values(), "{}")
+        known = [parameter.name for parameter in context.command.params]
+        try:
+            fields = rename_options(recipes.read_recipe(path), known, "{}")
+        except BadConfig as error:
+            raise BadConfig(f"{path}: {error}") from error
         check_recipe(context, path, fields)
         # The command line comes first, then this, then the options' defaults.
         context.default_map = fields

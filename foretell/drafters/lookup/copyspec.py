@@ -2,7 +2,7 @@
 
 Every run of `gamma` tokens of prompt and output is remembered with the place where it first stood.
 When the newest `gamma` tokens have stood before, the `copy` tokens after that place are proposed as
-a chain. One length of pattern, long enough that a match is rarely probability, is what sets it
+a chain. One length of pattern, long enough that a match is rarely chance, is what sets it
 apart from `ngram`.
 
 Paper: Dumitru, Zhang, Yadav, Surdeanu, CopySpec: Accelerating LLMs with Speculative Copy-and-Paste,

@@ -4,7 +4,7 @@ The draft model continues the text token by token, each drawn from its own distr
 reads the hidden state that leaves the model's last layer at every drafted token and gives the
 probability that the token is accepted if those before it are. The chain ends where one minus the
 product of these probabilities is above `threshold`, but has `shortest` to `longest` tokens (fewer
-only where the text ends, or the budget). The head lags a token after: what it says of a token is
+only where the text ends, or the budget). The head lags a token behind: what it says of a token is
 known once the next one is drawn, which then stays. Without a head, `estimate` takes its place by
 the distribution that a token is drawn from: `confidence`, the chance of its best token, or
 `entropy`, e to the minus entropy.

@@ -152,7 +152,7 @@ def find_mode(
             continue
         if not condition.stays_open(text):
             continue
-        if len(tree) >= NODES:  # what is after the search is let go
+        if len(tree) >= NODES:  # what the search has left behind goes
             tree = TokenTree(ctx.tokens[-1]).chain(path_tokens)
             for depth, ancestor in enumerate(frames):
                 ancestor.node = depth

@@ -17,7 +17,7 @@ Table = Sequence[Sequence[float]]  # by depth and rank: how often it is the targ
 
 
 def smooth_table(table: Table) -> list[list[float]]:
-    """The table with no rank above a better one: what else it says is probability of the sample."""
+    """The table with no rank above a better one: what else it says is chance."""
     return [sorted(row, reverse=True) for row in table]
 
 
