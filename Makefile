@@ -153,6 +153,6 @@ $(VENV)/.wheel: $(VENV)/.ready
 	@touch $@
 
 clean:
-	rm -rf $(VENV) site .cache build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .cache build models/build dist *.egg-info models/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	rm -f foretell/native/_library*
 	find foretell tests scripts -name __pycache__ -type d -prune -exec rm -rf {} +

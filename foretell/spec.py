@@ -204,19 +204,26 @@ def strip_parentheses(value: str) -> str:
 
 
 def check_fields(spec: str, kind: str = "drafter") -> None:
-    """Raises BadConfig for a number or a choice that a field may not have, without making the
-    method: what needs a model or a tokenizer is not checked.
+    """Raises UnknownMethod for a field that there is not, and BadConfig for a number that a field
+    may not have, without making the method: what needs a model or a tokenizer is not checked.
     """
     kinds = {name: found_kind for found_kind, name in method_files()}
     for name, field_name, text in iterate_fields(spec, kind):
         if name not in kinds:  # a text with a colon in it
             continue
         settings: Any = load_method(name, kinds[name])
-        allowed = allowed_values(settings).get(field_name)
-        if allowed is not None:
-            field = f"{name}:{field_name}"
-            hint = get_type_hints(settings, include_extras=True)[field_name]
-            check_value(field, _parse_value(field, bare_type(hint), text, None), allowed)
+        hints = get_type_hints(settings, include_extras=True)
+        names = [field.name for field in dataclasses.fields(settings)]
+        # Of drafters it may be the rule's, of rewards the weight.
+        if field_name not in names and kinds[name] in ("kv", "guidance", "processor"):
+            raise UnknownMethod.suggest_names(f"field of {name}", field_name, names)
+        field_type = bare_type(hints.get(field_name))
+        if field_name not in names or field_type not in (int, float, bool):
+            continue
+        field = f"{name}:{field_name}"
+        value = _parse_value(field, field_type, text, None)
+        if field_name in allowed_values(settings):
+            check_value(field, value, allowed_values(settings)[field_name])
 
 
 def iterate_fields(spec: str, kind: str = "drafter") -> Iterator[tuple[str, str, str]]:

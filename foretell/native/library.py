@@ -85,7 +85,8 @@ def _open_library() -> Any:
         module = importlib.import_module("foretell.native._library")
     except ImportError as error:
         raise LookupError(
-            "the C library is not built: install foretell again where a C compiler is found"
+            "the C library is not built here: install foretell again where a C compiler is found; "
+            "in a clone with `pip install -e .`"
         ) from error
     c_library = ctypes.CDLL(module.__file__)
     c_library.ft_kind.restype = c_char_p

@@ -325,7 +325,7 @@ def test_where_it_is_not_built_auto_says_so_and_torch_computes(
     library.find_library.cache_clear()
     try:
         lm = foretell.load("demo")
-        with pytest.raises(Unsupported, match="not built: install foretell again"):
+        with pytest.raises(Unsupported, match="not built here: install foretell again"):
             foretell.load("demo", backend="native")
     finally:
         monkeypatch.undo()

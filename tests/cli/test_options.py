@@ -64,3 +64,23 @@ def test_specs_are_split_at_methods() -> None:
         "draft:length=2,drafts=3",
         "plain",
     ]
+
+
+@pytest.mark.parametrize(
+    ("option", "spec", "said"),
+    [
+        ("--method", "ngram:n=0", "ngram:n=0: must be between 1 and 64"),
+        ("--method", "cascade:inner=(ngram:k=x)", "ngram:k='x': must be a value of type int"),
+        ("--kv", "snapkv:window=0", "snapkv:window=0: must be at least 1"),
+        ("--kv", "snapkv:foo=1", "unknown field of snapkv 'foo'; did you mean pool?"),
+        ("--guidance", "cfg:g=x", "cfg:g='x': must be a value of type float"),
+        ("--processor", "momentum:zz=1", "unknown field of momentum 'zz'"),
+        ("--reward", "length:target=0,weight=2", "length:target=0: must be between 1"),
+    ],
+)
+def test_fields_are_checked_before_a_model_is_loaded(
+    capsys: pytest.CaptureFixture[str], option: str, spec: str, said: str
+) -> None:
+    assert cli.run(["generate", "--model", "nowhere", option, spec, "A text"]) == 2
+    line = capsys.readouterr().err
+    assert line.startswith(f"error: {said}") and line.count("\n") == 1

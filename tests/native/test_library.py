@@ -197,7 +197,7 @@ def test_without_a_build_the_reason_and_the_cure_are_said(monkeypatch: pytest.Mo
     monkeypatch.setitem(sys.modules, "foretell.native._library", None)
     library.find_library.cache_clear()
     try:
-        with pytest.raises(LookupError, match="not built: install foretell again"):
+        with pytest.raises(LookupError, match="not built here: install foretell again"):
             library.load_kernels()
         assert not library.is_available()
     finally:
