@@ -206,8 +206,10 @@ class Job:
 
     def biased_mask(self, query: LayerQuery) -> torch.Tensor | None:
         """The mask over the cache's own rows with the bias added: (n, rows) or (heads, n, rows)."""
-        row_positions = [*self.cache.row_positions(), *self.scratch_positions]
-        return self._add_bias(self.mask(query.window, query.q.dtype), query, row_positions)
+        mask = self.mask(query.window, query.q.dtype)
+        if query.bias is None:  # of every layer, so no positions are listed for nothing
+            return mask
+        return self._add_bias(mask, query, [*self.cache.row_positions(), *self.scratch_positions])
 
     def prefix_mask(
         self, start: int, end: int, window: int | None, dtype: torch.dtype

@@ -37,12 +37,11 @@ class Allowed(ABC):
 class Range(Allowed):
     """Numbers from `low` to `high`, both included; of a field of several numbers, each of them.
 
-    `open_low`, `open_high`: that end itself is left out. `unit`: of the numbers, for the error.
+    `open_low`, `open_high`: that end itself is left out.
     """
 
     low: float = -inf
     high: float = inf
-    unit: str = ""
     open_low: bool = False
     open_high: bool = False
     # As the field's type says: whole numbers, several of them.
@@ -57,16 +56,15 @@ class Range(Allowed):
         return bool(above and below)
 
     def __str__(self) -> str:
-        unit = f" {self.unit}" if self.unit else ""
         low, high = f"{self.low:,}".removesuffix(".0"), f"{self.high:,}".removesuffix(".0")
         if not (self.open_low or self.open_high) and inf not in (-self.low, self.high):
-            return f"between {low} and {high}{unit}"
+            return f"between {low} and {high}"
         ends = []
         if self.low != -inf:
             ends.append(f"{'above' if self.open_low else 'at least'} {low}")
         if self.high != inf:
             ends.append(f"{'below' if self.open_high else 'at most'} {high}")
-        return (" and ".join(ends) or "a number") + unit
+        return " and ".join(ends) or "a number"
 
 
 @dataclass(frozen=True)
@@ -115,11 +113,11 @@ def check_value(name: str, value: Any, allowed: Allowed) -> None:
     """Raises BadConfig for a value that a field of this name may not have."""
     if isinstance(allowed, Range):
         kind = "whole number" if allowed.whole else "number"
-        if isinstance(value, tuple) != allowed.several:
-            expected = f"{kind}s, each {allowed}" if allowed.several else f"a {kind}, {allowed}"
-            raise BadConfig.field(name, value, expected)
-        if not all(_is_number(n, allowed.whole) for n in (value if allowed.several else [value])):
-            raise BadConfig.field(name, value, f"a {kind}, {allowed}")
+        expected = f"{kind}s, each {allowed}" if allowed.several else f"a {kind}, {allowed}"
+        numbers = value if allowed.several else (value,)
+        fits = isinstance(numbers, tuple) and all(_is_number(n, allowed.whole) for n in numbers)
+        if not fits:
+            raise BadConfig.field(name, value, expected.removesuffix(", a number"))
     try:
         is_allowed = value in allowed
     except (TypeError, ValueError):  # an array, say, has no place among them

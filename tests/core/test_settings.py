@@ -24,7 +24,7 @@ from foretell.kv.select.quest import Quest
 class Fields(Settings):
     k: Annotated[int, Range(1, 64)] = 8
     share: Annotated[float, Range(0, 1, open_high=True)] = 0.5
-    counts: Annotated[tuple[int, ...], Range(1, unit="tokens")] = (2,)
+    counts: Annotated[tuple[int, ...], Range(1)] = (2,)
     mode: Annotated[str, OneOf(("fast", "slow"))] = "fast"
     free: int = 0
 
@@ -38,12 +38,13 @@ class Free(Settings):
     ("allowed", "words"),
     [
         (Range(1, 64), "between 1 and 64"),
-        (Range(1, 65536, "tokens"), "between 1 and 65,536 tokens"),
+        (Range(1, 65536), "between 1 and 65,536"),
+        (Range(), "a number"),
         (Range(1), "at least 1"),
         (Range(high=3), "at most 3"),
         (Range(0, 1, open_low=True), "above 0 and at most 1"),
         (Range(0, 1, open_high=True), "at least 0 and below 1"),
-        (Range(0, open_low=True, unit="nats"), "above 0 nats"),
+        (Range(0, open_low=True), "above 0"),
         (OneOf((8, 16)), "one of 8, 16"),
     ],
 )
