@@ -18,15 +18,33 @@ static int32_t text[LONG_TEXT], places[LONG_TEXT];
 
 /* --- small models, their caches and texts */
 
+/* How layers are built, apart from sizes. */
+enum {
+    NORMED = 1,      /* heads have norms */
+    BIASED = 2,
+    CENTERED = 4,    /* norms take the mean away and add a bias */
+    AFTER = 8,       /* halves have norms after them */
+    PARALLEL = 16,
+    UNGATED = 32,
+    PARTIAL = 64,    /* a part of each head turns */
+    INTERLEAVED = 128,
+    CAPPED = 256,    /* scores and logits */
+    SINKS = 512,
+    WHOLE_HEADS = 1024,
+    MULTIPLIED = 2048, /* what a layer adds; and its last one turns nothing */
+    LEARNED = 4096,  /* positions have rows */
+    UNNORMED = 8192  /* no norm before halves */
+};
+
 typedef struct {
-    int32_t hidden, heads, kv_heads, width, inner, activation, normed, biased;
+    int32_t hidden, heads, kv_heads, width, inner, activation, build;
     float logit_scale;
 } shape;
 
 typedef struct {
     ft_model model;
     ft_layer layer[LAYERS];
-    float *cosines, *sines; /* (POSITIONS, width / 2) */
+    ft_rotation rotation[2];
 } network;
 
 /* Keys and values (layers, heads, capacity, width), and the position of each row. */
@@ -35,46 +53,98 @@ typedef struct {
     int32_t *positions, capacity;
 } cache;
 
-static void make_network(network *net, const shape *of, int form) {
-    int32_t width = of->width, qkv = (of->heads + 2 * of->kv_heads) * width;
-    net->model = (ft_model){
-        LAYERS, of->hidden, of->heads, of->kv_heads, width, of->inner, of->activation,
-        form == 0 ? FT_INT8 : form == 3 ? FT_BFLOAT16 : FT_INT4, 0.2f, 1e-5f, of->logit_scale,
-        random_floats(of->hidden, 1), net->layer, make_matrix(form, VOCAB, of->hidden, 0)};
-    for (int i = 0; i < LAYERS; i++)
-        net->layer[i] = (ft_layer){
-            random_floats(of->hidden, 1), random_floats(of->hidden, 1),
-            of->normed ? random_floats(width, 1) : NULL,
-            of->normed ? random_floats(width, 1) : NULL, NULL, 1e-5f, 1e-5f, 1e-6f, 0.0f,
-            i == 1 ? WINDOW : 0, make_matrix(form, qkv, of->hidden, of->biased),
-            make_matrix(form, of->hidden, of->heads * width, of->biased),
-            make_matrix(form, 2 * of->inner, of->hidden, of->biased),
-            make_matrix(form, of->hidden, of->inner, of->biased)};
-    int32_t half = width / 2;
-    net->cosines = room((size_t)POSITIONS * half * 4);
-    net->sines = room((size_t)POSITIONS * half * 4);
+static ft_norm make_norm(int32_t count, float eps, int32_t centered) {
+    return (ft_norm){random_floats(count, 1), centered ? random_floats(count, 1) : NULL, eps,
+                     centered};
+}
+
+static void drop_norm(const ft_norm *norm) {
+    free((void *)norm->weight);
+    free((void *)norm->bias);
+}
+
+static ft_rotation make_rotation(int32_t turned, int32_t interleaved, double base) {
+    const int32_t half = turned / 2;
+    float *cosines = room((size_t)POSITIONS * half * 4), *sines = room((size_t)POSITIONS * half * 4);
     for (int32_t i = 0; i < POSITIONS * half; i++) {
-        double angle = i / half * pow(100.0, -(double)(i % half) / half);
-        net->cosines[i] = (float)cos(angle);
-        net->sines[i] = (float)sin(angle);
+        double angle = i / half * pow(base, -(double)(i % half) / half);
+        cosines[i] = (float)cos(angle);
+        sines[i] = (float)sin(angle);
     }
+    return (ft_rotation){cosines, sines, turned, interleaved};
+}
+
+static void make_layer(ft_layer *layer, const shape *of, int index, int form) {
+    const int32_t build = of->build, centered = !!(build & CENTERED), hidden = of->hidden;
+    const int32_t biased = !!(build & BIASED), whole = !!(build & WHOLE_HEADS);
+    const int32_t queries = of->heads * of->width, keys = of->kv_heads * of->width;
+    *layer = (ft_layer){
+        .whole_heads = whole, .window = index == 1 ? WINDOW : 0,
+        .rotation = index == 2 && build & MULTIPLIED ? -1 : index == 1,
+        .parallel = !!(build & PARALLEL), .activation = of->activation, .scale = 0.2f,
+        .score_cap = build & CAPPED ? 0.7f : 0.0f, .residual = build & MULTIPLIED ? 0.3f : 1.0f,
+        .sinks = build & SINKS ? random_floats(of->heads, 1) : NULL,
+        .query = make_matrix(form, queries, hidden, biased),
+        .key = make_matrix(form, keys, hidden, biased),
+        .value = make_matrix(form, keys, hidden, biased),
+        .out = make_matrix(form, hidden, queries, biased),
+        .up = make_matrix(form, of->inner, hidden, biased),
+        .down = make_matrix(form, hidden, of->inner, biased)};
+    if (!(build & UNGATED))
+        layer->gate = make_matrix(form, of->inner, hidden, biased);
+    if (!(build & UNNORMED)) {
+        layer->before_attention = make_norm(hidden, 1e-5f, centered);
+        layer->before_mlp = make_norm(hidden, 1e-5f, centered);
+    }
+    if (build & AFTER) {
+        layer->after_attention = make_norm(hidden, 1e-5f, centered);
+        layer->after_mlp = make_norm(hidden, 1e-5f, centered);
+    }
+    if (build & (NORMED | WHOLE_HEADS)) {
+        layer->query_norm = make_norm(whole ? queries : of->width, 1e-6f, 0);
+        layer->key_norm = make_norm(whole ? keys : of->width, 1e-6f, 0);
+    }
+}
+
+static void make_network(network *net, const shape *of, int form) {
+    const int32_t width = of->width, build = of->build;
+    const int32_t turned = build & PARTIAL ? width / 4 : width;
+    net->model = (ft_model){
+        .layers = LAYERS, .hidden = of->hidden, .heads = of->heads, .kv_heads = of->kv_heads,
+        .width = width, .logit_scale = of->logit_scale, .logit_cap = build & CAPPED ? 2.0f : 0.0f,
+        .norm = make_norm(of->hidden, 1e-5f, !!(build & CENTERED)), .layer = net->layer,
+        .head = make_matrix(form, VOCAB, of->hidden, 0)};
+    if (build & LEARNED) {
+        net->model.position_rows = random_floats((int64_t)POSITIONS * of->hidden, 1);
+        net->model.position_count = POSITIONS;
+    }
+    for (int i = 0; i < LAYERS; i++)
+        make_layer(net->layer + i, of, i, form);
+    for (int i = 0; i < 2; i++)
+        net->rotation[i] = make_rotation(turned, !!(build & INTERLEAVED), i ? 30.0 : 100.0);
 }
 
 static void drop_network(network *net) {
     for (int i = 0; i < LAYERS; i++) {
         ft_layer *layer = net->layer + i;
-        ft_matrix *parts[] = {&layer->qkv, &layer->out, &layer->gate_up, &layer->down};
+        ft_matrix *parts[] = {&layer->query, &layer->key, &layer->value, &layer->out,
+                              &layer->gate, &layer->up, &layer->down};
+        const ft_norm *norms[] = {&layer->before_attention, &layer->after_attention,
+                                  &layer->before_mlp, &layer->after_mlp, &layer->query_norm,
+                                  &layer->key_norm};
         for (int j = 0; j < COUNT(parts); j++)
             drop_matrix(parts[j]);
-        free((void *)layer->before);
-        free((void *)layer->after);
-        free((void *)layer->query_norm);
-        free((void *)layer->key_norm);
+        for (int j = 0; j < COUNT(norms); j++)
+            drop_norm(norms[j]);
+        free((void *)layer->sinks);
     }
     drop_matrix(&net->model.head);
-    free((void *)net->model.norm);
-    free(net->cosines);
-    free(net->sines);
+    drop_norm(&net->model.norm);
+    free((void *)net->model.position_rows);
+    for (int i = 0; i < 2; i++) {
+        free((void *)net->rotation[i].cosines);
+        free((void *)net->rotation[i].sines);
+    }
 }
 
 static int64_t cache_numbers(const network *net, int32_t capacity) {
@@ -131,8 +201,7 @@ static void forward(const network *net, const ft_job *jobs, int32_t count, const
     }
     ft_step step = {
         .jobs = jobs, .job_count = count, .nodes = nodes, .states = states,
-        .cosines = net->cosines, .sines = net->sines,
-        .positions = POSITIONS,
+        .rotations = net->rotation, .rotation_count = 2, .positions = POSITIONS,
         .layers = what.layers ? what.layers : all,
         .layer_count = what.layers ? what.layer_count : LAYERS,
         .rows = rows, .row_count = nodes, .logits = what.logits,
@@ -326,7 +395,7 @@ static void check_following(const network *net, int32_t threads) {
     float *entering = room((size_t)hidden * 4);
     ft_step step = {
         .jobs = jobs, .job_count = TEXTS, .nodes = nodes, .states = states,
-        .cosines = net->cosines, .sines = net->sines, .positions = POSITIONS, .layers = layers,
+        .rotations = net->rotation, .rotation_count = 2, .positions = POSITIONS, .layers = layers,
         .layer_count = LAYERS,
         .rows = rows, .row_count = TEXTS, .logits = logits};
     ft_following following = {&net->model.head, scale, names, MORE, tokens, chances};
@@ -352,9 +421,12 @@ static void check_following(const network *net, int32_t threads) {
             if (fabsf(chances[i * TEXTS + j] - chance) > 1e-5f)
                 fail("a token has another chance than alone", "ft_follow");
             ft_rows_of(&net->model.head, alone_tokens + i, 1, entering);
-            for (int32_t k = 0; k < hidden; k++)
-                entering[k] *= scale;
             int32_t place = lengths[j] + i;
+            for (int32_t k = 0; k < hidden; k++) {
+                entering[k] *= scale;
+                if (net->model.position_rows)
+                    entering[k] += net->model.position_rows[place * hidden + k];
+            }
             job = job_of(net, other + j, place, 0, 1, places + place, NULL);
             step.nodes = 1;
             step.states = entering;
@@ -390,28 +462,31 @@ static void make_grower(grower *made, const network *net, int form, int32_t besi
     for (int32_t i = 0; i < VOCAB; i++)
         made->names[i] = VOCAB - 1 - i;
     made->growth = (ft_growth){.embeddings = &net->model.head, .scale = 1.5f,
-                               .names = made->names, .eps = 1e-5f, .depth = DEPTH,
+                               .names = made->names, .depth = DEPTH,
                                .breadth = BREADTH, .chosen = CHOSEN};
     if (beside) {
-        int32_t outputs = (net->model.heads + 2 * net->model.kv_heads) * width;
-        made->layer.qkv = make_matrix(form, outputs, 2 * hidden, 0);
-        made->layer.token_norm = random_floats(hidden, 1);
-        made->layer.token_eps = 1e-5f;
+        const int32_t keys = net->model.kv_heads * width;
+        made->layer.query = make_matrix(form, net->model.heads * width, 2 * hidden, 0);
+        made->layer.key = make_matrix(form, keys, 2 * hidden, 0);
+        made->layer.value = make_matrix(form, keys, 2 * hidden, 0);
+        made->layer.token_norm = make_norm(hidden, 1e-5f, 0);
         made->growth.hands_on_normed = 1;
     } else {
-        made->layer.before = made->model.norm = NULL;
+        made->layer.before_attention = made->model.norm = (ft_norm){.weight = NULL};
         made->growth.enter = make_matrix(form, hidden, 2 * hidden, 1);
-        made->growth.state_norm = random_floats(hidden, 1);
+        made->growth.state_norm = make_norm(hidden, 1e-5f, 0);
     }
 }
 
 static void drop_grower(grower *made) {
     if (made->beside) {
-        drop_matrix(&made->layer.qkv);
-        free((void *)made->layer.token_norm);
+        drop_matrix(&made->layer.query);
+        drop_matrix(&made->layer.key);
+        drop_matrix(&made->layer.value);
+        drop_norm(&made->layer.token_norm);
     } else {
         drop_matrix(&made->growth.enter);
-        free((void *)made->growth.state_norm);
+        drop_norm(&made->growth.state_norm);
     }
 }
 
@@ -428,7 +503,7 @@ static void enter_below(const grower *head, int64_t token, const float *state, f
     }
     float *both = room(8 * (size_t)hidden);
     memcpy(both, tokens, 4 * (size_t)hidden);
-    ft_chosen()->norm(state, head->growth.state_norm, head->growth.eps, hidden, both + hidden);
+    ft_chosen()->norm(state, &head->growth.state_norm, hidden, both + hidden);
     if (ft_product(&head->growth.enter, both, 1, states, 1) != FT_DONE)
         fail("it is not done", "ft_product");
     free(both);
@@ -447,7 +522,7 @@ static void chances_alone(const grower *head, const network *net, int32_t length
     cache own = make_cache(net, length + DEPTH);
     ft_job job = job_of(net, &own, 0, 0, length, places, NULL);
     ft_step step = {.jobs = &job, .job_count = 1, .nodes = length, .states = states,
-                    .tokens = embedded, .cosines = net->cosines, .sines = net->sines,
+                    .tokens = embedded, .rotations = net->rotation, .rotation_count = 2,
                     .positions = POSITIONS,
                     .layers = &layer, .layer_count = 1, .rows = &last, .row_count = 1,
                     .logits = logits, .taps = &tap, .tap_count = 1, .tapped = left};
@@ -462,7 +537,7 @@ static void chances_alone(const grower *head, const network *net, int32_t length
         chances[i] = expf(logits[VOCAB - 1 - path[i]] - best) / sum;
         const float *from = left + (int64_t)last * hidden;
         if (head->growth.hands_on_normed)
-            ft_chosen()->norm(from, head->model.norm, head->model.norm_eps, hidden, state);
+            ft_chosen()->norm(from, &head->model.norm, hidden, state);
         else
             memcpy(state, from, 4 * (size_t)hidden);
         enter_below(head, path[i], state, entering, token);
@@ -504,7 +579,7 @@ static void check_growing(const network *net, int form, int32_t beside, int32_t 
     float *states = random_floats((int64_t)nodes * hidden, 1);
     float *embedded = random_floats((int64_t)nodes * hidden, 1);
     ft_step step = {.jobs = jobs, .job_count = TEXTS, .nodes = nodes, .states = states,
-                    .tokens = embedded, .cosines = net->cosines, .sines = net->sines,
+                    .tokens = embedded, .rotations = net->rotation, .rotation_count = 2,
                     .positions = POSITIONS,
                     .layers = &layer, .layer_count = 1, .rows = rows, .row_count = TEXTS,
                     .logits = logits};
@@ -626,6 +701,8 @@ static void check_model(const shape *of, int form) {
         check_layers(&net, 2);
         for (int32_t threads = 1; threads <= MOST_THREADS_HERE; threads++)
             check_following(&net, threads);
+        if (of->build & PARALLEL)
+            continue; /* no head is built so */
         check_growing(&net, form, 0, 2);
         check_growing(&net, form, 1, 3);
     }
@@ -655,9 +732,12 @@ static void check_long_text(const char *kind, const shape *of) {
 
 void check_forwards(void) {
     static const shape shapes[] = {
-        {64, 4, 2, 32, 96, FT_SILU, 1, 0, 1.0f},
-        {96, 2, 2, 128, 64, FT_GELU_TANH, 0, 1, 0.5f},
-        {32, 40, 1, 32, 32, FT_SILU, 0, 0, 1.0f},
+        {64, 4, 2, 32, 96, FT_SILU, NORMED, 1.0f},
+        {96, 2, 2, 128, 64, FT_GELU_TANH, BIASED, 0.5f},
+        {32, 40, 1, 32, 32, FT_SILU, 0, 1.0f},
+        {64, 4, 2, 32, 64, FT_GELU, CENTERED | PARALLEL | UNGATED | PARTIAL | BIASED, 1.0f},
+        {64, 4, 2, 64, 64, FT_RELU, AFTER | UNNORMED | WHOLE_HEADS | INTERLEAVED | MULTIPLIED, 1.0f},
+        {32, 3, 1, 32, 64, FT_SQUARED_RELU, AFTER | CAPPED | SINKS | LEARNED | NORMED, 0.8f},
     };
     for (int32_t i = 0; i < LONG_TEXT; i++) {
         text[i] = i * i % 23;
@@ -668,6 +748,9 @@ void check_forwards(void) {
     check_model(shapes + 1, 0);
     check_model(shapes + 1, 3);
     check_model(shapes + 2, 1);
+    for (int i = 3; i < COUNT(shapes); i++)
+        check_model(shapes + i, 0);
+    check_model(shapes + 3, 3);
     for (int i = 0; i < COUNT(kinds); i++)
         if (ft_choose(kinds[i]))
             check_long_text(kinds[i], shapes);

@@ -36,33 +36,60 @@ int32_t ft_check_rows(const ft_matrix *matrix, const int64_t *outputs, int32_t c
     return FT_DONE;
 }
 
-/* Whether a matrix is of a layer: its rows of activations are rounded as the model's are. */
-static int of_layer(const ft_model *model, const ft_matrix *matrix, int64_t outputs,
-                    int64_t inputs) {
-    return ft_check_matrix(matrix, outputs, inputs) == FT_DONE &&
-           (matrix->format == FT_BFLOAT16) == (model->format == FT_BFLOAT16);
+static int is_number(float value) { return value - value == 0.0f; }
+
+/* Whether matrices, norms and numbers of a layer belong to a model. */
+static int32_t check_layer(const ft_model *model, const ft_layer *layer) {
+    const int64_t hidden = model->hidden, queries = (int64_t)model->heads * model->width;
+    const int64_t keys = (int64_t)model->kv_heads * model->width;
+    const int64_t read = layer->token_norm.weight ? 2 * hidden : hidden;
+    const int64_t inner = layer->down.inputs;
+    const int fits = ft_check_matrix(&layer->query, queries, read) == FT_DONE &&
+                     ft_check_matrix(&layer->key, keys, read) == FT_DONE &&
+                     ft_check_matrix(&layer->value, keys, read) == FT_DONE &&
+                     ft_check_matrix(&layer->out, hidden, queries) == FT_DONE &&
+                     ft_check_matrix(&layer->down, hidden, 0) == FT_DONE &&
+                     ft_check_matrix(&layer->up, inner, hidden) == FT_DONE &&
+                     (!layer->gate.outputs ||
+                      ft_check_matrix(&layer->gate, inner, hidden) == FT_DONE);
+    const int normed = !layer->query_norm.weight == !layer->key_norm.weight &&
+                       (!layer->whole_heads || layer->query_norm.weight);
+    const int apart = !layer->parallel || (!layer->after_attention.weight &&
+                                           !layer->after_mlp.weight && !layer->token_norm.weight);
+    return fits && normed && apart && layer->rotation >= -1 && layer->window >= 0 &&
+                   within(layer->activation, FT_ACTIVATIONS) && is_number(layer->scale) &&
+                   is_number(layer->score_cap) && is_number(layer->residual)
+               ? FT_DONE
+               : FT_MISFIT;
 }
 
 static int32_t check_model(const ft_model *model) {
     const int32_t width = model->width, heads = model->heads, keys = model->kv_heads;
     if (model->layers < 1 || heads < 1 || keys < 1 || heads % keys || heads / keys > MOST_NODES ||
         model->hidden < 1 || model->hidden % GROUP || width < 1 || width % GROUP ||
-        model->inner < 1 || model->inner % GROUP || !within(model->format, FT_BFLOAT16 + 1) ||
-        !within(model->activation, FT_GELU_TANH + 1) || !model->layer)
+        !model->layer || !is_number(model->logit_scale) || !is_number(model->logit_cap))
         return FT_MISFIT;
-    for (int32_t l = 0; l < model->layers; l++) {
-        const ft_layer *layer = model->layer + l;
-        const int64_t attended = (int64_t)heads * width, read = layer->token_norm ? 2 : 1;
-        if (!of_layer(model, &layer->qkv, attended + 2 * (int64_t)keys * width,
-                      read * model->hidden) ||
-            !of_layer(model, &layer->out, model->hidden, attended) ||
-            !of_layer(model, &layer->gate_up, 2 * (int64_t)model->inner, model->hidden) ||
-            !of_layer(model, &layer->down, model->hidden, model->inner))
+    for (int32_t l = 0; l < model->layers; l++)
+        if (check_layer(model, model->layer + l) != FT_DONE)
             return FT_MISFIT;
-        if (!layer->query_norm != !layer->key_norm)
+    return ft_check_matrix(&model->head, 0, model->hidden);
+}
+
+static int32_t check_rotations(const ft_model *model, const ft_step *step) {
+    if (step->positions < 0 || step->rotation_count < 0)
+        return FT_MISFIT;
+    for (int32_t i = 0; i < step->rotation_count; i++) {
+        const ft_rotation *rotation = step->rotations + i;
+        if (!rotation->cosines || !rotation->sines || rotation->turned < 2 ||
+            rotation->turned % 2 || rotation->turned > model->width)
             return FT_MISFIT;
     }
-    return ft_check_matrix(&model->head, 0, model->hidden);
+    for (int32_t l = 0; l < model->layers; l++)
+        if (!within(model->layer[l].rotation + 1, (int64_t)step->rotation_count + 1))
+            return FT_OUTSIDE;
+    if (model->position_rows && step->positions > model->position_count)
+        return FT_OUTSIDE;
+    return FT_DONE;
 }
 
 static int32_t check_job(const ft_job *job, int32_t positions) {
@@ -80,11 +107,14 @@ static int32_t check_job(const ft_job *job, int32_t positions) {
 /* `between`: whether the caller computes attention. */
 int32_t ft_check_step(const ft_model *model, const ft_step *step, int between) {
     int64_t nodes = 0;
-    if (check_model(model) != FT_DONE || step->job_count < 1 || !step->jobs || !step->cosines ||
-        !step->sines || (!between && !step->states) || step->row_count < 0 ||
+    if (check_model(model) != FT_DONE || step->job_count < 1 || !step->jobs ||
+        (step->rotation_count && !step->rotations) || (!between && !step->states) || step->row_count < 0 ||
         step->layer_count < 0 || step->tap_count < 0 || (step->row_count && !step->logits) ||
         (step->tap_count && !step->tapped))
         return FT_MISFIT;
+    const int32_t turned = check_rotations(model, step);
+    if (turned != FT_DONE)
+        return turned;
     for (int32_t j = 0; j < step->job_count; j++) {
         const int32_t found = check_job(step->jobs + j, step->positions);
         if (found != FT_DONE)
@@ -94,7 +124,7 @@ int32_t ft_check_step(const ft_model *model, const ft_step *step, int between) {
     if (nodes != step->nodes || step->row_count > nodes)
         return FT_MISFIT;
     for (int32_t l = 0; l < model->layers && !step->tokens; l++)
-        if (model->layer[l].token_norm)
+        if (model->layer[l].token_norm.weight)
             return FT_MISFIT;
     if (all_within(step->rows, step->row_count, step->nodes) != FT_DONE ||
         all_within(step->layers, step->layer_count, model->layers) != FT_DONE ||

@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 13
+#define FT_VERSION 14
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
@@ -14,10 +14,13 @@
 #define QUERIES 24    /* query heads that one call of attention computes, about */
 
 enum { FT_INT8, FT_INT4, FT_BFLOAT16 };
-enum { FT_SILU, FT_GELU_TANH };
+/* Activations of a multilayer perceptron; FT_SQUARED_RELU: relu(x) squared. */
+enum { FT_SILU, FT_GELU_TANH, FT_GELU, FT_RELU, FT_SQUARED_RELU, FT_ACTIVATIONS };
 /* What a call returns. Refused are sizes that do not belong to each other, and numbers of tokens,
    rows, layers or positions beyond what there is; nothing is computed then, or nothing further. */
 enum { FT_OUTSIDE = -2, FT_MISFIT = -1, FT_NO_MEMORY = 0, FT_DONE = 1 };
+
+enum { FT_AS_WHOLE = 1, FT_AS_BFLOAT = 2 }; /* forms of activations */
 
 /* y = x W^T + bias, W (outputs, inputs), packed in blocks of 16 outputs; see packing.py.
    `inputs` is a multiple of 32, `blocks` is outputs / 16, rounded up. */
@@ -37,23 +40,55 @@ typedef struct {
     int32_t inputs;
 } ft_rows;
 
+/* A norm of some numbers: they are divided by their root mean square; where it is `centered`, their
+   mean is taken away before. `weight`: NULL, there is no norm; `bias`: may be NULL. */
 typedef struct {
-    const float *before, *after;   /* weights of the norms (hidden,); before: NULL, there is none */
-    const float *query_norm, *key_norm; /* (width,) or NULL */
-    const float *token_norm;       /* (hidden,) or NULL: attention reads the step's tokens, normed,
-                                      in front of the stream, 2 * hidden numbers in all */
-    float before_eps, after_eps, head_eps, token_eps;
+    const float *weight, *bias;
+    float eps;
+    int32_t centered;
+} ft_norm;
+
+/* What a layer does. x is what enters it, a sum over layers:
+
+       x += residual * after_attention(out(attention(before_attention(x))))
+       x += residual * after_mlp(mlp(before_mlp(x)))
+
+   `parallel`: both halves read the x that enters, and are added at once; none of them has a norm
+   after it then. mlp(y) = down(activation(gate(y)) * up(y)), or down(activation(up(y))) where
+   `gate` has no outputs. */
+typedef struct {
+    ft_norm before_attention, after_attention, before_mlp, after_mlp;
+    ft_norm query_norm, key_norm;  /* of each head, (width,); both or none */
+    ft_norm token_norm;            /* attention reads the step's tokens, normed, in front of x, 2 *
+                                      hidden numbers in all; or no norm */
+    int32_t whole_heads;           /* query_norm is of all query heads at once, (heads * width,),
+                                      key_norm of all key heads */
     int32_t window;                /* positions a node sees, itself included; 0: all */
-    ft_matrix qkv, out, gate_up, down;
+    int32_t rotation;              /* the one of the step's that turns its heads; -1: none */
+    int32_t parallel, activation;
+    float scale, score_cap;        /* of scores; score_cap * tanh(score / score_cap), 0: no cap */
+    float residual;
+    const float *sinks;            /* (heads,): scores of rows without values; or NULL */
+    ft_matrix query, key, value, out, gate, up, down;
 } ft_layer;
 
 typedef struct {
-    int32_t layers, hidden, heads, kv_heads, width, inner, activation, format;
-    float scale, norm_eps, logit_scale;
-    const float *norm;             /* before the head; NULL: there is none */
+    int32_t layers, hidden, heads, kv_heads, width;
+    float logit_scale, logit_cap;  /* cap: as of scores */
+    ft_norm norm;                  /* before the head */
     const ft_layer *layer;
     ft_matrix head;
+    const float *position_rows;    /* (position_count, hidden): added to what enters at a position;
+                                      or NULL */
+    int32_t position_count;
 } ft_model;
+
+/* Angles by which heads are turned at each position: numbers 0 to turned - 1 of a head, number i
+   with number turned / 2 + i, or where they are `interleaved` number 2 i with 2 i + 1. */
+typedef struct {
+    const float *cosines, *sines;  /* (positions, turned / 2) */
+    int32_t turned, interleaved;
+} ft_rotation;
 
 /* Committed rows that several caches share. Row i of head h of layer l lies at
    keys + l * layer_stride + h * head_stride + i * width; all are bfloat16. */
@@ -82,8 +117,8 @@ typedef struct {
     int32_t job_count, nodes;      /* of all jobs */
     const float *states;           /* (nodes, hidden) what enters the first layer that runs */
     const float *tokens;           /* (nodes, hidden) embeddings, for layers that read them */
-    const float *cosines, *sines;  /* (positions, width / 2) */
-    int32_t positions;
+    const ft_rotation *rotations;
+    int32_t rotation_count, positions; /* positions of each rotation */
     const int32_t *layers;         /* that run, in order */
     int32_t layer_count;
     const int32_t *rows;           /* nodes whose logits are wanted */
@@ -101,7 +136,7 @@ typedef struct {
 typedef struct {
     int32_t after, before;
     float *hidden;                 /* (nodes, hidden): the residual stream, kept between calls */
-    float *qkv;                    /* (nodes, outputs of qkv) */
+    float *qkv;                    /* (nodes, (heads + 2 * kv_heads) * width) */
     const float *attended;         /* (nodes, heads * width) */
 } ft_between;
 
@@ -150,8 +185,7 @@ typedef struct {
     float scale;
     const int64_t *names;          /* tokens that the output matrix's rows stand for, or NULL */
     ft_matrix enter;
-    const float *token_norm, *state_norm; /* of what `enter` reads, (hidden,) or NULL */
-    float eps;
+    ft_norm token_norm, state_norm; /* of what `enter` reads */
     int32_t hands_on_normed;       /* whether a state is handed on behind the last norm */
     /* Levels, nodes of a level that have children, and how many each has; nodes that are chosen at
        the end, those with the highest chances. */
@@ -167,9 +201,10 @@ typedef struct {
 /* What attention needs to know of one key head and the query heads that share it. */
 typedef struct {
     int32_t width, group;          /* of a head; query heads that share keys */
-    float scale;
+    float scale, cap;
     int32_t window;
     int32_t layer, kv_head;
+    const float *sinks;            /* (group,) or NULL */
 } ft_heads;
 
 /* Nodes of one job that a call of attention computes. */
@@ -207,7 +242,7 @@ typedef struct {
 typedef struct {
     const char *name;
     void (*prepare)(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
-                    const float *x, int32_t format);
+                    const float *x, int32_t forms);
     void (*prepare_twice)(const ft_rows *rows, int32_t row, int32_t count, const float *x);
     void (*choose_peaks)(const float *weights, int64_t groups, uint8_t *peaks);
     void (*choose_ranges)(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
@@ -216,10 +251,15 @@ typedef struct {
                     const ft_rows *rows, int32_t first, int32_t height, float *out);
     void (*deliver)(const float *tile, int32_t width, int32_t tile_width, int32_t height,
                     const float *bias, float *y, int64_t stride, int32_t add);
-    void (*norm)(const float *x, const float *weight, float eps, int32_t count, float *out);
-    void (*rotate)(float *head, const float *cosines, const float *sines, int32_t width);
+    void (*norm)(const float *x, const ft_norm *norm, int32_t count, float *out);
+    /* x += factor * more */
+    void (*add)(float *x, const float *more, float factor, int32_t count);
+    void (*rotate)(float *head, const ft_rotation *rotation, int32_t position);
+    /* activation(gate) * up; `up` NULL: activation(gate) */
     void (*gate)(const float *gate, const float *up, int32_t count, int32_t activation,
                  float *out);
+    /* x = cap * tanh(scale * x / cap); cap 0: scale * x */
+    void (*limit)(float *x, float scale, float cap, int32_t count);
     void (*store)(const float *x, int32_t count, uint16_t *out);
     int64_t (*attention_floats)(int32_t longest, int32_t width, int32_t queries);
     /* Attention in its steps: `parts` are set; then scores of places `from` to `to - 1` of the
@@ -253,6 +293,9 @@ const ft_kernels *ft_chosen(void);
 
 /* The `wanted` best of logits, best first, of equals the first; returns how many there are. */
 int32_t ft_best_of(const float *logits, int32_t count, int32_t wanted, int32_t *places);
+
+/* The form in which a matrix reads activations. */
+int32_t ft_forms(const ft_matrix *matrix);
 
 /* Whether what a call is given can be computed: FT_DONE, or why it is refused. */
 int32_t ft_check_matrix(const ft_matrix *matrix, int64_t outputs, int64_t inputs);

@@ -85,10 +85,10 @@ static void choose(const tree *of, const ft_growth *growth, int32_t job, int32_t
     growth->counts[job] = count;
 }
 
-/* x (hidden,) divided by its root mean square, times weight; as it is where there is none. */
-static void normed_into(const float *x, const float *weight, float eps, int32_t count, float *out) {
-    if (weight)
-        ft_chosen()->norm(x, weight, eps, count, out);
+/* x (count,) normed; as it is where there is no norm. */
+static void normed_into(const float *x, const ft_norm *norm, int32_t count, float *out) {
+    if (norm->weight)
+        ft_chosen()->norm(x, norm, count, out);
     else
         memcpy(out, x, 4 * (size_t)count);
 }
@@ -146,7 +146,8 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
     float *first_states = piece(&place, step->nodes * state_bytes);
     float *logits = piece(&place, 4 * (int64_t)most * outputs);
     const int32_t last_tap = model->layers;
-    const float *out_norm = growth->hands_on_normed ? model->norm : NULL;
+    const ft_norm none = {.weight = NULL};
+    const ft_norm *out_norm = growth->hands_on_normed ? &model->norm : &none;
 
     ft_step next = *step;
     next.taps = &last_tap;
@@ -162,8 +163,8 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
                      .states = piece(&place, below * state_bytes)};
         add_children(of, -1, step->logits + (int64_t)j * outputs, outputs, growth, found);
         look_ahead(of, growth);
-        normed_into(first_states + (int64_t)step->rows[j] * hidden, out_norm, model->norm_eps,
-                    hidden, of->root);
+        normed_into(first_states + (int64_t)step->rows[j] * hidden, out_norm, hidden,
+                    of->root);
     }
     int32_t forwards = 1;
     for (int32_t level = 1; done == FT_DONE && level < growth->depth; level++) {
@@ -211,10 +212,9 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
         if (growth->enter.outputs) {
             for (int32_t i = 0; i < nodes; i++) {
                 float *to = both + 2 * (int64_t)i * hidden;
-                normed_into(embedded + (int64_t)i * hidden, growth->token_norm, growth->eps,
-                            hidden, to);
-                normed_into(entering + (int64_t)i * hidden, growth->state_norm, growth->eps,
-                            hidden, to + hidden);
+                normed_into(embedded + (int64_t)i * hidden, &growth->token_norm, hidden, to);
+                normed_into(entering + (int64_t)i * hidden, &growth->state_norm, hidden,
+                            to + hidden);
             }
             done = ft_product(&growth->enter, both, nodes, states, threads);
             enters = states;
@@ -234,7 +234,7 @@ EXPORT int32_t ft_grow(const ft_model *model, const ft_step *step, const ft_grow
             tree *of = trees + owners[i];
             k = i && owners[i] == owners[i - 1] ? k + 1 : 0;
             int32_t parent = of->frontier[k];
-            normed_into(left + (int64_t)i * hidden, out_norm, model->norm_eps, hidden,
+            normed_into(left + (int64_t)i * hidden, out_norm, hidden,
                         of->states + (int64_t)of->nodes[parent].row * hidden);
             add_children(of, parent, logits + (int64_t)i * outputs, outputs, growth, found);
         }

@@ -48,9 +48,9 @@ INLINE veci whole(vec x) { return v_int(v_max(v_min(x, v_set(127.0f)), v_set(-12
    scale for each group of 32: the largest becomes 127. Where an input is infinite or no number, no
    scale is one, and so is no product. */
 static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
-                    const float *x, int32_t format) {
+                    const float *x, int32_t forms) {
     int64_t place = (int64_t)row * rows->inputs + first;
-    if (format == FT_BFLOAT16) {
+    if (forms & FT_AS_BFLOAT) {
         store(x, count, (uint16_t *)rows->numbers + place);
         return;
     }
@@ -162,7 +162,7 @@ static void choose_ranges(const float *weights, int64_t groups, uint8_t *numbers
    are 1 / 254 of the first one's. */
 static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const float *x) {
     const int32_t groups = rows->inputs / GROUP;
-    prepare(rows, 2 * row, 0, count, x, FT_INT8);
+    prepare(rows, 2 * row, 0, count, x, FT_AS_WHOLE);
     const int8_t *coarse = rows->numbers + (int64_t)2 * row * rows->inputs;
     const float *scales = rows->scales + (int64_t)2 * row * groups;
     float rest[GROUP];
@@ -180,40 +180,133 @@ static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const
     }
 }
 
-static void norm(const float *x, const float *weight, float eps, int32_t count, float *out) {
-    vec squares = v_set(0.0f);
+/* The sum of (x - mean)^2. */
+INLINE float squares_of(const float *x, float mean, int32_t count) {
+    vec squares = v_set(0.0f), middle = v_set(mean);
     for (int32_t i = 0; i < count; i += 16) {
-        vec part = v_load(x + i);
+        vec part = v_sub(v_load(x + i), middle);
         squares = v_fma(part, part, squares);
     }
-    vec factor = v_set(1.0f / sqrtf(v_sum(squares) / (float)count + eps));
-    for (int32_t i = 0; i < count; i += 16)
-        v_store(out + i, v_mul(v_mul(v_load(x + i), factor), v_load(weight + i)));
+    return v_sum(squares);
 }
 
-/* Turns a head: its first half with its second. */
-static void rotate(float *head, const float *cosines, const float *sines, int32_t width) {
-    int32_t half = width / 2;
-    for (int32_t i = 0; i < half; i += 16) {
+static void norm(const float *x, const ft_norm *norm, int32_t count, float *out) {
+    float mean = 0.0f;
+    if (norm->centered) {
+        vec sum = v_set(0.0f);
+        for (int32_t i = 0; i < count; i += 16)
+            sum = v_add(sum, v_load(x + i));
+        mean = v_sum(sum) / (float)count;
+    }
+    vec middle = v_set(mean);
+    vec factor = v_set(1.0f / sqrtf(squares_of(x, mean, count) / (float)count + norm->eps));
+    for (int32_t i = 0; i < count; i += 16) {
+        vec part = v_mul(v_mul(v_sub(v_load(x + i), middle), factor), v_load(norm->weight + i));
+        v_store(out + i, norm->bias ? v_add(part, v_load(norm->bias + i)) : part);
+    }
+}
+
+static void add(float *x, const float *more, float factor, int32_t count) {
+    vec times = v_set(factor);
+    for (int32_t i = 0; i < count; i += 16) {
+        vec part = v_load(more + i);
+        if (factor != 1.0f)
+            part = v_mul(part, times);
+        v_store(x + i, v_add(v_load(x + i), part));
+    }
+}
+
+/* Turns the first `turned` numbers of a head, in pairs. */
+static void rotate(float *head, const ft_rotation *rotation, int32_t position) {
+    const int32_t half = rotation->turned / 2;
+    const float *cosines = rotation->cosines + (int64_t)position * half;
+    const float *sines = rotation->sines + (int64_t)position * half;
+    int32_t i = 0;
+    if (rotation->interleaved) {
+        for (; i < half; i++) {
+            float a = head[2 * i], b = head[2 * i + 1];
+            head[2 * i] = a * cosines[i] - b * sines[i];
+            head[2 * i + 1] = b * cosines[i] + a * sines[i];
+        }
+        return;
+    }
+    for (; i + 16 <= half; i += 16) {
         vec a = v_load(head + i), b = v_load(head + half + i);
         vec c = v_load(cosines + i), s = v_load(sines + i);
         v_store(head + i, v_sub(v_mul(a, c), v_mul(b, s)));
         v_store(head + half + i, v_add(v_mul(b, c), v_mul(a, s)));
     }
+    for (; i < half; i++) {
+        float a = head[i], b = head[half + i];
+        head[i] = a * cosines[i] - b * sines[i];
+        head[half + i] = b * cosines[i] + a * sines[i];
+    }
 }
 
-/* out = activation(gate) * up. Both activations are x times a logistic function. */
+/* 1 / (1 + e**-x) */
+INLINE vec logistic(vec x) {
+    vec one = v_set(1.0f);
+    return v_div(one, v_add(one, v_exp(v_sub(v_set(0.0f), x))));
+}
+
+INLINE vec v_tanh(vec x) {
+    return v_sub(v_mul(v_set(2.0f), logistic(v_mul(v_set(2.0f), x))), v_set(1.0f));
+}
+
+/* The share of a normal distribution below x, to 1e-7 (Abramowitz and Stegun, 7.1.26). */
+INLINE vec normal_below(vec x) {
+    vec one = v_set(1.0f), size = v_mul(v_abs(x), v_set(0.70710678f));
+    vec t = v_div(one, v_fma(size, v_set(0.3275911f), one));
+    vec p = v_set(1.061405429f);
+    p = v_fma(p, t, v_set(-1.453152027f));
+    p = v_fma(p, t, v_set(1.421413741f));
+    p = v_fma(p, t, v_set(-0.284496736f));
+    p = v_mul(v_fma(p, t, v_set(0.254829592f)), t);
+    vec beyond = v_mul(v_mul(p, v_exp(v_sub(v_set(0.0f), v_mul(size, size)))), v_set(0.5f));
+    vec inside = v_sub(one, beyond); /* of |x|: that of -|x| is `beyond` */
+    vec zero = v_set(0.0f), sign = v_div(x, v_max(v_abs(x), v_set(TINY)));
+    vec positive = v_max(sign, zero), negative = v_max(v_sub(zero, sign), zero);
+    vec neither = v_sub(one, v_add(positive, negative));
+    return v_fma(positive, inside, v_fma(negative, beyond, v_mul(neither, v_set(0.5f))));
+}
+
+INLINE vec activate(vec x, int32_t activation) {
+    vec zero = v_set(0.0f);
+    if (activation == FT_GELU)
+        return v_mul(x, normal_below(x));
+    if (activation == FT_RELU || activation == FT_SQUARED_RELU) {
+        vec positive = v_max(x, zero);
+        return activation == FT_RELU ? positive : v_mul(positive, positive);
+    }
+    vec z = x; /* the others are x times a logistic function */
+    if (activation == FT_GELU_TANH) {
+        vec cube = v_mul(v_mul(x, x), x);
+        z = v_mul(v_set(1.5957691216f), v_fma(v_set(0.044715f), cube, x));
+    }
+    return v_div(x, v_add(v_set(1.0f), v_exp(v_sub(zero, z))));
+}
+
 static void gate(const float *gate_x, const float *up, int32_t count, int32_t activation,
                  float *out) {
     for (int32_t i = 0; i < count; i += 16) {
-        vec x = v_load(gate_x + i), z = x;
-        if (activation == FT_GELU_TANH) {
-            vec cube = v_mul(v_mul(x, x), x);
-            z = v_mul(v_set(1.5957691216f), v_fma(v_set(0.044715f), cube, x));
-        }
-        vec one = v_set(1.0f);
-        vec y = v_div(x, v_add(one, v_exp(v_sub(v_set(0.0f), z))));
-        v_store(out + i, v_mul(y, v_load(up + i)));
+        vec y = activate(v_load(gate_x + i), activation);
+        v_store(out + i, up ? v_mul(y, v_load(up + i)) : y);
+    }
+}
+
+INLINE vec limited(vec x, float cap) {
+    return v_mul(v_tanh(v_div(x, v_set(cap))), v_set(cap));
+}
+
+static void limit(float *x, float scale, float cap, int32_t count) {
+    float part[16];
+    for (int32_t i = 0; i < count; i += 16) {
+        const int32_t here = count - i < 16 ? count - i : 16;
+        memcpy(part, x + i, 4 * (size_t)here); /* the last vector is not whole */
+        memset(part + here, 0, 4 * (size_t)(16 - here));
+        vec y = v_mul(v_load(part), v_set(scale));
+        v_store(part, cap ? limited(y, cap) : y);
+        memcpy(x + i, part, 4 * (size_t)here);
     }
 }
 
@@ -498,15 +591,21 @@ static void score_span(const ft_span *part, int32_t from, int32_t to, int32_t wi
     }
 }
 
-/* The powers of `count` scores less the highest, `most`, in place; returns their sum. */
-static float soften_list(float *scores, int32_t count, float *most) {
+/* The powers of `count` scores, limited by `cap`, less the highest, `most`, in place; returns their
+   sum, with that of a `sink` that has no row; NULL: there is none. */
+static float soften_list(float *scores, int32_t count, float cap, const float *sink,
+                         float *most) {
     int32_t whole = (count + 15) / 16 * 16;
     for (int32_t i = count; i < whole; i++)
         scores[i] = scores[0];
+    for (int32_t i = 0; cap && i < whole; i += 16)
+        v_store(scores + i, limited(v_load(scores + i), cap));
     vec top = v_load(scores);
     for (int32_t i = 16; i < whole; i += 16)
         top = v_max(top, v_load(scores + i));
     *most = v_top(top);
+    if (sink && *sink > *most)
+        *most = *sink;
     vec highest = v_set(*most), sum = v_set(0.0f);
     for (int32_t i = 0; i < whole; i += 16) {
         v_store(scores + i, v_exp(v_sub(v_load(scores + i), highest)));
@@ -515,7 +614,7 @@ static float soften_list(float *scores, int32_t count, float *most) {
                 scores[j] = 0.0f;
         sum = v_add(sum, v_load(scores + i));
     }
-    return v_sum(sum);
+    return v_sum(sum) + (sink ? v_top(v_exp(v_sub(v_set(*sink), highest))) : 0.0f);
 }
 
 /* Adds weights[q][i] * values[i] for rows `from` to `to - 1`, in that order, to out[q]. */
@@ -708,8 +807,10 @@ static void soften(ft_attention *call) {
     for (int32_t q = 0; q < call->nodes * group; q++) {
         int32_t begin = call->begins[q / group];
         float most;
+        const float *sink = call->heads.sinks ? call->heads.sinks + q % group : NULL;
         call->sums[q] = soften_list(call->scores + q * call->stride + begin,
-                                    call->lengths[q / group] - begin, &most);
+                                    call->lengths[q / group] - begin, call->heads.cap, sink,
+                                    &most);
     }
 }
 

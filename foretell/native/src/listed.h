@@ -238,7 +238,7 @@ static void read_listed(const ft_reading *reading, int32_t node, int32_t first, 
                     weights[i] += mask[list[i]];
             }
             float most;
-            const float sum = soften_list(weights, rows, &most), inverse = 1.0f / sum;
+            const float sum = soften_list(weights, rows, 0.0f, NULL, &most), inverse = 1.0f / sum;
             if (log_sums)
                 log_sums[q] = most + logf(sum);
             for (int32_t i = 0; i < rows; i++)

@@ -3,6 +3,10 @@
 #include "foretell_native.h"
 #include "simd.h"
 
+int32_t ft_forms(const ft_matrix *matrix) {
+    return matrix->format == FT_BFLOAT16 ? FT_AS_BFLOAT : FT_AS_WHOLE;
+}
+
 /* Row `output` of a matrix, (inputs,) in single precision. */
 static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
     int32_t inputs = matrix->inputs, lane = output % BLOCK, narrow = matrix->format == FT_INT4;

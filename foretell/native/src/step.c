@@ -122,32 +122,54 @@ static int32_t tile_rows(const ft_matrix *matrix, int32_t count) {
     return matrix->format != FT_BFLOAT16 && count > 2 * TILE ? TILE / 2 : TILE;
 }
 
+/* Strip `index` of y (+)= rows W^T. */
+static void multiply_strip(const ft_matrix *matrix, int32_t index, const ft_rows *rows,
+                           int32_t count, float *y, int64_t stride, int add) {
+    float tile[TILE * STRIP * BLOCK];
+    int32_t blocks[STRIP], width = strip_blocks(matrix, index, blocks), part = width;
+    const int32_t tall = tile_rows(matrix, count);
+    int64_t block_bytes = (int64_t)matrix->inputs * BLOCK;
+    if (matrix->format == FT_BFLOAT16)
+        block_bytes *= 2;
+    /* What several tiles of rows read stays in the nearest cache. */
+    while (count > TILE && part > 1 && part * block_bytes > NEAREST_BYTES)
+        part /= 2;
+    for (int32_t done = 0; done < width; done += part) {
+        int32_t here = width - done < part ? width - done : part;
+        for (int32_t row = 0; row < count; row += tall) {
+            int32_t height = count - row < tall ? count - row : tall;
+            kernels->product(matrix, blocks + done, here, rows, row, height, tile);
+            int32_t begin = blocks[done] * BLOCK, wide = here * BLOCK;
+            int32_t left = matrix->outputs - begin;
+            kernels->deliver(tile, left < wide ? left : wide, wide, height,
+                             matrix->bias ? matrix->bias + begin : NULL,
+                             y + row * stride + begin, stride, add);
+        }
+    }
+}
+
 /* The team's part of y (+)= rows W^T. */
 static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const ft_rows *rows,
                      int32_t count, float *y, int64_t stride, int add) {
-    float tile[TILE * STRIP * BLOCK];
-    int32_t blocks[STRIP], total = strips(matrix);
-    int64_t block_bytes = (int64_t)matrix->inputs * BLOCK;
-    const int32_t tall = tile_rows(matrix, count);
-    if (matrix->format == FT_BFLOAT16)
-        block_bytes *= 2;
+    const int32_t total = strips(matrix);
+    for (int32_t strip; (strip = ft_next(team, thread, total)) < total;)
+        multiply_strip(matrix, strip, rows, count, y, stride, add);
+}
+
+/* The same of several matrices with the same inputs, whose outputs lie beside each other. */
+static void multiply_parts(ft_team *team, int thread, const ft_matrix *const *parts,
+                           int32_t part_count, const ft_rows *rows, int32_t count, float *y,
+                           int64_t stride) {
+    int32_t total = 0;
+    for (int32_t i = 0; i < part_count; i++)
+        total += strips(parts[i]);
     for (int32_t strip; (strip = ft_next(team, thread, total)) < total;) {
-        int32_t width = strip_blocks(matrix, strip, blocks), part = width;
-        /* What several tiles of rows read stays in the nearest cache. */
-        while (count > TILE && part > 1 && part * block_bytes > NEAREST_BYTES)
-            part /= 2;
-        for (int32_t done = 0; done < width; done += part) {
-            int32_t here = width - done < part ? width - done : part;
-            for (int32_t row = 0; row < count; row += tall) {
-                int32_t height = count - row < tall ? count - row : tall;
-                kernels->product(matrix, blocks + done, here, rows, row, height, tile);
-                int32_t begin = blocks[done] * BLOCK, wide = here * BLOCK;
-                int32_t left = matrix->outputs - begin;
-                kernels->deliver(tile, left < wide ? left : wide, wide, height,
-                                 matrix->bias ? matrix->bias + begin : NULL,
-                                 y + row * stride + begin, stride, add);
-            }
+        int32_t which = 0, before = 0, place = strip;
+        for (; place >= strips(parts[which]); which++) {
+            place -= strips(parts[which]);
+            before += parts[which]->outputs;
         }
+        multiply_strip(parts[which], place, rows, count, y + before, stride, 0);
     }
 }
 
@@ -156,7 +178,7 @@ static void product_work(ft_team *team, int thread, void *argument) {
     int32_t inputs = job->matrix->inputs;
     for (int32_t row; (row = ft_next(team, thread, job->rows)) < job->rows;)
         kernels->prepare(&job->prepared, row, 0, inputs, job->x + (int64_t)row * inputs,
-                         job->matrix->format);
+                         ft_forms(job->matrix));
     ft_barrier(team);
     multiply(team, thread, job->matrix, &job->prepared, job->rows, job->y, job->matrix->outputs, 0);
 }
@@ -212,15 +234,21 @@ EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, fl
     ft_run(rounding_work, &job, threads);
 }
 
-/* --- a whole step */
+/* --- a whole step
+
+   What the products that end a layer's halves give is not added to the residual stream at once: it
+   waits in `branch` until somebody reads the stream, who norms it and adds it first. Of few nodes
+   every thread has a residual stream of its own, so that no barrier is spent on it. */
 
 typedef struct {
     const ft_model *model;
     const ft_step *step;
-    float *hidden;            /* (nodes, hidden): the residual stream */
-    float *qkv;               /* (nodes, outputs of qkv) */
+    float *hidden;            /* (nodes, hidden): the residual stream; of few nodes each thread's */
+    float *branch;            /* (nodes, hidden): what is to be added to it */
+    float *qkv;               /* (nodes, (heads + 2 * kv_heads) * width) */
     ft_rows normed, normed_beside, attended; /* inputs of products, in the same memory: one is
                                                 read, then the other is written */
+    ft_rows beside;           /* what the second half of a parallel layer reads */
     ft_rows inner;            /* what the gates gave */
     char *private_memory;     /* of each thread */
     int64_t private_bytes, attention_floats;
@@ -236,71 +264,144 @@ typedef struct {
     const ft_between *between; /* of the part that runs; NULL: the whole step */
 } step_job;
 
+/* What one thread has for itself. */
 typedef struct {
-    float *normed;            /* (hidden,) */
+    float *hidden;            /* (FEW, hidden): the residual stream of few nodes */
+    float *state, *normed;    /* (hidden,) */
     float *keys;              /* of two tiles */
     ft_rows few, few_beside;  /* rows of its own, where there are few; in the same memory */
+    ft_rows few_second;       /* those of the second half of a parallel layer */
     float *attention;
+    const ft_norm *waiting;   /* the norm of what waits in `branch`; NULL: nothing waits */
+    float factor;             /* of that */
 } private;
+
+static int is_few(const step_job *job) { return job->step->nodes <= FEW; }
 
 static private private_of(const step_job *job, int thread) {
     char *memory = job->private_memory + thread * job->private_bytes;
     const ft_model *model = job->model;
-    private own;
-    own.normed = (float *)memory;
-    memory += aligned(4 * (int64_t)model->hidden);
+    const int64_t state = aligned(4 * (int64_t)model->hidden);
+    private own = {.waiting = NULL, .hidden = (float *)memory};
+    memory += FEW * state;
+    own.state = (float *)memory;
+    own.normed = (float *)(memory + state);
+    memory += 2 * state;
     own.keys = (float *)memory;
     memory += aligned(4 * 32 * (int64_t)model->width);
     own.few = rows_at(memory, 2 * FEW, model->hidden);
     own.few_beside = rows_at(memory, 2 * FEW, 2 * model->hidden);
     memory += rows_bytes(2 * FEW, 2 * model->hidden);
+    own.few_second = rows_at(memory, FEW, model->hidden);
+    memory += rows_bytes(FEW, model->hidden);
     own.attention = (float *)memory;
+    if (is_few(job))
+        for (int32_t row = 0; row < job->step->nodes; row++)
+            memcpy(own.hidden + (int64_t)row * (state / 4),
+                   job->hidden + (int64_t)row * model->hidden, 4 * (size_t)model->hidden);
     return own;
 }
 
+/* A node's residual stream, without what waits. */
+static float *stream_of(const step_job *job, const private *own, int32_t row) {
+    if (!is_few(job))
+        return job->hidden + (int64_t)row * job->model->hidden;
+    return own->hidden + (int64_t)row * (aligned(4 * (int64_t)job->model->hidden) / 4);
+}
+
 /* x (count,) normed; as it is where there is no weight. */
-static const float *normed(const float *x, const float *weight, float eps, int32_t count,
-                           float *out) {
-    if (!weight)
+static const float *normed(const float *x, const ft_norm *norm, int32_t count, float *out) {
+    if (!norm->weight)
         return x;
-    kernels->norm(x, weight, eps, count, out);
+    kernels->norm(x, norm, count, out);
     return out;
 }
 
-/* Normed rows as a product reads them: each thread's own where they are few, else shared. */
-static const ft_rows *normed_rows(ft_team *team, int thread, step_job *job, private *own,
-                                  const float *weight, float eps) {
-    const ft_model *model = job->model;
-    int32_t nodes = job->step->nodes, few = nodes <= FEW;
+/* Adds what waits to a node's state. */
+static void add_waiting(const step_job *job, private *own, int32_t row, float *state) {
+    const int32_t hidden = job->model->hidden;
+    if (!own->waiting)
+        return;
+    const float *more = job->branch + (int64_t)row * hidden;
+    kernels->add(state, normed(more, own->waiting, hidden, own->normed), own->factor, hidden);
+}
+
+/* Adds what waits to the residual stream of all nodes, shared or each thread's. */
+static void settle(ft_team *team, int thread, step_job *job, private *own) {
+    const int32_t nodes = job->step->nodes, few = is_few(job);
+    for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;)
+        add_waiting(job, own, row, stream_of(job, own, row));
+    if (!few)
+        ft_barrier(team);
+    own->waiting = NULL;
+}
+
+/* What a layer's half reads of a node: its state normed, behind its token normed where attention
+   reads that as well. */
+static void prepare_node(const step_job *job, private *own, const ft_rows *rows, int32_t row,
+                         const float *state, const ft_norm *norm, const ft_norm *token_norm,
+                         int32_t forms) {
+    const int32_t hidden = job->model->hidden;
+    int32_t place = 0;
+    if (token_norm->weight) {
+        const float *token = job->step->tokens + (int64_t)row * hidden;
+        token = normed(token, token_norm, hidden, own->normed);
+        kernels->prepare(rows, row, 0, hidden, token, forms);
+        place = hidden;
+    }
+    state = normed(state, norm, hidden, own->normed);
+    kernels->prepare(rows, row, place, hidden, state, forms);
+}
+
+static int32_t forms_of_attention(const ft_layer *layer) {
+    return ft_forms(&layer->query) | ft_forms(&layer->key) | ft_forms(&layer->value);
+}
+
+static int32_t forms_of_second(const ft_layer *layer) {
+    return ft_forms(&layer->up) | (layer->gate.outputs ? ft_forms(&layer->gate) : 0);
+}
+
+/* The rows that attention reads, and in a parallel layer those of the second half as well. */
+static const ft_rows *enter_first(ft_team *team, int thread, step_job *job, private *own,
+                                  const ft_layer *layer) {
+    const int32_t nodes = job->step->nodes, few = is_few(job);
     const ft_rows *rows = few ? &own->few : &job->normed;
+    if (layer->token_norm.weight)
+        rows = few ? &own->few_beside : &job->normed_beside;
+    const ft_rows *second = few ? &own->few_second : &job->beside;
+    const ft_norm none = {.weight = NULL};
     for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
-        const float *state = job->hidden + (int64_t)row * model->hidden;
-        state = normed(state, weight, eps, model->hidden, own->normed);
-        kernels->prepare(rows, row, 0, model->hidden, state, model->format);
+        float *state = stream_of(job, own, row);
+        add_waiting(job, own, row, state);
+        prepare_node(job, own, rows, row, state, &layer->before_attention, &layer->token_norm,
+                     forms_of_attention(layer));
+        if (layer->parallel)
+            prepare_node(job, own, second, row, state, &layer->before_mlp, &none,
+                         forms_of_second(layer));
     }
     if (!few)
         ft_barrier(team);
+    own->waiting = NULL;
     return rows;
 }
 
-/* The same of what attention reads; some layers read the tokens in front of the stream. */
-static const ft_rows *attention_rows(ft_team *team, int thread, step_job *job, private *own,
-                                     const ft_layer *layer) {
-    if (!layer->token_norm)
-        return normed_rows(team, thread, job, own, layer->before, layer->before_eps);
-    const int32_t hidden = job->model->hidden, format = job->model->format;
-    int32_t nodes = job->step->nodes, few = nodes <= FEW;
-    const ft_rows *rows = few ? &own->few_beside : &job->normed_beside;
+/* The rows that the second half of a layer reads. */
+static const ft_rows *enter_second(ft_team *team, int thread, step_job *job, private *own,
+                                   const ft_layer *layer) {
+    const int32_t nodes = job->step->nodes, few = is_few(job);
+    const ft_norm none = {.weight = NULL};
+    if (layer->parallel)
+        return few ? &own->few_second : &job->beside;
+    const ft_rows *rows = few ? &own->few : &job->normed;
     for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
-        const float *token = job->step->tokens + (int64_t)row * hidden;
-        const float *state = job->hidden + (int64_t)row * hidden;
-        token = normed(token, layer->token_norm, layer->token_eps, hidden, own->normed);
-        kernels->prepare(rows, row, 0, hidden, token, format);
-        state = normed(state, layer->before, layer->before_eps, hidden, own->normed);
-        kernels->prepare(rows, row, hidden, hidden, state, format);
+        float *state = stream_of(job, own, row);
+        add_waiting(job, own, row, state);
+        prepare_node(job, own, rows, row, state, &layer->before_mlp, &none,
+                     forms_of_second(layer));
     }
     if (!few)
         ft_barrier(team);
+    own->waiting = NULL;
     return rows;
 }
 
@@ -312,21 +413,26 @@ static void store_node(const step_job *job, const ft_layer *layer, int64_t layer
     float *queries = row + (int64_t)kv_head * group * width;
     float *key = row + (int64_t)(model->heads + kv_head) * width;
     float *value = key + (int64_t)model->kv_heads * width;
-    if (layer->query_norm) {
+    if (layer->query_norm.weight && !layer->whole_heads) {
         for (int32_t h = 0; h < group; h++)
-            kernels->norm(queries + h * width, layer->query_norm, layer->head_eps, width,
-                          queries + h * width);
-        kernels->norm(key, layer->key_norm, layer->head_eps, width, key);
+            kernels->norm(queries + h * width, &layer->query_norm, width, queries + h * width);
+        kernels->norm(key, &layer->key_norm, width, key);
     }
-    int64_t place = (int64_t)part->positions[node] * (width / 2);
-    const float *cosines = job->step->cosines + place, *sines = job->step->sines + place;
-    for (int32_t h = 0; h < group; h++)
-        kernels->rotate(queries + h * width, cosines, sines, width);
-    kernels->rotate(key, cosines, sines, width);
+    if (layer->rotation >= 0) {
+        const ft_rotation *rotation = job->step->rotations + layer->rotation;
+        const int32_t position = part->positions[node];
+        for (int32_t h = 0; h < group; h++)
+            kernels->rotate(queries + h * width, rotation, position);
+        kernels->rotate(key, rotation, position);
+    }
     int64_t to = layer_offset + kv_head * part->head_stride +
                  (int64_t)(part->start + node) * width;
     kernels->store(key, width, part->keys + to);
     kernels->store(value, width, part->values + to);
+}
+
+static int64_t qkv_numbers(const ft_model *model) {
+    return (int64_t)(model->heads + 2 * model->kv_heads) * model->width;
 }
 
 /* Sets a call up whose parts are given; its keys are stored, or will be before it is scored. */
@@ -334,17 +440,21 @@ static void set_up(const step_job *job, const ft_layer *layer, int32_t index, in
                    ft_attention *call, float *memory) {
     const ft_model *model = job->model;
     const int32_t width = model->width, group = model->heads / model->kv_heads;
-    const int32_t outputs = layer->qkv.outputs;
-    call->heads = (ft_heads){width, group, model->scale, layer->window, index, kv_head};
+    const int64_t numbers = qkv_numbers(model);
+    const float *sinks = layer->sinks ? layer->sinks + kv_head * group : NULL;
+    call->heads = (ft_heads){width, group, layer->scale, layer->score_cap, layer->window, index,
+                             kv_head, sinks};
     for (int32_t p = 0; p < call->part_count; p++)
-        call->parts[p].queries = job->qkv + (int64_t)call->parts[p].row * outputs +
+        call->parts[p].queries = job->qkv + call->parts[p].row * numbers +
                                  (int64_t)kv_head * group * width;
-    kernels->set_up(call, outputs, memory);
+    kernels->set_up(call, numbers, memory);
 }
 
 /* Numbers `first` to `last - 1` of every head's result, as inputs of the next product. */
-static void finish(const step_job *job, ft_attention *call, int32_t first, int32_t last) {
+static void finish(const step_job *job, const ft_layer *layer, ft_attention *call, int32_t first,
+                   int32_t last) {
     const int32_t width = call->heads.width, group = call->heads.group;
+    const int32_t forms = ft_forms(&layer->out);
     const float *mixed = call->mixed + first;
     kernels->mix(call, first, last);
     for (int32_t p = 0; p < call->part_count; p++)
@@ -352,7 +462,7 @@ static void finish(const step_job *job, ft_attention *call, int32_t first, int32
             for (int32_t h = 0; h < group; h++, mixed += width) {
                 int32_t place = (call->heads.kv_head * group + h) * width + first;
                 kernels->prepare(&job->attended, call->parts[p].row + n, place, last - first,
-                                 mixed, job->model->format);
+                                 mixed, forms);
             }
 }
 
@@ -362,12 +472,13 @@ static void attend(const step_job *job, private *own, const ft_layer *layer, int
     set_up(job, layer, index, kv_head, call, own->attention);
     kernels->score(call, 0, call->end, own->keys);
     kernels->soften(call);
-    finish(job, call, 0, call->heads.width);
+    finish(job, layer, call, 0, call->heads.width);
 }
 
 /* Calls that all threads share: rows of the scores, then numbers of the results, so that each has
    as much to do and no sum is taken in another order (the equal shares of LeanAttention). */
-static void attend_together(ft_team *team, int thread, step_job *job, private *own) {
+static void attend_together(ft_team *team, int thread, step_job *job, private *own,
+                            const ft_layer *layer) {
     const int32_t calls = job->pack_count * job->model->kv_heads, width = job->model->width;
     const int32_t pieces = (job->longest + PIECE - 1) / PIECE, slices = width / GROUP;
     for (int32_t task; (task = ft_next(team, thread, calls * pieces)) < calls * pieces;) {
@@ -382,7 +493,7 @@ static void attend_together(ft_team *team, int thread, step_job *job, private *o
     ft_barrier(team);
     for (int32_t task; (task = ft_next(team, thread, calls * slices)) < calls * slices;) {
         int32_t first = task % slices * GROUP;
-        finish(job, job->calls + task / slices, first, first + GROUP);
+        finish(job, layer, job->calls + task / slices, first, first + GROUP);
     }
     ft_barrier(team);
 }
@@ -408,7 +519,7 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
             int64_t row = job->first_node[which];
             for (int32_t node = 0; node < nodes; node++)
                 store_node(job, layer, index * step->jobs[which].layer_stride, step->jobs + which,
-                           node, kv_head, job->qkv + (row + node) * layer->qkv.outputs);
+                           node, kv_head, job->qkv + (row + node) * qkv_numbers(model));
             few = nodes <= block;
             if (few)
                 call->parts[call->part_count++] = part_of(job, which, 0, nodes);
@@ -421,7 +532,7 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
     }
     ft_barrier(team);
     if (job->calls) {
-        attend_together(team, thread, job, own);
+        attend_together(team, thread, job, own, layer);
         return;
     }
     const int32_t total = job->attention_tasks;
@@ -449,43 +560,45 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
 /* Gates and what they let through, as inputs of the last product. */
 static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer,
                   const ft_rows *rows) {
-    const ft_model *model = job->model;
-    const int32_t pairs = model->inner / GROUP, half = model->inner / BLOCK;
-    const int32_t nodes = job->step->nodes, tall = tile_rows(&layer->gate_up, nodes);
-    const float *bias = layer->gate_up.bias;
-    float tile[TILE * STRIP * BLOCK], through[GROUP];
+    const ft_matrix *both[] = {&layer->gate, &layer->up};
+    const int32_t gated = layer->gate.outputs > 0, pairs = layer->down.inputs / GROUP;
+    const int32_t nodes = job->step->nodes, tall = tile_rows(&layer->up, nodes);
+    const int32_t forms = ft_forms(&layer->down);
+    float tiles[2][TILE * GROUP], through[GROUP];
     for (int32_t pair; (pair = ft_next(team, thread, pairs)) < pairs;) {
-        int32_t blocks[STRIP] = {2 * pair, 2 * pair + 1, half + 2 * pair, half + 2 * pair + 1};
+        const int32_t blocks[2] = {2 * pair, 2 * pair + 1};
         for (int32_t row = 0; row < nodes; row += tall) {
-            int32_t height = nodes - row < tall ? nodes - row : tall;
-            kernels->product(&layer->gate_up, blocks, STRIP, rows, row, height, tile);
+            const int32_t height = nodes - row < tall ? nodes - row : tall;
+            for (int32_t i = !gated; i < 2; i++) {
+                const float *bias = both[i]->bias;
+                kernels->product(both[i], blocks, 2, rows, row, height, tiles[i]);
+                for (int32_t m = 0; bias && m < height; m++)
+                    kernels->add(tiles[i] + m * GROUP, bias + pair * GROUP, 1.0f, GROUP);
+            }
             for (int32_t m = 0; m < height; m++) {
-                float *both = tile + m * STRIP * BLOCK;
-                if (bias)
-                    for (int32_t i = 0; i < GROUP; i++) {
-                        both[i] += bias[pair * GROUP + i];
-                        both[GROUP + i] += bias[model->inner + pair * GROUP + i];
-                    }
-                kernels->gate(both, both + GROUP, GROUP, model->activation, through);
-                kernels->prepare(&job->inner, row + m, pair * GROUP, GROUP, through,
-                                 model->format);
+                const float *gate = tiles[gated ? 0 : 1] + m * GROUP;
+                const float *up = gated ? tiles[1] + m * GROUP : NULL;
+                kernels->gate(gate, up, GROUP, layer->activation, through);
+                kernels->prepare(&job->inner, row + m, pair * GROUP, GROUP, through, forms);
             }
         }
     }
     ft_barrier(team);
 }
 
-static void tap(ft_team *team, int thread, step_job *job, int32_t layer) {
+static void tap(ft_team *team, int thread, step_job *job, private *own, int32_t layer) {
     const ft_step *step = job->step;
-    int64_t bytes = 4 * (int64_t)step->nodes * job->model->hidden;
+    const int64_t hidden = job->model->hidden;
     int wanted = 0;
     for (int32_t i = 0; i < step->tap_count; i++)
         wanted |= step->taps[i] == layer;
     if (!wanted)
         return;
+    settle(team, thread, job, own);
     for (int32_t i; (i = ft_next(team, thread, step->tap_count)) < step->tap_count;)
-        if (step->taps[i] == layer)
-            memcpy((char *)step->tapped + i * bytes, job->hidden, (size_t)bytes);
+        for (int32_t row = 0; step->taps[i] == layer && row < step->nodes; row++)
+            memcpy(step->tapped + ((int64_t)i * step->nodes + row) * hidden,
+                   stream_of(job, own, row), 4 * (size_t)hidden);
     ft_barrier(team);
 }
 
@@ -495,20 +608,23 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const ft_matrix *matrix = &model->head;
-    const int32_t few = step->row_count <= FEW, twice = matrix->format != FT_BFLOAT16;
+    const int32_t forms = ft_forms(matrix), twice = forms == FT_AS_WHOLE;
+    const int32_t few = step->row_count <= FEW;
     const ft_rows *rows = few ? &own->few : &job->normed;
     const int32_t wanted = step->row_count;
     for (int32_t next = 0, i; (i = few ? next++ : ft_next(team, thread, wanted)) < wanted;) {
-        const float *state = job->hidden + (int64_t)step->rows[i] * model->hidden;
-        state = normed(state, model->norm, model->norm_eps, model->hidden, own->normed);
+        memcpy(own->state, stream_of(job, own, step->rows[i]), 4 * (size_t)model->hidden);
+        add_waiting(job, own, step->rows[i], own->state);
+        const float *state = normed(own->state, &model->norm, model->hidden, own->normed);
         if (twice)
             kernels->prepare_twice(rows, i, model->hidden, state);
         else
-            kernels->prepare(rows, i, 0, model->hidden, state, matrix->format);
+            kernels->prepare(rows, i, 0, model->hidden, state, forms);
     }
     if (!few)
         ft_barrier(team);
     const int32_t tall = twice ? TILE / 2 : TILE, total = strips(matrix);
+    const int limits = model->logit_scale != 1.0f || model->logit_cap;
     float tile[TILE * STRIP * BLOCK];
     int32_t blocks[STRIP];
     for (int32_t strip; (strip = ft_next(team, thread, total)) < total;) {
@@ -524,36 +640,54 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
                 kernels->deliver(tile + (m << twice) * wide, count, wide, 1, bias, to, 0, 0);
                 if (twice)
                     kernels->deliver(tile + (2 * m + 1) * wide, count, wide, 1, NULL, to, 0, 1);
+                if (limits)
+                    kernels->limit(to, model->logit_scale, model->logit_cap, count);
             }
         }
     }
     ft_barrier(team);
-    if (model->logit_scale == 1.0f)
-        return;
-    for (int32_t i; (i = ft_next(team, thread, step->row_count)) < step->row_count;)
-        for (int32_t v = 0; v < matrix->outputs; v++)
-            step->logits[(int64_t)i * matrix->outputs + v] *= model->logit_scale;
+}
+
+/* Norms of layers that norm all query heads at once, and all key heads. */
+static void norm_whole_heads(ft_team *team, int thread, step_job *job, const ft_layer *layer) {
+    const ft_model *model = job->model;
+    const int32_t nodes = job->step->nodes, queries = model->heads * model->width;
+    for (int32_t row; (row = ft_next(team, thread, nodes)) < nodes;) {
+        float *numbers = job->qkv + row * qkv_numbers(model), *keys = numbers + queries;
+        kernels->norm(numbers, &layer->query_norm, queries, numbers);
+        kernels->norm(keys, &layer->key_norm, model->kv_heads * model->width, keys);
+    }
+    ft_barrier(team);
 }
 
 /* A layer up to its attention. */
 static void enter_layer(ft_team *team, int thread, step_job *job, private *own, int32_t index) {
-    const ft_layer *layer = job->model->layer + index;
-    const ft_rows *rows = attention_rows(team, thread, job, own, layer);
-    multiply(team, thread, &layer->qkv, rows, job->step->nodes, job->qkv, layer->qkv.outputs, 0);
+    const ft_model *model = job->model;
+    const ft_layer *layer = model->layer + index;
+    const ft_rows *rows = enter_first(team, thread, job, own, layer);
+    const ft_matrix *parts[] = {&layer->query, &layer->key, &layer->value};
+    multiply_parts(team, thread, parts, 3, rows, job->step->nodes, job->qkv, qkv_numbers(model));
     ft_barrier(team);
+    if (layer->whole_heads)
+        norm_whole_heads(team, thread, job, layer);
 }
 
 /* What a layer makes of what its attention gave. */
 static void leave_layer(ft_team *team, int thread, step_job *job, private *own, int32_t index) {
     const ft_model *model = job->model;
     const ft_layer *layer = model->layer + index;
-    const int32_t nodes = job->step->nodes;
-    multiply(team, thread, &layer->out, &job->attended, nodes, job->hidden, model->hidden, 1);
+    const int32_t nodes = job->step->nodes, hidden = model->hidden;
+    multiply(team, thread, &layer->out, &job->attended, nodes, job->branch, hidden, 0);
     ft_barrier(team);
-    const ft_rows *rows = normed_rows(team, thread, job, own, layer->after, layer->after_eps);
+    own->factor = layer->residual;
+    if (!layer->parallel)
+        own->waiting = &layer->after_attention;
+    const ft_rows *rows = enter_second(team, thread, job, own, layer);
     gates(team, thread, job, layer, rows);
-    multiply(team, thread, &layer->down, &job->inner, nodes, job->hidden, model->hidden, 1);
+    multiply(team, thread, &layer->down, &job->inner, nodes, job->branch, hidden,
+             layer->parallel);
     ft_barrier(team);
+    own->waiting = &layer->after_mlp;
 }
 
 static void step_work(ft_team *team, int thread, void *argument) {
@@ -566,7 +700,7 @@ static void step_work(ft_team *team, int thread, void *argument) {
         int32_t index = step->layers[i];
         if (step->tap_count)
             for (int32_t skipped = last + 1; skipped <= index; skipped++)
-                tap(team, thread, job, skipped);
+                tap(team, thread, job, &own, skipped);
         last = index;
         enter_layer(team, thread, job, &own, index);
         attention(team, thread, job, &own, model->layer + index, index);
@@ -574,7 +708,7 @@ static void step_work(ft_team *team, int thread, void *argument) {
     }
     if (step->tap_count)
         for (int32_t after = last + 1; after <= model->layers; after++)
-            tap(team, thread, job, after);
+            tap(team, thread, job, &own, after);
     if (step->row_count)
         head(team, thread, job, &own);
 }
@@ -586,13 +720,19 @@ static void between_work(ft_team *team, int thread, void *argument) {
     const ft_step *step = job->step;
     const ft_between *between = job->between;
     private own = private_of(job, thread);
+    ft_barrier(team); /* all have read what one of them will write */
     const int32_t numbers = model->heads * model->width;
     if (between->after >= 0) {
+        const int32_t forms = ft_forms(&model->layer[between->after].out);
         for (int32_t node; (node = ft_next(team, thread, step->nodes)) < step->nodes;)
             kernels->prepare(&job->attended, node, 0, numbers,
-                             between->attended + (int64_t)node * numbers, model->format);
+                             between->attended + (int64_t)node * numbers, forms);
         ft_barrier(team);
         leave_layer(team, thread, job, &own, between->after);
+        settle(team, thread, job, &own);
+        for (int32_t row = 0; is_few(job) && !thread && row < step->nodes; row++)
+            memcpy(job->hidden + (int64_t)row * model->hidden, stream_of(job, &own, row),
+                   4 * (size_t)model->hidden);
     }
     if (between->before < 0) {
         if (step->row_count)
@@ -609,7 +749,7 @@ static void between_work(ft_team *team, int thread, void *argument) {
         const ft_job *part = step->jobs + which;
         store_node(job, layer, between->before * part->layer_stride, part,
                    row - job->first_node[which], task % model->kv_heads,
-                   job->qkv + (int64_t)row * layer->qkv.outputs);
+                   job->qkv + row * qkv_numbers(model));
     }
 }
 
@@ -657,34 +797,40 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const int64_t nodes = step->nodes > 2 * step->row_count ? step->nodes : 2 * step->row_count;
-    int32_t widest = model->heads * model->width;
-    int32_t read = model->hidden;
-    for (int32_t l = 0; l < model->layers; l++)
-        if (model->layer[l].token_norm)
-            read = 2 * model->hidden;
-    widest = widest > read ? widest : read;
-    job->private_bytes = aligned(4 * (int64_t)model->hidden) +
+    const int32_t attended = model->heads * model->width;
+    int32_t read = model->hidden, inner_width = 0, parallel = 0;
+    for (int32_t l = 0; l < model->layers; l++) {
+        const ft_layer *layer = model->layer + l;
+        read = layer->token_norm.weight ? 2 * model->hidden : read;
+        inner_width = layer->down.inputs > inner_width ? layer->down.inputs : inner_width;
+        parallel |= layer->parallel;
+    }
+    const int32_t widest = attended > read ? attended : read;
+    job->private_bytes = (FEW + 2) * aligned(4 * (int64_t)model->hidden) +
                          aligned(4 * 32 * (int64_t)model->width) +
-                         rows_bytes(2 * FEW, 2 * model->hidden) + aligned(attention);
-    int64_t hidden = aligned(4 * nodes * model->hidden);
-    int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
-    int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
-    int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
-    if (job->between)
-        hidden = qkv = 0;
-    char *memory =
-        memory_of(hidden + qkv + rows + inner + 4 * firsts + shared + threads * job->private_bytes);
+                         rows_bytes(2 * FEW, 2 * model->hidden) + rows_bytes(FEW, model->hidden) +
+                         aligned(attention);
+    const int64_t branch = aligned(4 * nodes * model->hidden);
+    const int64_t hidden = job->between ? 0 : branch;
+    const int64_t qkv = job->between ? 0 : aligned(4 * nodes * qkv_numbers(model));
+    const int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, inner_width);
+    const int64_t beside = parallel ? rows_bytes(nodes, model->hidden) : 0;
+    const int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
+    char *memory = memory_of(hidden + branch + qkv + rows + beside + inner + 4 * firsts + shared +
+                             threads * job->private_bytes);
     if (!memory)
         return NULL;
     char *place = memory;
     job->hidden = job->between ? job->between->hidden : (float *)place;
-    job->qkv = job->between ? job->between->qkv : (float *)(place + hidden);
-    place += hidden + qkv;
+    job->branch = (float *)(place += hidden);
+    job->qkv = job->between ? job->between->qkv : (float *)(place + branch);
+    place += branch + qkv;
     job->normed = job->normed_beside = job->attended = rows_at(place, nodes, widest);
     job->normed.inputs = model->hidden;
     job->normed_beside.inputs = 2 * model->hidden;
-    job->attended.inputs = model->heads * model->width;
-    job->inner = rows_at(place += rows, nodes, model->inner);
+    job->attended.inputs = attended;
+    job->beside = rows_at(place += rows, nodes, model->hidden);
+    job->inner = rows_at(place += beside, nodes, inner_width);
     job->first_node = (int32_t *)(place += inner);
     job->order = (int32_t *)(place += firsts);
     job->packs = (int32_t *)(place += firsts);
@@ -806,6 +952,9 @@ EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_fo
         for (int64_t k = 0; k < (int64_t)count * hidden; k++)
             entering[k] *= following->scale;
         go_on(parts, count, positions);
+        for (int32_t j = 0; model->position_rows && j < count; j++)
+            kernels->add(entering + (int64_t)j * hidden,
+                         model->position_rows + (int64_t)positions[j] * hidden, 1.0f, hidden);
         next.logits = logits;
         found = logits;
         done = ft_forward(model, &next, threads);
