@@ -1,7 +1,8 @@
 """The forward in the C library: a whole step in one call, each row by itself to the last bit.
 
-It takes the llama family with weights of bfloat16, 8 or 4 bits (models/decoder/packed.py): any
-number of requests, trees, windows, parts of the layers. Caches are the ordinary ones, in bfloat16.
+It takes layers that a description (models/families/) says all of, with packed weights
+(models/decoder/packed.py): any number of requests, trees, windows, parts of the layers. Caches are
+the ordinary ones, in bfloat16.
 """
 
 from __future__ import annotations
@@ -13,8 +14,6 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from torch import nn
-from transformers.activations import ACT2FN
 
 from foretell.cache.buffers import Layout
 from foretell.cache.cache import Cache
@@ -22,8 +21,7 @@ from foretell.cache.job import Job, RowMemory, join_entry_states
 from foretell.cache.policy import Segment
 from foretell.core.model import Computed
 from foretell.models.backend import Backend, interleave_results
-from foretell.models.decoder.fields import unread_field
-from foretell.models.decoder.fused import Fused, fits_layer
+from foretell.models.decoder.fused import Fused, Norm, find_descriptions, half_table
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import (
     PackedEmbedding,
@@ -32,7 +30,7 @@ from foretell.models.decoder.packed import (
     settle_weights,
 )
 from foretell.native import library, steps
-from foretell.native.packing import FORMATS, GROUP
+from foretell.native.packing import GROUP
 from foretell.ops.attention import Attention
 from foretell.ops.threads import torch_threads
 
@@ -42,6 +40,7 @@ DTYPE = None
 WHOLE = True
 HEAD_MULTIPLE = 32  # of which the width of a head must be a multiple
 WIDEST_GROUP = 40  # query heads that share a key head
+QKV = ("query", "key", "value")
 MUCH = 1 << 18  # scores of a head from which on torch is asked for with all threads
 
 
@@ -51,14 +50,11 @@ def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     So it is where the library is not built, too: then `make_backend` says so, as nobody should
     have the slower steps without a word. Who has switched it off knows.
     """
-    layers = getattr(hf_model.get_decoder(), "layers", ())
     is_packed = isinstance(hf_model.get_output_embeddings(), PackedLinear)
     return (
         not library.switched_off()
         and (is_packed or hf_model.dtype == torch.bfloat16)
-        and len(layers) > 0
-        and all(map(fits_layer, layers))
-        and unread_field(hf_model.config.get_text_config(), layers) is None
+        and bool(find_descriptions(hf_model))
     )
 
 
@@ -106,22 +102,31 @@ class NativeBackend(Backend):
         self.least_window = min(
             (layer_window for layer_window in self.windows if layer_window), default=0
         )
-        self.cosines = torch.empty(0, self.width // 2)
-        self.sines = torch.empty(0, self.width // 2)
+        # Kinds of layers that turn heads by tables of their own; one without a name: all do alike.
+        self.kinds: list[str] = list(dict.fromkeys(loop.kinds or [""]))
+        is_interleaved = any(b.description.rotation == "interleaved" for b in self.blocks)
+        self.rotations = steps.Rotations([is_interleaved] * len(self.kinds))
         self._extend_rotations(1)
         self.all_layers = np.arange(len(layout), dtype=np.int32)
         self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
+        self.split_layers: list[PackedLinear] = []  # and matrices
         # Of shared rows their structure, and the tensors that it points into.
         self.segments: WeakKeyDictionary[Segment, tuple[steps.Segment, Any]] = WeakKeyDictionary()
         self._settle_weights()
         self.model = self._build_model()
+
+    @property
+    def blocks(self) -> list[Fused]:
+        """The layers, all of them fused."""
+        return [block for block in self.loop.blocks if isinstance(block, Fused)]
 
     def _check_model(self) -> None:
         loop = self.loop
         if not all(type(block) is Fused for block in loop.blocks):
             default_reason = "its layers are of another build than the llama family's"
             raise LookupError(loop.refused or default_reason)
-        if any(block.basis is not None for block in loop.blocks):  # type: ignore[attr-defined]
+        blocks = self.blocks
+        if any(block.basis is not None for block in blocks):
             raise LookupError("its rotated keys are projected to fewer heads")
         if not isinstance(loop.head, PackedLinear):
             raise LookupError(
@@ -129,56 +134,35 @@ class NativeBackend(Backend):
             )
         if len(set(self.layout)) > 1 or self.layout[0][1] != self.layout[0][2]:
             raise LookupError("its layers have heads of several shapes")
-        blocks: Any = loop.blocks
-        block = blocks[0]
-        if self.layout[0][1] % HEAD_MULTIPLE or block.queries // block.keys > WIDEST_GROUP:
+        if self.layout[0][1] % HEAD_MULTIPLE or blocks[0].queries // blocks[0].keys > WIDEST_GROUP:
             raise LookupError(f"its heads are no multiple of {HEAD_MULTIPLE} wide, or too many")
-        down_linear = blocks[0].down
-        if loop.config.hidden_size % GROUP or down_linear.in_features % GROUP:
-            raise LookupError(f"its layers are no multiple of {GROUP} wide")
-        for block in blocks:
-            linears = (block.qkv, block.out, block.gate_up, block.down)
-            if not all(isinstance(linear, PackedLinear) for linear in linears):
-                raise LookupError("its layers are no multiple of 16 wide")
+        for layer, block in zip(loop.layers, blocks, strict=True):
+            for name in block.description.matrices:
+                linear = layer.get_submodule(name)
+                if not isinstance(linear, PackedLinear):
+                    raise LookupError(f"its matrix {name} is not packed")
+                if linear.in_features % GROUP:
+                    raise LookupError(f"its layers are no multiple of {GROUP} wide")
         if loop.head.packed.outputs != self.vocab:
             raise LookupError(f"its head has {loop.head.packed.outputs} rows, not {self.vocab}")
-        if loop.kinds or loop.logit_cap:
-            raise LookupError("it caps its logits, or has several rotations")
-        _activation_number(blocks[0].act)
 
     def _settle_weights(self) -> None:
         """Puts the weights beside each other, in the order in which a step reads them."""
-        blocks: Any = self.loop.blocks
         step_linears = [
-            linear
-            for block in blocks
-            for linear in (block.qkv, block.out, block.gate_up, block.down)
-        ]
-        layer_modules = [module for layer in self.loop.layers for module in layer.modules()]
-        settle_weights(
             module
-            for module in (*step_linears, self.loop.head, *layer_modules)
-            if isinstance(module, PackedLinear)
+            for layer, block in zip(self.loop.layers, self.blocks, strict=True)
+            for product in (block.qkv, block.out, block.gate_up, block.down)
+            for module in (product, *layer.modules())
+        ]
+        settle_weights(
+            module for module in (*step_linears, self.loop.head) if isinstance(module, PackedLinear)
         )
 
     def _build_model(self) -> steps.Model:
-        blocks: Any = self.loop.blocks
+        blocks = self.blocks
         layers = (steps.Layer * len(blocks))()
-        for layer, block, window in zip(layers, blocks, self.windows, strict=True):
-            layer.before = self._keep_floats(block.before.weight, self.hidden)
-            layer.after = self._keep_floats(block.after.weight, self.hidden)
-            layer.before_eps = block.before.variance_epsilon
-            layer.after_eps = block.after.variance_epsilon
-            if block.norms:
-                layer.query_norm, layer.key_norm = (
-                    self._keep_floats(norm.weight, self.width) for norm in block.norms
-                )
-                layer.head_eps = block.norms[0].variance_epsilon
-            layer.window = window
-            layer.qkv = block.qkv.matrix
-            layer.out = block.out.matrix
-            layer.gate_up = block.gate_up.matrix
-            layer.down = block.down.matrix
+        for index, block in enumerate(blocks):
+            layers[index] = self._describe_layer(index, block)
         first_block = blocks[0]
         scale = float(self.loop.logit_factor or 1) / float(self.loop.logit_divisor or 1)
         model = steps.Model(
@@ -187,18 +171,75 @@ class NativeBackend(Backend):
             heads=first_block.queries,
             kv_heads=first_block.keys,
             width=self.width,
-            inner=first_block.down.in_features,
-            activation=_activation_number(first_block.act),
-            format=FORMATS.index(first_block.qkv.packed.format),
-            scale=first_block.scale,
-            norm_eps=self.loop.norm.variance_epsilon,
             logit_scale=scale,
-            norm=self._keep_floats(self.loop.norm.weight, self.hidden),
+            logit_cap=float(self.loop.logit_cap or 0),
+            norm=self._describe_norm(Norm(self.loop.norm, first_block.description), self.hidden),
             layer=layers,
             head=self.loop.head.matrix,
         )
         self.layers = layers  # lives as long as the model that points to it
         return model
+
+    def _describe_layer(self, index: int, block: Fused) -> steps.Layer:
+        description = block.description
+        kind = self.kinds.index(self.loop.kinds[index]) if self.loop.kinds else 0
+        query_width, key_width = block.queries * self.width, block.keys * self.width
+        layer = steps.Layer(
+            before_attention=self._describe_norm(block.before_attention, self.hidden),
+            after_attention=self._describe_norm(block.after_attention, self.hidden),
+            before_mlp=self._describe_norm(block.before_mlp, self.hidden),
+            after_mlp=self._describe_norm(block.after_mlp, self.hidden),
+            whole_heads=description.whole_heads,
+            window=self.windows[index],
+            rotation=kind if description.rotation else steps.NO_ROTATION,
+            parallel=description.parallel,
+            activation=steps.ACTIVATIONS.index(description.activation),
+            scale=block.scale,
+            score_cap=block.score_cap or 0.0,
+            residual=description.residual,
+        )
+        if block.norms is not None:
+            widths = (query_width, key_width) if description.whole_heads else (self.width,) * 2
+            layer.query_norm, layer.key_norm = map(self._describe_norm, block.norms, widths)
+        if block.sinks is not None:
+            layer.sinks = self._keep_floats(block.sinks, block.queries)
+        for name, matrix in self._describe_matrices(index, block).items():
+            setattr(layer, name, matrix)
+        return layer
+
+    def _describe_matrices(self, index: int, block: Fused) -> dict[str, Any]:
+        """The library's structures of a layer's matrices, by their fields there."""
+        description = block.description
+        own_names = [name for name in steps.MATRICES if not (description.qkv and name in QKV)]
+        layer: Any = self.loop.layers[index]
+        linears = {
+            name: layer.get_submodule(getattr(description, name))
+            for name in own_names
+            if getattr(description, name)
+        }
+        if description.qkv:
+            linears |= self._split_qkv(layer.get_submodule(description.qkv), block)
+        if description.gate_up:
+            joint = layer.get_submodule(description.gate_up)
+            linears["gate"], linears["up"] = joint.split([joint.out_features // 2] * 2)
+        self.split_layers += linears.values()
+        return {name: linear.matrix for name, linear in linears.items()}
+
+    def _split_qkv(self, joint: PackedLinear, block: Fused) -> dict[str, PackedLinear]:
+        """The matrices of queries, keys and values that one holds."""
+        if not block.description.qkv_by_head:
+            head_counts = (block.queries, block.keys, block.keys)
+            parts = joint.split([count * self.width for count in head_counts])
+            return dict(zip(QKV, parts, strict=True))
+        outputs = torch.arange(joint.out_features).view(-1, 3, self.width)
+        return {name: joint.take(outputs[:, part].flatten()) for part, name in enumerate(QKV)}
+
+    def _describe_norm(self, norm: Norm | None, count: int) -> steps.Norm:
+        if norm is None:
+            return steps.Norm()
+        bias = None if norm.bias is None else self._keep_floats(norm.bias, count)
+        weight = self._keep_floats(norm.weight, count)
+        return steps.Norm(weight=weight, bias=bias, eps=norm.eps, centered=norm.is_centered)
 
     def _keep_floats(self, tensor: torch.Tensor, number_count: int) -> int:
         float_tensor = tensor.detach().float().contiguous()
@@ -206,19 +247,21 @@ class NativeBackend(Backend):
         return library.checked_address(float_tensor, (number_count,), torch.float32)
 
     def _extend_rotations(self, position_count: int) -> None:
-        """Makes the cosines and sines (P, D / 2) reach so many positions."""
-        if len(self.cosines) >= position_count:
+        """Makes the cosines and sines (P, W / 2) of every kind reach so many positions."""
+        if self.rotations.positions >= position_count:
             return
         table_size = max(position_count, min(2 * position_count + 256, self.loop.context))
-        tables = self.loop.rotary(torch.empty(0), torch.arange(table_size)[None])
+        self.rotations.replace([self._find_tables(table_size, kind) for kind in self.kinds])
+
+    def _find_tables(self, table_size: int, kind: str) -> tuple[torch.Tensor, torch.Tensor]:
+        positions = torch.arange(table_size)[None]
+        tables = self.loop.rotary(torch.empty(0), positions, *([kind] if kind else []))
         if not isinstance(tables, tuple) or any(
-            table.shape != (1, table_size, self.width) for table in tables
+            table.ndim != 3 or table.shape[:2] != (1, table_size) for table in tables
         ):
             raise LookupError("its rotation is no table of cosines and sines")
-        halves = [table[0].float().chunk(2, -1) for table in tables]
-        if not all(torch.equal(first_half, second_half) for first_half, second_half in halves):
-            raise LookupError("its rotation differs between the halves of a head")
-        self.cosines, self.sines = (first_half.contiguous() for first_half, _ in halves)
+        cosines, sines = (half_table(table[0].float()) for table in tables)
+        return cosines, sines
 
     def cache(self) -> Cache:
         return Cache(self.layout, torch.bfloat16, torch.device("cpu"))
@@ -269,9 +312,7 @@ class NativeBackend(Backend):
             job_count=len(jobs),
             nodes=node_count,
             states=library.checked_address(states, (node_count, self.hidden), torch.float32),
-            cosines=self.cosines.data_ptr(),
-            sines=self.sines.data_ptr(),
-            positions=len(self.cosines),
+            **self.rotations.fields(),
             layers=layer_numbers.ctypes.data,
             layer_count=len(layer_numbers),
             rows=row_numbers.ctypes.data,
@@ -362,9 +403,9 @@ class NativeBackend(Backend):
             row_count = job.start + len(job.tokens)
             keys, values = job.cache.k[layer][:, :row_count], job.cache.v[layer][:, :row_count]
             mask = job.mask(window, torch.bfloat16)
-            attention = Attention(
-                layer, q[:, first_node:end_node], keys, values, mask, self.model.scale
-            )
+            block = self.blocks[layer]
+            query = (layer, q[:, first_node:end_node], keys, values, mask)
+            attention = Attention(*query, block.scale, block.score_cap, block.sinks)
             with torch_threads(threads if row_count * len(job.tokens) >= MUCH else 1):
                 attended[first_node:end_node] = job.by_policy(attention)
             first_node = end_node
@@ -398,8 +439,7 @@ class NativeBackend(Backend):
             tokens=tokens.data_ptr(),
             chances=probabilities.data_ptr(),
         )
-        step.cosines, step.sines = self.cosines.data_ptr(), self.sines.data_ptr()
-        step.positions = len(self.cosines)
+        step.rotations, step.positions = self.rotations.structures, self.rotations.positions
         self.library.ft_follow(self.model, step, following, threads)
         pairs = zip(tokens.T.tolist(), probabilities.T.tolist(), strict=True)
         return [list(zip(*pair, range(-1, follow_count - 1), strict=True)) for pair in pairs]
@@ -482,12 +522,3 @@ def _rows_at(layers: Sequence[torch.Tensor]) -> torch.Tensor:
             return torch.stack(list(layers))
     shape = (len(layers), *first_layer.shape)
     return first_layer.as_strided(shape, (distance // first_layer.element_size(), *strides))
-
-
-def _activation_number(activation: Any) -> int:
-    """The C library's number of an activation. Raises LookupError."""
-    if isinstance(activation, (nn.SiLU, type(ACT2FN["silu"]))):
-        return steps.ACTIVATIONS.index("silu")
-    if isinstance(activation, type(ACT2FN["gelu_pytorch_tanh"])):
-        return steps.ACTIVATIONS.index("gelu_tanh")
-    raise LookupError(f"it has no activation {type(activation).__name__}")

@@ -35,7 +35,7 @@ from foretell.cache.job import Job
 from foretell.core.model import Computed
 from foretell.errors import ForetellWarning, first_message_line
 from foretell.models.backend import Backend, join_results
-from foretell.models.decoder.fused import Fused, fits_layer
+from foretell.models.decoder.fused import Fused, find_descriptions
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear, weight_bytes
 from foretell.native.library import is_available
@@ -56,11 +56,12 @@ def suits_model(hf_model: Any, by_name: bool = False) -> bool:
     has_whole_numbers = any(layer.packed.format in WHOLE_NUMBERS for layer in packed_layers)
     if not has_whole_numbers or by_name:
         return has_whole_numbers
-    layers = getattr(hf_model.get_decoder(), "layers", ())
+    descriptions = find_descriptions(hf_model)
+    is_plain = bool(descriptions) and all(described.is_plain for described in descriptions)
     is_installed = all(
         importlib.util.find_spec(package_name) for package_name in ("onnx", "onnxruntime")
     )
-    fits_backend = weight_bytes(hf_model) <= LARGEST and all(map(fits_layer, layers))
+    fits_backend = weight_bytes(hf_model) <= LARGEST and is_plain
     return is_installed and fits_backend and not is_available()
 
 
@@ -100,8 +101,10 @@ class OnnxRuntimeBackend(Backend):
             raise LookupError(
                 f"it computes in float32 what has no weights of 8 or 4 bits, and not in {dtype}"
             )
-        if not all(type(block) is Fused for block in loop.blocks):
+        if not all(type(block) is Fused and block.description.is_plain for block in loop.blocks):
             raise LookupError("its layers are of another build than the llama family's")
+        if loop.kinds or loop.logit_cap:
+            raise LookupError("it caps its logits, or has several rotations")
         if any(block.basis is not None for block in loop.blocks):  # type: ignore[attr-defined]
             raise LookupError("its rotated keys are projected to fewer heads")
         if any(width % HEAD_MULTIPLE for _, *widths in layout for width in widths):

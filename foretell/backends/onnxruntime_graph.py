@@ -94,7 +94,9 @@ class ForwardGraph(torch.nn.Module):
         shared_inputs = graph_inputs[:ATTENTION_INPUTS]
         cached_rows = list(graph_inputs[ATTENTION_INPUTS:])  # keys and values of each layer in turn
         blocks = [block for block in self.loop.blocks if isinstance(block, Fused)]
-        x = Fused.norm(blocks[0].before, states)
+        first_norm = blocks[0].before_attention
+        assert first_norm is not None, "the backend refuses layers of another build"
+        x = first_norm(states)
         hidden = {}
         for layer, block in enumerate(blocks):
             hidden[layer] = states
@@ -107,14 +109,14 @@ class ForwardGraph(torch.nn.Module):
                 block.queries,
             )
             cached_rows[2 * layer : 2 * layer + 2] = keys, values
-            x, states = self._add_norm(states, block.out(output), block.after)
+            x, states = self._add_norm(states, block.out(output), block.before_mlp)
             x = block.gate_up(x)
             gate, up = x.split(x.shape[-1] // 2, -1)
             output = block.down(block.activate_gate(gate) * up)
             if block is blocks[-1]:
                 states = states + output
             else:
-                x, states = self._add_norm(states, output, blocks[layer + 1].before)
+                x, states = self._add_norm(states, output, blocks[layer + 1].before_attention)
         hidden[len(blocks)] = states
         logits = self.loop.logits(states[0][rows])
         return (logits, *cached_rows, *(hidden[tap][0] for tap in self.taps))
@@ -132,7 +134,7 @@ class ForwardGraph(torch.nn.Module):
     @staticmethod
     def _add_norm(h: torch.Tensor, x: torch.Tensor, norm: Any) -> tuple[torch.Tensor, torch.Tensor]:
         outputs: tuple[torch.Tensor, torch.Tensor] = torch.ops.foretell.add_norm(
-            h, x, norm.weight, norm.variance_epsilon
+            h, x, norm.weight, norm.eps
         )
         return outputs
 

@@ -17,7 +17,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, GROUP, Packed
 
-VERSION = 13  # of the structures, as of FT_VERSION
+VERSION = 14  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 

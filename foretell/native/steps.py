@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import POINTER, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
@@ -11,18 +12,38 @@ import torch
 from foretell.native import library
 from foretell.native.library import Matrix, checked_address
 
-ACTIVATIONS = ("silu", "gelu_tanh")  # in the order of the library's numbers
+ACTIVATIONS = (
+    "silu",
+    "gelu_tanh",
+    "gelu",
+    "relu",
+    "relu2",
+)  # in the order of the library's numbers
+NO_ROTATION = -1
+MATRICES = ("query", "key", "value", "out", "gate", "up", "down")  # of a layer, as they are named
+
+
+class Norm(ctypes.Structure):
+    """The structure ft_norm; empty: there is no norm."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("weight", "bias")),
+        ("eps", c_float),
+        ("centered", c_int32),
+    ]
 
 
 class Layer(ctypes.Structure):
     """The structure ft_layer."""
 
     _fields_ = [
-        *((name, c_void_p) for name in ("before", "after", "query_norm", "key_norm")),
-        ("token_norm", c_void_p),
-        *((name, c_float) for name in ("before_eps", "after_eps", "head_eps", "token_eps")),
-        ("window", c_int32),
-        *((name, Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, Norm) for name in ("before_attention", "after_attention", "before_mlp")),
+        *((name, Norm) for name in ("after_mlp", "query_norm", "key_norm", "token_norm")),
+        *((name, c_int32) for name in ("whole_heads", "window", "rotation")),
+        *((name, c_int32) for name in ("parallel", "activation")),
+        *((name, c_float) for name in ("scale", "score_cap", "residual")),
+        ("sinks", c_void_p),
+        *((name, Matrix) for name in MATRICES),
     ]
 
 
@@ -31,11 +52,21 @@ class Model(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "width")),
-        *((name, c_int32) for name in ("inner", "activation", "format")),
-        *((name, c_float) for name in ("scale", "norm_eps", "logit_scale")),
-        ("norm", c_void_p),
+        *((name, c_float) for name in ("logit_scale", "logit_cap")),
+        ("norm", Norm),
         ("layer", POINTER(Layer)),
         ("head", Matrix),
+        ("position_rows", c_void_p),
+        ("position_count", c_int32),
+    ]
+
+
+class Rotation(ctypes.Structure):
+    """The structure ft_rotation."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("cosines", "sines")),
+        *((name, c_int32) for name in ("turned", "interleaved")),
     ]
 
 
@@ -67,8 +98,9 @@ class Step(ctypes.Structure):
     _fields_ = [
         ("jobs", POINTER(Job)),
         *((name, c_int32) for name in ("job_count", "nodes")),
-        *((name, c_void_p) for name in ("states", "tokens", "cosines", "sines")),
-        ("positions", c_int32),
+        *((name, c_void_p) for name in ("states", "tokens")),
+        ("rotations", POINTER(Rotation)),
+        *((name, c_int32) for name in ("rotation_count", "positions")),
         ("layers", c_void_p),
         ("layer_count", c_int32),
         ("rows", c_void_p),
@@ -108,8 +140,7 @@ class Growth(ctypes.Structure):
         ("scale", c_float),
         ("names", c_void_p),
         ("enter", Matrix),
-        *((name, c_void_p) for name in ("token_norm", "state_norm")),
-        ("eps", c_float),
+        *((name, Norm) for name in ("token_norm", "state_norm")),
         *((name, c_int32) for name in ("hands_on_normed", "depth", "breadth", "chosen")),
         ("least", c_float),
         *((name, c_void_p) for name in ("tokens", "parents", "counts", "chances")),
@@ -139,6 +170,36 @@ def row_fields(
         "layer_stride": keys.stride(0),
         "head_stride": keys.stride(1),
     }
+
+
+class Rotations:
+    """Tables of cosines and sines (positions, W / 2) as the library reads them, one a rotation."""
+
+    def __init__(self, interleaved: Sequence[bool]):
+        self.interleaved = interleaved
+        self.positions = 0
+        self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []  # read where they lie
+        self.structures = (Rotation * len(interleaved))()
+
+    def replace(self, tables: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Takes tables of other positions, float32, in the order of the rotations."""
+        self.positions = min((len(cosines) for cosines, _ in tables), default=1 << 30)
+        self.tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in tables]
+        for structure, (cosines, sines), interleaved in zip(
+            self.structures, self.tables, self.interleaved, strict=True
+        ):
+            shape = (self.positions, cosines.shape[1])
+            structure.cosines = library.checked_address(cosines, shape, torch.float32)
+            structure.sines = library.checked_address(sines, shape, torch.float32)
+            structure.turned, structure.interleaved = 2 * cosines.shape[1], interleaved
+
+    def fields(self) -> dict[str, Any]:
+        """The fields of a Step that say which tables there are."""
+        return {
+            "rotations": self.structures,
+            "rotation_count": len(self.structures),
+            "positions": self.positions,
+        }
 
 
 def seen_address(seen: torch.Tensor | None, nodes: int, rows: int) -> int | None:

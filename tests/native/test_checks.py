@@ -194,7 +194,7 @@ def test_so_are_sizes_of_a_job_that_its_memory_has_not(field: str, value: Any) -
     "field, value",
     [
         *(("nodes", 2), ("nodes", 1 << 20), ("job_count", 0), ("row_count", 1 << 20)),
-        *(("tap_count", -1), ("layer_count", -1), ("states", None), ("cosines", None)),
+        *(("tap_count", -1), ("layer_count", -1), ("states", None), ("rotations", None)),
         *(("logits", None), ("jobs", None)),
     ],
 )

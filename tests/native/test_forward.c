@@ -33,7 +33,10 @@ enum {
     WHOLE_HEADS = 1024,
     MULTIPLIED = 2048, /* what a layer adds; and its last one turns nothing */
     LEARNED = 4096,  /* positions have rows */
-    UNNORMED = 8192  /* no norm before halves */
+    UNNORMED = 8192, /* no norm before halves */
+    EXPERTS = 16384, /* in place of an MLP, but in the first layer */
+    SHARED = 32768,  /* beside a share of it */
+    GROUPED = 65536
 };
 
 typedef struct {
@@ -44,8 +47,11 @@ typedef struct {
 typedef struct {
     ft_model model;
     ft_layer layer[LAYERS];
+    ft_experts experts[LAYERS];
     ft_rotation rotation[2];
 } network;
+
+enum { COUNT_OF_EXPERTS = 8, CHOSEN_EXPERTS = 3 };
 
 /* Keys and values (layers, heads, capacity, width), and the position of each row. */
 typedef struct {
@@ -106,6 +112,52 @@ static void make_layer(ft_layer *layer, const shape *of, int index, int form) {
     }
 }
 
+static ft_matrix *make_matrices(int form, int32_t outputs, int32_t inputs) {
+    ft_matrix *made = room(COUNT_OF_EXPERTS * sizeof *made);
+    for (int i = 0; i < COUNT_OF_EXPERTS; i++)
+        made[i] = make_matrix(form, outputs, inputs, 0);
+    return made;
+}
+
+static void drop_matrices(const ft_matrix *of) {
+    for (int i = 0; of && i < COUNT_OF_EXPERTS; i++)
+        drop_matrix((ft_matrix *)of + i);
+    free((void *)of);
+}
+
+static void make_experts(ft_experts *experts, ft_layer *layer, const shape *of, int index,
+                         int form) {
+    const int32_t grouped = !!(of->build & GROUPED), gated = layer->gate.outputs > 0;
+    const int32_t inner = of->inner / 2;
+    *experts = (ft_experts){
+        .count = COUNT_OF_EXPERTS, .chosen = CHOSEN_EXPERTS, .scoring = index % FT_SCORINGS,
+        .groups = grouped ? 4 : 1, .chosen_groups = grouped ? 2 : 1, .group_best = 2,
+        .renormalized = index == 1, .activation = gated ? FT_CLAMPED_SILU : FT_RELU,
+        .scaling = 1.5f, .choice_bias = grouped ? random_floats(COUNT_OF_EXPERTS, 1) : NULL,
+        .router = make_matrix(form, COUNT_OF_EXPERTS, of->hidden, 1),
+        .gate = gated ? make_matrices(form, inner, of->hidden) : NULL,
+        .up = make_matrices(form, inner, of->hidden),
+        .down = make_matrices(form, of->hidden, inner)};
+    layer->experts = experts;
+    if (of->build & SHARED) {
+        experts->share = make_matrix(form, 1, of->hidden, 0);
+        return;
+    }
+    drop_matrix(&layer->gate);
+    drop_matrix(&layer->up);
+    drop_matrix(&layer->down);
+    layer->gate = layer->up = layer->down = (ft_matrix){.outputs = 0};
+}
+
+static void drop_experts(const ft_experts *experts) {
+    drop_matrix((ft_matrix *)&experts->router);
+    drop_matrix((ft_matrix *)&experts->share);
+    drop_matrices(experts->gate);
+    drop_matrices(experts->up);
+    drop_matrices(experts->down);
+    free((void *)experts->choice_bias);
+}
+
 static void make_network(network *net, const shape *of, int form) {
     const int32_t width = of->width, build = of->build;
     const int32_t turned = build & PARTIAL ? width / 4 : width;
@@ -120,6 +172,8 @@ static void make_network(network *net, const shape *of, int form) {
     }
     for (int i = 0; i < LAYERS; i++)
         make_layer(net->layer + i, of, i, form);
+    for (int i = 1; i < LAYERS && build & EXPERTS; i++)
+        make_experts(net->experts + i, net->layer + i, of, i, form);
     for (int i = 0; i < 2; i++)
         net->rotation[i] = make_rotation(turned, !!(build & INTERLEAVED), i ? 30.0 : 100.0);
 }
@@ -137,6 +191,8 @@ static void drop_network(network *net) {
         for (int j = 0; j < COUNT(norms); j++)
             drop_norm(norms[j]);
         free((void *)layer->sinks);
+        if (layer->experts)
+            drop_experts(layer->experts);
     }
     drop_matrix(&net->model.head);
     drop_norm(&net->model.norm);
@@ -737,6 +793,8 @@ void check_forwards(void) {
         {32, 40, 1, 32, 32, FT_SILU, 0, 1.0f},
         {64, 4, 2, 32, 64, FT_GELU, CENTERED | PARALLEL | UNGATED | PARTIAL | BIASED, 1.0f},
         {64, 4, 2, 64, 64, FT_RELU, AFTER | UNNORMED | WHOLE_HEADS | INTERLEAVED | MULTIPLIED, 1.0f},
+        {64, 4, 2, 32, 128, FT_SILU, EXPERTS | SHARED, 1.0f},
+        {64, 4, 2, 32, 64, FT_SILU, EXPERTS | GROUPED | UNGATED | AFTER, 1.0f},
         {32, 3, 1, 32, 64, FT_SQUARED_RELU, AFTER | CAPPED | SINKS | LEARNED | NORMED, 0.8f},
     };
     for (int32_t i = 0; i < LONG_TEXT; i++) {
@@ -751,6 +809,7 @@ void check_forwards(void) {
     for (int i = 3; i < COUNT(shapes); i++)
         check_model(shapes + i, 0);
     check_model(shapes + 3, 3);
+    check_model(shapes + 5, 3);
     for (int i = 0; i < COUNT(kinds); i++)
         if (ft_choose(kinds[i]))
             check_long_text(kinds[i], shapes);

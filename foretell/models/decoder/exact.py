@@ -29,9 +29,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import nn
 from transformers import PreTrainedModel
-from transformers.activations import ACT2FN
 
 from foretell.cache.buffers import Shape
 from foretell.cache.cache import Cache
@@ -39,7 +37,7 @@ from foretell.cache.job import Job
 from foretell.core.model import STEP
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import Fused, fused_blocks
+from foretell.models.decoder.fused import Fused, Norm, fused_blocks
 from foretell.models.decoder.head_merging import FIELD
 from foretell.models.decoder.loop import Block, Loop
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear
@@ -262,13 +260,13 @@ class ExactFused(Fused):
     takes_padding = False
 
     def activate_gate(self, gate: torch.Tensor) -> torch.Tensor:
-        if isinstance(self.act, (nn.SiLU, type(ACT2FN["silu"]))):
+        if self.description.activation == "silu":
             return in_pieces(F.silu, gate)
         return torch.cat([self.act(row.clone()) for row in gate.split(1)])
 
     @staticmethod
-    def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
-        return Fused.norm(module, x.contiguous())
+    def norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:
+        return Fused.norm(norm, x.contiguous())
 
     @staticmethod
     def rotate(
@@ -362,7 +360,8 @@ class ExactDecoder(Decoder):
         exact_blocks = fused_blocks(loop, ExactFused)
         if exact_blocks is not None:
             final_norm = loop.norm
-            loop.norm = partial(ExactFused.norm, final_norm)
+            first_block: Any = exact_blocks[0]
+            loop.norm = partial(ExactFused.norm, Norm(final_norm, first_block.description))
             loop.norm.weight = final_norm.weight  # by which files know a model
         return exact_blocks
 

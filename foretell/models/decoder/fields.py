@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -28,21 +28,21 @@ HONOURED = frozenset(
         "original_max_position_embeddings tie_word_embeddings attention_bias attention_out_bias "
         "mlp_bias use_bias qkv_bias bias rope_parameters sliding_window use_sliding_window "
         "max_window_layers layer_types embedding_multiplier attention_multiplier logits_scaling "
-        "logit_scale final_logit_softcapping key_projection"
+        "logit_scale final_logit_softcapping key_projection layer_norm_eps layer_norm_epsilon "
+        "norm_epsilon norm_eps use_qkv_bias"
     ).split()
 )
 # They change numbers in ways that are not computed here, unless they say no to it.
 UNLESS: dict[str, Callable[[Any], bool]] = {
-    "residual_multiplier": lambda value: value in (None, 1),
-    "no_rope_layers": lambda value: value is None or all(value),
     "layer_rope_theta": lambda value: value is None,
-    "attn_logit_softcapping": lambda value: value is None,
 }
 # They change none: training, the ends of texts, and what is said of a model.
 SILENT = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig)) | frozenset(
     (
         "initializer_range use_cache pad_token_id bos_token_id eos_token_id pretraining_tp "
-        "attention_dropout residual_dropout no_rope_layer_interval name_or_path"
+        "attention_dropout residual_dropout hidden_dropout embedding_dropout resid_pdrop "
+        "embd_pdrop classifier_dropout no_rope_layer_interval name_or_path is_decoder "
+        "ignore_keys_at_rope_validation base_model_tp_plan"
     ).split()
 )
 # Kinds of rotations that are a table of cosines and sines by position, and their parameters.
@@ -56,14 +56,18 @@ OF_ROTATIONS = frozenset(
 )
 
 
-def unread_field(config: Any, modules: Iterable[nn.Module] = ()) -> str | None:
+def unread_field(
+    config: Any, modules: Iterable[nn.Module] = (), read_fields: Collection[str] = ()
+) -> str | None:
     """Why layers made of `modules` cannot be replaced by faster ones: the first field that these do
-    not honour. None: they honour all.
+    not honour. None: they honour all. `read_fields`: those that the family's description reads.
     """
     declared_fields = {field.name for field in dataclasses.fields(config)}
     code_modules = _code_modules(modules)
     for field_name, value in vars(config).items():
-        if field_name in HONOURED or field_name in SILENT or field_name.startswith("_"):
+        if field_name in read_fields or field_name in HONOURED:
+            continue
+        if field_name in SILENT or field_name.startswith("_"):
             continue
         if field_name in UNLESS:
             if UNLESS[field_name](value):

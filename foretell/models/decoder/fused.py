@@ -1,19 +1,20 @@
-"""The layers of the llama family with fewer, larger operations: the same weights, the same results
-up to rounding.
+"""The layers of a family with fewer, larger operations, as its description says: the same weights,
+the same results up to rounding.
 
 q, k, v and gate, up become one matrix product each, rotation is applied to queries and keys
-together, and nothing of the modules' bookkeeping runs. A layer qualifies by its parts, by the way
-its heads turn and by the fields of its configuration (fields.py); `Decoder` then compares a probe's
-logits with the stock modules' and keeps the stock ones where they differ. The fused matrices are
-the storage: the modules' own weights become views of them, so memory stays what it was. Products
-take a few sizes of rows only (ops/memory.py): the loop pads its row to one of them, and only
-attention leaves the padding out.
+together, and nothing of the modules' bookkeeping runs. A layer qualifies if it has the parts that
+its description names and no others, by the way its heads turn and by the fields of its
+configuration (fields.py); `Decoder` then compares a probe's logits with the stock modules' and
+keeps the stock ones where they differ. The fused matrices are the storage: the modules' own weights
+become views of them, so memory stays what it was. Products take a few sizes of rows only
+(ops/memory.py): the loop pads its row to one of them, and only attention leaves the padding out.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -26,16 +27,65 @@ from foretell.models.decoder.fields import unread_field
 from foretell.models.decoder.head_merging import project_heads
 from foretell.models.decoder.loop import Block, Loop
 from foretell.models.decoder.packed import PackedLinear
+from foretell.models.families.description import (
+    ConfigFields,
+    LayerDescription,
+    describe_llama,
+    find_family,
+)
 from foretell.ops.memory import release_pages, trim_memory
 
 Product = Callable[[torch.Tensor], torch.Tensor]
-NORMS = ("input_layernorm", "post_attention_layernorm")
-INPUTS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-GATES = ("mlp.gate_proj", "mlp.up_proj")
-LINEARS = (*INPUTS, "self_attn.o_proj", *GATES, "mlp.down_proj")
 HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
-PARTS = {f"{name}.weight" for name in (*LINEARS, *NORMS, *HEAD_NORMS)}
-PARTS |= {f"{name}.bias" for name in LINEARS} | {"self_attn.key_basis"}
+KEY_BASIS = "self_attn.key_basis"  # see projected.py
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
+}
+
+
+def describe_layers(
+    config: Any, layers: Sequence[nn.Module]
+) -> tuple[list[LayerDescription], str | None]:
+    """Describes the layers of a model, and says why they cannot be computed as described; None:
+    they can.
+
+    A family that no file of models/families/ names is taken for one that is built as llama is, if
+    it has these parts.
+    """
+    fields = ConfigFields(config)
+    describe = find_family(str(config.model_type)) or describe_llama
+    try:
+        descriptions = [
+            _with_head_norms(describe(fields, index), layer) for index, layer in enumerate(layers)
+        ]
+    except (LookupError, TypeError, AttributeError) as error:
+        return [], str(error)
+    if not descriptions or not all(map(fits_layer, layers, descriptions)):
+        return [], "its layers are of another build than the llama family's"
+    return descriptions, unread_field(config, layers, fields.read)
+
+
+def _with_head_norms(description: LayerDescription, layer: nn.Module) -> LayerDescription:
+    """The description with norms of heads where a layer that is built as llama's has them."""
+    is_named = description.query_norm or description != replace(
+        LayerDescription(), activation=description.activation
+    )
+    if is_named or not hasattr(getattr(layer, "self_attn", None), "q_norm"):
+        return description
+    return replace(description, query_norm=HEAD_NORMS[0], key_norm=HEAD_NORMS[1])
+
+
+def find_descriptions(hf_model: Any) -> list[LayerDescription]:
+    """Describes the layers of a transformers model; an empty list where they cannot be computed as
+    described.
+    """
+    layers = getattr(hf_model.get_decoder(), "layers", ())
+    descriptions, reason = describe_layers(hf_model.config.get_text_config(), layers)
+    return [] if reason else descriptions
 
 
 def fused_blocks(
@@ -47,19 +97,18 @@ def fused_blocks(
     `block_class`: another way to compute it. `owns_weights`: nobody else has a tensor of this
     model, so what was joined may leave the memory.
     """
-    if not all(fits_layer(layer) for layer in loop.layers):
-        return None
-    loop.refused = unread_field(loop.config, loop.layers)
+    descriptions, loop.refused = describe_layers(loop.config, loop.layers)
     if loop.refused is None and not all(
-        _turns_halves(layer.get_submodule("self_attn")) for layer in loop.layers
+        map(partial(_turns_heads, loop), range(len(loop.layers)), descriptions)
     ):
         loop.refused = "its heads turn in another order"
     if loop.refused is not None:
         return None
     layer_blocks: list[Block] = []
-    for index, (layer, window) in enumerate(zip(loop.layers, loop.windows, strict=True)):
+    for index, (layer, description) in enumerate(zip(loop.layers, descriptions, strict=True)):
         old_tensors = [parameter.data for parameter in layer.parameters()] if owns_weights else []
-        layer_blocks.append((block_class or Fused)(layer, index, window))
+        block = (block_class or Fused)(layer, index, loop.windows[index], description)
+        layer_blocks.append(block)
         used_addresses = {parameter.data_ptr() for parameter in layer.parameters()}
         release_pages(tensor for tensor in old_tensors if tensor.data_ptr() not in used_addresses)
         if owns_weights:
@@ -67,37 +116,36 @@ def fused_blocks(
     return layer_blocks
 
 
-def fits_layer(layer: nn.Module) -> bool:
-    """Whether a layer has the parts that are joined here, and no others."""
+def fits_layer(layer: nn.Module, description: LayerDescription) -> bool:
+    """Whether a layer has the parts that its description names, and no others."""
     modules = dict(layer.named_modules())
     parameters = dict(layer.named_parameters())
-    expected_modules = {*LINEARS, *NORMS, "mlp.act_fn"}
     if any(_is_hooked(module) for module in modules.values()):
         return False
-    if not expected_modules <= modules.keys() or any(
-        f"{part_name}.weight" not in parameters for part_name in NORMS
-    ):
+    matrices, norms = description.matrices, description.norms
+    if any(name not in modules for name in (*matrices, *norms)):
         return False
-    if {part_name for part_name, _ in layer.named_children()} != {"self_attn", "mlp", *NORMS}:
+    expected = {f"{name}.{part}" for name in (*matrices, *norms) for part in ("weight", "bias")}
+    if not parameters.keys() <= expected | {KEY_BASIS, description.sinks}:
         return False
-    if not parameters.keys() <= PARTS:
+    if any(f"{name}.weight" not in parameters for name in norms):
         return False
-    if {type(modules[part_name]) for part_name in LINEARS} not in ({nn.Linear}, {PackedLinear}):
+    if {type(modules[name]) for name in matrices} not in ({nn.Linear}, {PackedLinear}):
         return False
-    if any(
-        len({modules[part_name].bias is None for part_name in linear_group}) > 1
-        for linear_group in (INPUTS, GATES)
-    ):
-        return False
-    if not all(hasattr(modules[part_name], "variance_epsilon") for part_name in NORMS):
-        return False
-    return len({f"{part_name}.weight" in parameters for part_name in HEAD_NORMS}) == 1
+    joined = [
+        (description.query, description.key, description.value) if not description.qkv else (),
+        (description.gate, description.up) if description.gate else (),
+    ]
+    return all(len({modules[name].bias is None for name in group}) <= 1 for group in joined)
 
 
-def _turns_halves(attention: Any) -> bool:
-    """Whether a family turns the first half of a head against the second, shown on random rows:
-    with weights near 0 a probe of the whole model could miss it.
+def _turns_heads(loop: Loop, index: int, description: LayerDescription) -> bool:
+    """Whether a family turns heads as the description says, shown on random rows: with weights near
+    0 a probe of the whole model could miss it.
     """
+    if not description.rotation:
+        return True
+    attention: Any = loop.layers[index].get_submodule(description.attention)
     family_module = sys.modules[type(attention).__module__]
     rotate_heads = getattr(attention, "rotate", None) or getattr(
         family_module, "apply_rotary_pos_emb", None
@@ -105,19 +153,59 @@ def _turns_halves(attention: Any) -> bool:
     if rotate_heads is None:
         return False
     generator = torch.Generator().manual_seed(0)
-    head_width = int(attention.head_dim)
-    q, k = torch.randn(2, 1, 2, 3, head_width, generator=generator)
-    cos, sin = torch.randn(2, 1, 3, head_width // 2, generator=generator).repeat(1, 1, 1, 2)
-    signs = torch.ones(head_width)
-    signs[: head_width // 2] = -1
+    states = torch.empty(
+        0, dtype=torch.float32, device=next(loop.layers[index].parameters()).device
+    )
+    kind = () if loop.kinds is None else (loop.kinds[index],)
+    positions = torch.tensor([1, 5, 11], device=states.device)
+    tables = loop.rotation(states, positions[None], *kind)
+    if not isinstance(tables, tuple) or len(tables) != 2:
+        return False
+    cos, sin = (table.float() for table in tables)
+    shape = (2, 1, 2, len(positions), cos.shape[-1])
+    q, k = torch.randn(*shape, generator=generator).to(states.device)
     try:
         their_rotation = rotate_heads(q, k, cos, sin)
+        our_tables = rotation_tables(cos, sin, description.rotation)
     except Exception:  # of another signature
         return False
-    our_rotation = [Fused.rotate(x, x.roll(head_width // 2, -1), cos, sin * signs) for x in (q, k)]
+    our_rotation = [
+        Fused.rotate(x, swap_pairs(x, description.rotation), *our_tables) for x in (q, k)
+    ]
     return all(
         torch.allclose(x, y, atol=1e-5) for x, y in zip(our_rotation, their_rotation, strict=True)
     )
+
+
+def half_table(table: torch.Tensor) -> torch.Tensor:
+    """The table (..., W / 2) of what a table (..., W) has twice: in both its halves, or in
+    neighbours. Raises LookupError for another one.
+    """
+    first_half, second_half = table.chunk(2, -1)
+    if torch.equal(first_half, second_half):
+        return first_half
+    if torch.equal(table[..., 0::2], table[..., 1::2]):
+        return table[..., 0::2]
+    raise LookupError("its rotation differs between the halves of a head")
+
+
+def rotation_tables(
+    cos: torch.Tensor, sin: torch.Tensor, rotation: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The cosines and signed sines (..., W) by which numbers and their partners (see `swap_pairs`)
+    are multiplied, of tables of the family's own.
+    """
+    cos, sin = half_table(cos), half_table(sin)
+    if rotation == "halves":
+        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
+    return cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+
+
+def swap_pairs(x: torch.Tensor, rotation: str) -> torch.Tensor:
+    """Heads (..., W) in which each number stands where its partner did."""
+    if rotation == "halves":
+        return x.roll(x.shape[-1] // 2, -1)
+    return x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
 
 
 @torch.inference_mode(False)  # else their owner could not train them any more
@@ -157,43 +245,108 @@ def _join_linears(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
     return partial(F.linear, weight=weight, bias=bias)
 
 
+class Norm:
+    """A norm of rows (..., N) by a module's weights, as a description says."""
+
+    def __init__(self, module: Any, description: LayerDescription):
+        self.module = module
+        self.offset = description.norm_offset
+        self.is_centered = description.norm == "layer"
+        self.eps = float(getattr(module, "variance_epsilon", getattr(module, "eps", 0.0)))
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """Its weight (N,), in float32 where something is added to it."""
+        weight: torch.Tensor = self.module.weight
+        return weight.float() + self.offset if self.offset else weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        bias: torch.Tensor | None = getattr(self.module, "bias", None)
+        return bias
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        weight, bias = self.weight, self.bias
+        rows = x.to(weight.dtype) if self.offset else x
+        if not self.is_centered:
+            return F.rms_norm(rows, (x.shape[-1],), weight, self.eps).to(x.dtype)
+        wide_bias = bias if bias is None else bias.to(weight.dtype)
+        return F.layer_norm(rows, (x.shape[-1],), weight, wide_bias, self.eps).to(x.dtype)
+
+
 class Fused:
-    """A layer as few, large operations: (hidden (1, P, E), (cos, sin) (1, T, D), positions (1, T))
+    """A layer as few, large operations: (hidden (1, P, E), (cos, sin) (1, T, W), positions (1, T))
     -> hidden (1, P, E).
 
-    Rows from T on are padding.
+    Rows from T on are padding. `index`: of the layer; `window`: positions that a node sees back,
+    itself included; None: all.
     """
 
     takes_padding = True
 
-    def __init__(self, layer: nn.Module, layer_index: int, window: int | None):
-        attention: Any = layer.self_attn
-        mlp: Any = layer.mlp
+    def __init__(
+        self,
+        layer: nn.Module,
+        layer_index: int,
+        window: int | None,
+        description: LayerDescription,
+    ):
+        attention: Any = layer.get_submodule(description.attention)
+        self.description = description
         self.index = layer_index
         self.window = window
-        self.width = int(attention.head_dim)
-        self.scale = float(attention.scaling)
-        self.qkv = _join_linears([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = _join_linears([attention.o_proj])
-        self.gate_up = _join_linears([mlp.gate_proj, mlp.up_proj])
-        self.down = _join_linears([mlp.down_proj])
-        self.act = mlp.act_fn
+        self.qkv = self._join(
+            layer, description.qkv, description.query, description.key, description.value
+        )
+        self.out = self._join(layer, description.out)
+        self.gate_up = self._join(layer, description.gate_up, description.gate, description.up)
+        self.down = self._join(layer, description.down)
+        self.act = ACTIVATIONS[description.activation]
+        self.queries, self.keys, self.width = self._head_counts(layer, attention, description)
+        scale = description.scale
+        self.scale = float(self.width**-0.5 if scale is None else scale)
+        self.score_cap = float(description.score_cap) or None
+        self.sinks = layer.get_parameter(description.sinks) if description.sinks else None
         # Other products are not kept by their sizes, and padding costs them as much as real rows.
-        weight = getattr(attention.q_proj, "weight", None)
+        weight = getattr(layer.get_submodule(description.out), "weight", None)
         is_narrow = weight is not None and weight.dtype in (torch.bfloat16, torch.float16)
         self.takes_padding = self.takes_padding and is_narrow
-        self.queries = attention.q_proj.out_features // self.width
-        self.keys = attention.k_proj.out_features // self.width
         self.basis: torch.Tensor | None = getattr(attention, "key_basis", None)  # projected.py
-        self.before: Any = layer.input_layernorm
-        self.after: Any = layer.post_attention_layernorm
-        half = layer.get_parameter("input_layernorm.weight").new_ones(self.width // 2)
-        self.sign = torch.cat([-half, half])
-        self.norms = (attention.q_norm, attention.k_norm) if hasattr(attention, "q_norm") else None
+        names = ("before_attention", "after_attention", "before_mlp", "after_mlp")
+        self.before_attention, self.after_attention, self.before_mlp, self.after_mlp = (
+            self._make_norm(layer, getattr(description, name)) for name in names
+        )
+        q_norm, k_norm = (
+            self._make_norm(layer, name) for name in (description.query_norm, description.key_norm)
+        )
+        self.norms = None if q_norm is None or k_norm is None else (q_norm, k_norm)
+
+    def _make_norm(self, layer: nn.Module, name: str) -> Norm | None:
+        return Norm(layer.get_submodule(name), self.description) if name else None
 
     @staticmethod
-    def norm(module: Any, x: torch.Tensor) -> torch.Tensor:
-        return F.rms_norm(x, (x.shape[-1],), module.weight, module.variance_epsilon)
+    def _join(layer: nn.Module, joint: str, *parts: str) -> Product:
+        """The product of one matrix that holds several, or of several side by side."""
+        names = [joint] if joint else [name for name in parts if name]
+        return _join_linears([layer.get_submodule(name) for name in names])  # type: ignore[misc]
+
+    @staticmethod
+    def _head_counts(
+        layer: nn.Module, attention: Any, description: LayerDescription
+    ) -> tuple[int, int, int]:
+        """How many query heads and key heads a layer has, and how wide each is."""
+        width = int(getattr(attention, "head_dim", None) or attention.head_size)
+        out: Any = layer.get_submodule(description.out)
+        query_count = out.in_features // width
+        if description.qkv:
+            qkv: Any = layer.get_submodule(description.qkv)
+            return query_count, (qkv.out_features // width - query_count) // 2, width
+        key: Any = layer.get_submodule(description.key)
+        return query_count, key.out_features // width, width
+
+    @staticmethod
+    def norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:
+        return norm(x)
 
     @staticmethod
     def rotate(
@@ -202,44 +355,84 @@ class Fused:
         return torch.addcmul(x * cos, turned_rows, sin)
 
     def activate_gate(self, gate: torch.Tensor) -> torch.Tensor:
-        activated: torch.Tensor = self.act(gate)
-        return activated
+        return self.act(gate)
+
+    def _norm_rows(self, norm: Norm | None, x: torch.Tensor) -> torch.Tensor:
+        return x if norm is None else self.norm(norm, x)
+
+    def add(self, states: torch.Tensor, output: torch.Tensor, after: Norm | None) -> torch.Tensor:
+        """Adds what a half gave to the states that entered it."""
+        output = self._norm_rows(after, output)
+        residual = self.description.residual
+        return states + (output if residual == 1 else output * residual)
 
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        return self.mlp(self.attention(hidden, rotary, positions))
+        if not self.description.parallel:
+            return self.mlp(self.attention(hidden, rotary, positions))
+        states = hidden[0]
+        both = self.attended(states, rotary, positions) + self._transform(states)
+        return self.add(states, both, None)[None]
 
     def attention(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         """The layer's first half, the residual stream included."""
         states = hidden[0]
-        return (states + self.attended(states, rotary, positions))[None]
+        output = self.attended(states, rotary, positions)
+        return self.add(states, output, self.after_attention)[None]
 
     def attended(self, states: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
-        """The states (P, E) that attention adds to `states` (P, E)."""
+        """What attention makes (P, E) of `states` (P, E)."""
         node_count = positions.shape[1]
         padding = len(states) - node_count
-        x = self.qkv(self.norm(self.before, states))[:node_count].view(node_count, -1, self.width)
-        query_heads = self.queries
-        qk = x[:, : query_heads + self.keys]
-        v = x[:, query_heads + self.keys :].transpose(0, 1)
+        rows = self.qkv(self._norm_rows(self.before_attention, states))[:node_count]
+        q, k, v = self._split_heads(rows)
         if self.norms is not None:
-            q_norm, k_norm = self.norms
-            qk = torch.cat(
-                [self.norm(q_norm, qk[:, :query_heads]), self.norm(k_norm, qk[:, query_heads:])], 1
-            )
-        cos = rotary[0][0, :, None]
-        sin = rotary[1][0, :, None]
-        qk = self.rotate(qk, qk.roll(self.width // 2, -1), cos, sin * self.sign)
-        q = qk[:, :query_heads].transpose(0, 1)
-        k = qk[:, query_heads:].transpose(0, 1)
+            q, k = (self._norm_heads(norm, x) for norm, x in zip(self.norms, (q, k), strict=True))
+        qk = torch.cat([q, k], 1)
+        if self.description.rotation:
+            qk = self._turn(qk, rotary)
+        q, k = qk[:, : self.queries].transpose(0, 1), qk[:, self.queries :].transpose(0, 1)
         if self.basis is not None:
             q, k = project_heads(q, k, self.basis)
-        output = forest_attention(self.index, q, k, v, self.scale, self.window).reshape(
-            node_count, -1
-        )
+        output = forest_attention(
+            self.index, q, k, v.transpose(0, 1), self.scale, self.window, self.score_cap, self.sinks
+        ).reshape(node_count, -1)
         return self.out(F.pad(output, (0, 0, 0, padding)) if padding else output)
+
+    def _split_heads(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries (n, H, D), keys and values (n, KV, D) in a product's rows."""
+        if self.description.qkv_by_head:
+            q, k, v = rows.view(len(rows), -1, 3, self.width).unbind(2)
+            return q, k, v
+        heads = rows.view(len(rows), -1, self.width)
+        q, k, v = heads.split([self.queries, self.keys, self.keys], 1)
+        return q, k, v
+
+    def _norm_heads(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
+        """Heads (n, H, D) normed, each by itself or all at once."""
+        if not self.description.whole_heads:
+            return self.norm(norm, x)
+        return self.norm(norm, x.flatten(1)).view_as(x)
+
+    def _turn(self, heads: torch.Tensor, rotary: Any) -> torch.Tensor:
+        """Heads (n, H, D) turned by the angles (1, n, W) of their positions, W at most D."""
+        kind = self.description.rotation
+        cos, sin = rotation_tables(rotary[0][0, :, None], rotary[1][0, :, None], kind)
+        turned_width = cos.shape[-1]
+        turned = heads[..., :turned_width]
+        turned = self.rotate(turned, swap_pairs(turned, kind), cos, sin).to(heads.dtype)
+        if turned_width == self.width:
+            return turned
+        return torch.cat([turned, heads[..., turned_width:]], -1)
 
     def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
         """The layer's second half."""
         states = hidden[0]
-        gate, up = self.gate_up(self.norm(self.after, states)).chunk(2, -1)
-        return (states + self.down(self.activate_gate(gate) * up))[None]
+        return self.add(states, self._transform(states), self.after_mlp)[None]
+
+    def _transform(self, states: torch.Tensor) -> torch.Tensor:
+        """What the second half makes (P, E) of `states` (P, E)."""
+        rows = self.gate_up(self._norm_rows(self.before_mlp, states))
+        if not (self.description.gate or self.description.gate_up):
+            return self.down(self.activate_gate(rows))
+        gate, up = rows.chunk(2, -1)
+        return self.down(self.activate_gate(gate) * up)

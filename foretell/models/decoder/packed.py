@@ -113,6 +113,19 @@ class PackedLinear(nn.Module):
             layer._matrix = None
         return joint
 
+    def split(self, sizes: list[int]) -> list[PackedLinear]:
+        """Makes layers of so many outputs each, in their order, which share this one's memory;
+        where they are no multiples of 16, they have memory of their own.
+        """
+        biases = [None] * len(sizes) if self.bias is None else self.bias.split(sizes)
+        if any(size % BLOCK for size in sizes):
+            ranges = torch.arange(self.out_features).split(sizes)
+            return [self.take(outputs) for outputs in ranges]
+        return [
+            PackedLinear(packed, bias, self.in_features)
+            for packed, bias in zip(self.packed.split(sizes), biases, strict=True)
+        ]
+
     def take(self, outputs: torch.Tensor) -> PackedLinear:
         """Makes a layer of these outputs (n,) alone, in their order."""
         bias = None if self.bias is None else self.bias[outputs]

@@ -40,7 +40,7 @@ class Group:
     def __call__(self, hidden: torch.Tensor, rotary: Any, positions: torch.Tensor) -> torch.Tensor:
         attended = [layer.attended(hidden[0], rotary, positions) for layer in self.layers]
         for layer, attention_output in zip(self.layers, attended, strict=True):
-            hidden = layer.mlp(hidden + attention_output)
+            hidden = layer.mlp(layer.add(hidden, attention_output, layer.after_attention))
         return hidden
 
 
@@ -59,7 +59,8 @@ def group_layers(loop: Loop, group_size: int) -> Loop:
     Raises LookupError where the layers cannot be taken apart.
     """
     layers = [block for block in loop.blocks if isinstance(block, Fused)]
-    if len(layers) < len(loop.blocks) or loop.kinds is not None:
+    is_parallel = any(block.description.parallel for block in layers)
+    if len(layers) < len(loop.blocks) or loop.kinds is not None or is_parallel:
         raise LookupError("its layers are of another build than the llama family's")
     blocks: list[Block] = list(loop.blocks)
     last_layer = len(blocks) - 1

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from foretell.models.decoder.fused import fits_layer
+from foretell.models.decoder.fused import find_descriptions
 from foretell.models.decoder.packed import pack_layers
 from foretell.ops.memory import release_pages
 
@@ -44,7 +44,8 @@ def smooth_layers(hf_model: Any) -> bool:
     weights must be as they were read: pages of its files that hold the old ones leave the memory.
     """
     layers = getattr(hf_model.get_decoder(), "layers", ())
-    if not layers or not all(map(fits_layer, layers)):
+    descriptions = find_descriptions(hf_model)
+    if not descriptions or not all(description.is_plain for description in descriptions):
         return False
     channel_sizes: dict[nn.Module, torch.Tensor] = {}
     hooks = []

@@ -38,25 +38,58 @@ int32_t ft_check_rows(const ft_matrix *matrix, const int64_t *outputs, int32_t c
 
 static int is_number(float value) { return value - value == 0.0f; }
 
+static int32_t check_experts(const ft_experts *experts, int64_t hidden) {
+    const int32_t count = experts->count;
+    if (count < 1 || count > MOST_EXPERTS || experts->chosen < 1 || experts->chosen > count ||
+        !within(experts->scoring, FT_SCORINGS) || !within(experts->activation, FT_ACTIVATIONS) ||
+        experts->groups < 1 || count % experts->groups || experts->chosen_groups < 1 ||
+        experts->chosen_groups > experts->groups || experts->group_best < 1 ||
+        !is_number(experts->scaling) || !experts->up || !experts->down ||
+        ft_check_matrix(&experts->router, count, hidden) != FT_DONE)
+        return FT_MISFIT;
+    if (experts->share.outputs && ft_check_matrix(&experts->share, 1, hidden) != FT_DONE)
+        return FT_MISFIT;
+    if (experts->activation == FT_CLAMPED_SILU && !experts->gate)
+        return FT_MISFIT;
+    const int64_t inner = experts->down->inputs;
+    for (int32_t i = 0; i < count; i++)
+        if (ft_check_matrix(experts->up + i, inner, hidden) != FT_DONE ||
+            ft_check_matrix(experts->down + i, hidden, inner) != FT_DONE ||
+            ft_forms(experts->up + i) != ft_forms(experts->up) ||
+            (experts->gate && (ft_check_matrix(experts->gate + i, inner, hidden) != FT_DONE ||
+                               ft_forms(experts->gate + i) != ft_forms(experts->gate))))
+            return FT_MISFIT;
+    return FT_DONE;
+}
+
+/* Whether an MLP fits, or there is none. */
+static int check_mlp(const ft_layer *layer, int64_t hidden) {
+    const int64_t inner = layer->down.inputs;
+    if (!layer->up.outputs && !layer->down.outputs)
+        return !layer->gate.outputs && layer->experts;
+    return ft_check_matrix(&layer->down, hidden, 0) == FT_DONE &&
+           ft_check_matrix(&layer->up, inner, hidden) == FT_DONE &&
+           (!layer->gate.outputs || ft_check_matrix(&layer->gate, inner, hidden) == FT_DONE);
+}
+
 /* Whether matrices, norms and numbers of a layer belong to a model. */
 static int32_t check_layer(const ft_model *model, const ft_layer *layer) {
     const int64_t hidden = model->hidden, queries = (int64_t)model->heads * model->width;
     const int64_t keys = (int64_t)model->kv_heads * model->width;
     const int64_t read = layer->token_norm.weight ? 2 * hidden : hidden;
-    const int64_t inner = layer->down.inputs;
     const int fits = ft_check_matrix(&layer->query, queries, read) == FT_DONE &&
                      ft_check_matrix(&layer->key, keys, read) == FT_DONE &&
                      ft_check_matrix(&layer->value, keys, read) == FT_DONE &&
                      ft_check_matrix(&layer->out, hidden, queries) == FT_DONE &&
-                     ft_check_matrix(&layer->down, hidden, 0) == FT_DONE &&
-                     ft_check_matrix(&layer->up, inner, hidden) == FT_DONE &&
-                     (!layer->gate.outputs ||
-                      ft_check_matrix(&layer->gate, inner, hidden) == FT_DONE);
+                     check_mlp(layer, hidden) &&
+                     (!layer->experts || check_experts(layer->experts, hidden) == FT_DONE);
     const int normed = !layer->query_norm.weight == !layer->key_norm.weight &&
                        (!layer->whole_heads || layer->query_norm.weight);
     const int apart = !layer->parallel || (!layer->after_attention.weight &&
-                                           !layer->after_mlp.weight && !layer->token_norm.weight);
-    return fits && normed && apart && layer->rotation >= -1 && layer->window >= 0 &&
+                                           !layer->after_mlp.weight &&
+                                           !layer->token_norm.weight && !layer->experts);
+    const int split = layer->activation != FT_CLAMPED_SILU || layer->gate.outputs;
+    return fits && normed && apart && split && layer->rotation >= -1 && layer->window >= 0 &&
                    within(layer->activation, FT_ACTIVATIONS) && is_number(layer->scale) &&
                    is_number(layer->score_cap) && is_number(layer->residual)
                ? FT_DONE

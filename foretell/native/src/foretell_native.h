@@ -11,11 +11,20 @@
 #define GROUP 32      /* inputs that share a scale */
 #define STRIP 4       /* blocks of outputs that one task computes */
 #define TILE 8        /* rows that share each weight that is read */
+#define MOST_EXPERTS 1024
 #define QUERIES 24    /* query heads that one call of attention computes, about */
 
 enum { FT_INT8, FT_INT4, FT_BFLOAT16 };
 /* Activations of a multilayer perceptron; FT_SQUARED_RELU: relu(x) squared. */
-enum { FT_SILU, FT_GELU_TANH, FT_GELU, FT_RELU, FT_SQUARED_RELU, FT_ACTIVATIONS };
+enum {
+    FT_SILU, FT_GELU_TANH, FT_GELU, FT_RELU, FT_SQUARED_RELU,
+    FT_CLAMPED_SILU, /* of two halves: (up + 1) * gate * logistic(1.702 gate), gate at most 7 and up
+                        between -7 and 7 (gpt-oss) */
+    FT_ACTIVATIONS
+};
+/* How experts are weighed: by the softmax of all their scores, of those that are chosen alone, or by
+   the logistic function of each. */
+enum { FT_SOFTMAX, FT_SOFTMAX_OF_CHOSEN, FT_LOGISTIC, FT_SCORINGS };
 /* What a call returns. Refused are sizes that do not belong to each other, and numbers of tokens,
    rows, layers or positions beyond what there is; nothing is computed then, or nothing further. */
 enum { FT_OUTSIDE = -2, FT_MISFIT = -1, FT_NO_MEMORY = 0, FT_DONE = 1 };
@@ -48,6 +57,23 @@ typedef struct {
     int32_t centered;
 } ft_norm;
 
+/* Experts, in place of a layer's MLP or beside it. A token is computed by the `chosen` experts with
+   the highest scores (router(y), and what `choice_bias` adds for the choice alone), of equal ones
+   the first; of experts in groups only those in the `chosen_groups` groups whose `group_best`
+   highest sum to the most. What they give is multiplied by their weights and added. */
+typedef struct {
+    int32_t count, chosen, scoring;
+    int32_t groups, chosen_groups, group_best;
+    int32_t renormalized;          /* the weights of those chosen are divided by their sum */
+    int32_t activation;
+    float scaling;                 /* of the weights */
+    const float *choice_bias;      /* (count,) or NULL */
+    ft_matrix router;              /* (count, hidden) */
+    ft_matrix share;               /* (1, hidden): the layer's own MLP is multiplied by the logistic
+                                      function of it; no outputs: it is not */
+    const ft_matrix *gate, *up, *down; /* (count,) each, all of one size */
+} ft_experts;
+
 /* What a layer does. x is what enters it, a sum over layers:
 
        x += residual * after_attention(out(attention(before_attention(x))))
@@ -69,7 +95,8 @@ typedef struct {
     float scale, score_cap;        /* of scores; score_cap * tanh(score / score_cap), 0: no cap */
     float residual;
     const float *sinks;            /* (heads,): scores of rows without values; or NULL */
-    ft_matrix query, key, value, out, gate, up, down;
+    ft_matrix query, key, value, out, gate, up, down; /* `up` and `down` without outputs: no MLP */
+    const ft_experts *experts;     /* or NULL */
 } ft_layer;
 
 typedef struct {
@@ -296,6 +323,8 @@ int32_t ft_best_of(const float *logits, int32_t count, int32_t wanted, int32_t *
 
 /* The form in which a matrix reads activations. */
 int32_t ft_forms(const ft_matrix *matrix);
+/* Copies row `row` to row `to` of others, in these forms. */
+void ft_copy_row(const ft_rows *rows, int32_t row, const ft_rows *out, int32_t to, int32_t forms);
 
 /* Whether what a call is given can be computed: FT_DONE, or why it is refused. */
 int32_t ft_check_matrix(const ft_matrix *matrix, int64_t outputs, int64_t inputs);

@@ -288,6 +288,16 @@ INLINE vec activate(vec x, int32_t activation) {
 
 static void gate(const float *gate_x, const float *up, int32_t count, int32_t activation,
                  float *out) {
+    if (activation == FT_CLAMPED_SILU) {
+        const vec least = v_set(-7.0f), most = v_set(7.0f), one = v_set(1.0f);
+        for (int32_t i = 0; i < count; i += 16) {
+            vec x = v_min(v_load(gate_x + i), most);
+            vec y = v_max(v_min(v_load(up + i), most), least);
+            vec z = v_mul(x, logistic(v_mul(v_set(1.702f), x)));
+            v_store(out + i, v_mul(z, v_add(y, one)));
+        }
+        return;
+    }
     for (int32_t i = 0; i < count; i += 16) {
         vec y = activate(v_load(gate_x + i), activation);
         v_store(out + i, up ? v_mul(y, v_load(up + i)) : y);

@@ -7,6 +7,16 @@ int32_t ft_forms(const ft_matrix *matrix) {
     return matrix->format == FT_BFLOAT16 ? FT_AS_BFLOAT : FT_AS_WHOLE;
 }
 
+void ft_copy_row(const ft_rows *rows, int32_t row, const ft_rows *out, int32_t to, int32_t forms) {
+    const int64_t inputs = rows->inputs, groups = inputs / GROUP, bytes = forms & FT_AS_BFLOAT ? 2 : 1;
+    memcpy(out->numbers + bytes * to * inputs, rows->numbers + bytes * row * inputs,
+           (size_t)(bytes * inputs));
+    if (!(forms & FT_AS_WHOLE))
+        return;
+    memcpy(out->scales + to * groups, rows->scales + row * groups, 4 * (size_t)groups);
+    memcpy(out->sums + to * groups, rows->sums + row * groups, 4 * (size_t)groups);
+}
+
 /* Row `output` of a matrix, (inputs,) in single precision. */
 static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
     int32_t inputs = matrix->inputs, lane = output % BLOCK, narrow = matrix->format == FT_INT4;

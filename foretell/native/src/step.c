@@ -5,6 +5,7 @@
 #include "foretell_native.h"
 #include "pool.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #if defined(__x86_64__)
@@ -122,9 +123,9 @@ static int32_t tile_rows(const ft_matrix *matrix, int32_t count) {
     return matrix->format != FT_BFLOAT16 && count > 2 * TILE ? TILE / 2 : TILE;
 }
 
-/* Strip `index` of y (+)= rows W^T. */
+/* Strip `index` of y (+)= rows W^T, of `count` rows from `first` on. */
 static void multiply_strip(const ft_matrix *matrix, int32_t index, const ft_rows *rows,
-                           int32_t count, float *y, int64_t stride, int add) {
+                           int32_t first, int32_t count, float *y, int64_t stride, int add) {
     float tile[TILE * STRIP * BLOCK];
     int32_t blocks[STRIP], width = strip_blocks(matrix, index, blocks), part = width;
     const int32_t tall = tile_rows(matrix, count);
@@ -138,7 +139,7 @@ static void multiply_strip(const ft_matrix *matrix, int32_t index, const ft_rows
         int32_t here = width - done < part ? width - done : part;
         for (int32_t row = 0; row < count; row += tall) {
             int32_t height = count - row < tall ? count - row : tall;
-            kernels->product(matrix, blocks + done, here, rows, row, height, tile);
+            kernels->product(matrix, blocks + done, here, rows, first + row, height, tile);
             int32_t begin = blocks[done] * BLOCK, wide = here * BLOCK;
             int32_t left = matrix->outputs - begin;
             kernels->deliver(tile, left < wide ? left : wide, wide, height,
@@ -153,7 +154,7 @@ static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const f
                      int32_t count, float *y, int64_t stride, int add) {
     const int32_t total = strips(matrix);
     for (int32_t strip; (strip = ft_next(team, thread, total)) < total;)
-        multiply_strip(matrix, strip, rows, count, y, stride, add);
+        multiply_strip(matrix, strip, rows, 0, count, y, stride, add);
 }
 
 /* The same of several matrices with the same inputs, whose outputs lie beside each other. */
@@ -169,7 +170,7 @@ static void multiply_parts(ft_team *team, int thread, const ft_matrix *const *pa
             place -= strips(parts[which]);
             before += parts[which]->outputs;
         }
-        multiply_strip(parts[which], place, rows, count, y + before, stride, 0);
+        multiply_strip(parts[which], place, rows, 0, count, y + before, stride, 0);
     }
 }
 
@@ -240,6 +241,25 @@ EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, fl
    waits in `branch` until somebody reads the stream, who norms it and adds it first. Of few nodes
    every thread has a residual stream of its own, so that no barrier is spent on it. */
 
+/* A token's place among those of an expert. */
+typedef struct {
+    int32_t node, rank; /* the expert is the token's `rank`-th */
+} slot;
+
+typedef struct {
+    float *scores;      /* (nodes, count + 1) of the router, and of the layer's own MLP */
+    int32_t *chosen;    /* (nodes, chosen) experts */
+    float *weights;     /* (nodes, chosen) */
+    int32_t *first;     /* (count + 1,): where the slots of each expert begin */
+    int32_t *active;    /* (count,): experts with slots */
+    int32_t active_count;
+    slot *slots;        /* (nodes * chosen,) */
+    int32_t *places;    /* (nodes, chosen): the slot of each */
+    ft_rows gathered;   /* rows of the slots of experts with several */
+    ft_rows inner;      /* (slots, inner): what the gates gave */
+    float *given;       /* (slots, hidden) */
+} mixture;
+
 typedef struct {
     const ft_model *model;
     const ft_step *step;
@@ -250,6 +270,7 @@ typedef struct {
                                                 read, then the other is written */
     ft_rows beside;           /* what the second half of a parallel layer reads */
     ft_rows inner;            /* what the gates gave */
+    mixture mix;              /* of the layer that runs */
     char *private_memory;     /* of each thread */
     int64_t private_bytes, attention_floats;
     int32_t *first_node;      /* of each job in the forward */
@@ -358,7 +379,14 @@ static int32_t forms_of_attention(const ft_layer *layer) {
 }
 
 static int32_t forms_of_second(const ft_layer *layer) {
-    return ft_forms(&layer->up) | (layer->gate.outputs ? ft_forms(&layer->gate) : 0);
+    const ft_experts *experts = layer->experts;
+    int32_t forms = layer->up.outputs ? ft_forms(&layer->up) : 0;
+    forms |= layer->gate.outputs ? ft_forms(&layer->gate) : 0;
+    if (!experts)
+        return forms;
+    forms |= experts->share.outputs ? ft_forms(&experts->share) : 0;
+    forms |= experts->gate ? ft_forms(experts->gate) : 0;
+    return forms | ft_forms(&experts->router) | ft_forms(experts->up);
 }
 
 /* The rows that attention reads, and in a parallel layer those of the second half as well. */
@@ -557,32 +585,40 @@ static void attention(ft_team *team, int thread, step_job *job, private *own,
     ft_barrier(team);
 }
 
-/* Gates and what they let through, as inputs of the last product. */
-static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer,
-                  const ft_rows *rows) {
-    const ft_matrix *both[] = {&layer->gate, &layer->up};
-    const int32_t gated = layer->gate.outputs > 0, pairs = layer->down.inputs / GROUP;
-    const int32_t nodes = job->step->nodes, tall = tile_rows(&layer->up, nodes);
-    const int32_t forms = ft_forms(&layer->down);
+/* Gates and what they let through, of `count` rows from `first` on: blocks 2 `pair` and the next of
+   their outputs, as inputs of the last product in `forms`, rows of `out` from `to` on. */
+static void gate_pair(const ft_matrix *gate, const ft_matrix *up, int32_t pair, const ft_rows *rows,
+                      int32_t first, int32_t count, int32_t activation, const ft_rows *out,
+                      int32_t to, int32_t forms) {
+    const ft_matrix *both[] = {gate, up};
+    const int32_t blocks[2] = {2 * pair, 2 * pair + 1}, tall = tile_rows(up, count);
     float tiles[2][TILE * GROUP], through[GROUP];
-    for (int32_t pair; (pair = ft_next(team, thread, pairs)) < pairs;) {
-        const int32_t blocks[2] = {2 * pair, 2 * pair + 1};
-        for (int32_t row = 0; row < nodes; row += tall) {
-            const int32_t height = nodes - row < tall ? nodes - row : tall;
-            for (int32_t i = !gated; i < 2; i++) {
-                const float *bias = both[i]->bias;
-                kernels->product(both[i], blocks, 2, rows, row, height, tiles[i]);
-                for (int32_t m = 0; bias && m < height; m++)
-                    kernels->add(tiles[i] + m * GROUP, bias + pair * GROUP, 1.0f, GROUP);
-            }
-            for (int32_t m = 0; m < height; m++) {
-                const float *gate = tiles[gated ? 0 : 1] + m * GROUP;
-                const float *up = gated ? tiles[1] + m * GROUP : NULL;
-                kernels->gate(gate, up, GROUP, layer->activation, through);
-                kernels->prepare(&job->inner, row + m, pair * GROUP, GROUP, through, forms);
-            }
+    for (int32_t row = 0; row < count; row += tall) {
+        const int32_t height = count - row < tall ? count - row : tall;
+        for (int32_t i = !gate; i < 2; i++) {
+            const float *bias = both[i]->bias;
+            kernels->product(both[i], blocks, 2, rows, first + row, height, tiles[i]);
+            for (int32_t m = 0; bias && m < height; m++)
+                kernels->add(tiles[i] + m * GROUP, bias + pair * GROUP, 1.0f, GROUP);
+        }
+        for (int32_t m = 0; m < height; m++) {
+            const float *gates = tiles[!gate] + m * GROUP;
+            const float *values = gate ? tiles[1] + m * GROUP : NULL;
+            kernels->gate(gates, values, GROUP, activation, through);
+            kernels->prepare(out, to + row + m, pair * GROUP, GROUP, through, forms);
         }
     }
+}
+
+#include "experts.h"
+
+static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer,
+                  const ft_rows *rows) {
+    const ft_matrix *gate = layer->gate.outputs ? &layer->gate : NULL;
+    const int32_t pairs = layer->down.inputs / GROUP, forms = ft_forms(&layer->down);
+    for (int32_t pair; (pair = ft_next(team, thread, pairs)) < pairs;)
+        gate_pair(gate, &layer->up, pair, rows, 0, job->step->nodes, layer->activation,
+                  &job->inner, 0, forms);
     ft_barrier(team);
 }
 
@@ -683,10 +719,16 @@ static void leave_layer(ft_team *team, int thread, step_job *job, private *own, 
     if (!layer->parallel)
         own->waiting = &layer->after_attention;
     const ft_rows *rows = enter_second(team, thread, job, own, layer);
-    gates(team, thread, job, layer, rows);
-    multiply(team, thread, &layer->down, &job->inner, nodes, job->branch, hidden,
-             layer->parallel);
-    ft_barrier(team);
+    if (layer->experts)
+        route(team, thread, job, layer->experts, rows);
+    if (layer->up.outputs) {
+        gates(team, thread, job, layer, rows);
+        multiply(team, thread, &layer->down, &job->inner, nodes, job->branch, hidden,
+                 layer->parallel);
+        ft_barrier(team);
+    }
+    if (layer->experts)
+        mix_experts(team, thread, job, layer, rows);
     own->waiting = &layer->after_mlp;
 }
 
@@ -790,6 +832,40 @@ static void make_packs(step_job *job) {
     job->packs[job->pack_count] = placed;
 }
 
+/* Lays out what layers with experts work in, from `memory` on; NULL: nothing is laid out. Returns how
+   many bytes that takes. */
+static int64_t lay_out_mixture(step_job *job, char *memory) {
+    const ft_model *model = job->model;
+    const int64_t nodes = job->step->nodes;
+    int64_t count = 0, slots = 0, inner = 0, used = 0;
+    for (int32_t l = 0; l < model->layers; l++) {
+        const ft_experts *experts = model->layer[l].experts;
+        if (!experts)
+            continue;
+        count = experts->count > count ? experts->count : count;
+        slots = nodes * experts->chosen > slots ? nodes * experts->chosen : slots;
+        inner = experts->down->inputs > inner ? experts->down->inputs : inner;
+    }
+    if (!count)
+        return 0;
+    const int64_t sizes[] = {4 * nodes * (count + 1), 4 * slots, 4 * slots, 4 * (count + 1),
+                             4 * count, slots * (int64_t)sizeof(slot), 4 * slots,
+                             rows_bytes(slots, model->hidden), rows_bytes(slots, inner),
+                             4 * slots * model->hidden};
+    char *at[sizeof sizes / sizeof *sizes];
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        at[i] = memory ? memory + used : NULL;
+        used += aligned(sizes[i]);
+    }
+    if (memory)
+        job->mix = (mixture){
+            .scores = (float *)at[0], .chosen = (int32_t *)at[1], .weights = (float *)at[2],
+            .first = (int32_t *)at[3], .active = (int32_t *)at[4], .slots = (slot *)at[5],
+            .places = (int32_t *)at[6], .gathered = rows_at(at[7], slots, model->hidden),
+            .inner = rows_at(at[8], slots, (int32_t)inner), .given = (float *)at[9]};
+    return used;
+}
+
 /* Lays out what a step works in: `shared` more bytes, and `attention` of each thread. Returns the
    memory, NULL: there is none, and where the shared bytes are. */
 static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t attention,
@@ -802,7 +878,8 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     for (int32_t l = 0; l < model->layers; l++) {
         const ft_layer *layer = model->layer + l;
         read = layer->token_norm.weight ? 2 * model->hidden : read;
-        inner_width = layer->down.inputs > inner_width ? layer->down.inputs : inner_width;
+        if (layer->down.outputs && layer->down.inputs > inner_width)
+            inner_width = layer->down.inputs;
         parallel |= layer->parallel;
     }
     const int32_t widest = attended > read ? attended : read;
@@ -814,10 +891,11 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     const int64_t hidden = job->between ? 0 : branch;
     const int64_t qkv = job->between ? 0 : aligned(4 * nodes * qkv_numbers(model));
     const int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, inner_width);
+    const int64_t mixed = lay_out_mixture(job, NULL);
     const int64_t beside = parallel ? rows_bytes(nodes, model->hidden) : 0;
     const int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
-    char *memory = memory_of(hidden + branch + qkv + rows + beside + inner + 4 * firsts + shared +
-                             threads * job->private_bytes);
+    char *memory = memory_of(hidden + branch + qkv + rows + beside + inner + mixed + 4 * firsts +
+                             shared + threads * job->private_bytes);
     if (!memory)
         return NULL;
     char *place = memory;
@@ -831,7 +909,8 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     job->attended.inputs = attended;
     job->beside = rows_at(place += rows, nodes, model->hidden);
     job->inner = rows_at(place += beside, nodes, inner_width);
-    job->first_node = (int32_t *)(place += inner);
+    lay_out_mixture(job, place += inner);
+    job->first_node = (int32_t *)(place += mixed);
     job->order = (int32_t *)(place += firsts);
     job->packs = (int32_t *)(place += firsts);
     job->packed = (uint8_t *)(place += firsts);

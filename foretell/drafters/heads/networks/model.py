@@ -32,7 +32,6 @@ from foretell.models.decoder.packed import (
     weight_bytes,
 )
 from foretell.native import library, steps
-from foretell.native.packing import FORMATS
 from foretell.ops.attention import LayerQuery
 from foretell.ops.threads import torch_threads
 
@@ -272,15 +271,19 @@ class NativeLayer:
         if head.stream_normed:
             front_norm = None  # `entering` has it after it
         layer_struct = steps.Layer(
-            before=self._weight_address(front_norm),
-            after=self._weight_address(layer.post_attention_layernorm),
-            token_norm=self._weight_address(head.token_norm) if reads_beside else None,
-            before_eps=shape.eps,
-            after_eps=shape.eps,
-            token_eps=shape.eps,
-            qkv=self.qkv.matrix,
+            before_attention=self._describe_norm(front_norm),
+            before_mlp=self._describe_norm(layer.post_attention_layernorm),
+            token_norm=self._describe_norm(head.token_norm if reads_beside else None),
+            rotation=0,
+            activation=steps.ACTIVATIONS.index("silu"),
+            scale=shape.width**-0.5,
+            residual=1.0,
+            query=attention.q_proj.matrix,
+            key=attention.k_proj.matrix,
+            value=attention.v_proj.matrix,
             out=attention.o_proj.matrix,
-            gate_up=self.gate_up.matrix,
+            gate=mlp.gate_proj.matrix,
+            up=mlp.up_proj.matrix,
             down=mlp.down_proj.matrix,
         )
         self.layers = (steps.Layer * 1)(layer_struct)
@@ -290,22 +293,16 @@ class NativeLayer:
             heads=shape.heads,
             kv_heads=shape.kv_heads,
             width=shape.width,
-            inner=shape.intermediate,
-            activation=steps.ACTIVATIONS.index("silu"),
-            format=FORMATS.index(self.qkv.packed.format),
-            scale=shape.width**-0.5,
-            norm_eps=shape.eps,
             logit_scale=model.output.scale,
-            norm=self._weight_address(head.norm),
+            norm=self._describe_norm(head.norm),
             layer=self.layers,
             head=model.output.matrix.matrix,
         )
         has_enter = head.enter is not None
-        self.token_norm = self._weight_address(head.token_norm) if has_enter else None
-        self.state_norm = self._weight_address(head.state_norm) if has_enter else None
+        self.token_norm = self._describe_norm(head.token_norm if has_enter else None)
+        self.state_norm = self._describe_norm(head.state_norm if has_enter else None)
+        self.rotations = steps.Rotations([False])
         self.hidden = shape.hidden
-        self.cosines = torch.empty(0, shape.width // 2)
-        self.sines = self.cosines
         kept_tokens = model.output.kept
         self.names = None if kept_tokens is None else kept_tokens.long().contiguous()
 
@@ -322,20 +319,20 @@ class NativeLayer:
         has_packed_table = isinstance(model.target.loop.embed, PackedEmbedding)
         return library.is_available() and fits_width and has_packed_table and not model.output.cap
 
-    def _weight_address(self, norm: nn.Module | None) -> int | None:
+    def _describe_norm(self, norm: nn.Module | None) -> steps.Norm:
         if norm is None:
-            return None
+            return steps.Norm()
         weight: Any = norm.weight
         self.kept.append(weight.detach().float().contiguous())
-        return library.checked_address(
-            self.kept[-1], (self.model.head.shape.hidden,), torch.float32
-        )
+        shape = self.model.head.shape
+        address = library.checked_address(self.kept[-1], (shape.hidden,), torch.float32)
+        return steps.Norm(weight=address, eps=shape.eps)
 
     def _rotate_to(self, row_count: int) -> None:
-        if len(self.cosines) < row_count:
-            both_halves = self.head.rotation(torch.arange(2 * row_count + 256))
-            halves = [part[:, : part.shape[1] // 2].contiguous() for part in both_halves]
-            self.cosines, self.sines = halves
+        if self.rotations.positions < row_count:
+            cosines, sines = self.head.rotation(torch.arange(2 * row_count + 256))
+            half = cosines.shape[1] // 2
+            self.rotations.replace([(cosines[:, :half].float(), sines[:, :half].float())])
 
     def compute(self, jobs: Sequence[Job], taps: Sequence[int]) -> Computed:
         model = self.model
@@ -363,9 +360,7 @@ class NativeLayer:
             nodes=len(ids),
             states=library.checked_address(entering, (len(ids), self.hidden), torch.float32),
             tokens=library.checked_address(embedded, (len(ids), self.hidden), torch.float32),
-            cosines=self.cosines.data_ptr(),
-            sines=self.sines.data_ptr(),
-            positions=len(self.cosines),
+            **self.rotations.fields(),
             layers=layers.ctypes.data,
             layer_count=1,
             rows=row_numbers.ctypes.data,
@@ -409,7 +404,6 @@ class NativeLayer:
             enter=no_matrix if enter_matrix is None else enter_matrix.matrix,
             token_norm=self.token_norm,
             state_norm=self.state_norm,
-            eps=head.shape.eps,
             hands_on_normed=int(head.hands_on_normed),
             depth=level_count,
             breadth=model.shape.breadth,
