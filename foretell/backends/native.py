@@ -8,6 +8,7 @@ the ordinary ones, in bfloat16.
 from __future__ import annotations
 
 import ctypes
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,6 +30,8 @@ from foretell.models.decoder.packed import (
     pack_layers,
     settle_weights,
 )
+from foretell.models.decoder.packed_experts import PackedExperts, pack_router
+from foretell.models.families.description import ExpertsDescription
 from foretell.native import library, steps
 from foretell.native.packing import GROUP
 from foretell.ops.attention import Attention
@@ -110,6 +113,7 @@ class NativeBackend(Backend):
         self.all_layers = np.arange(len(layout), dtype=np.int32)
         self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
         self.split_layers: list[PackedLinear] = []  # and matrices
+        self.structures: list[Any] = []  # that others point to
         # Of shared rows their structure, and the tensors that it points into.
         self.segments: WeakKeyDictionary[Segment, tuple[steps.Segment, Any]] = WeakKeyDictionary()
         self._settle_weights()
@@ -143,6 +147,13 @@ class NativeBackend(Backend):
                     raise LookupError(f"its matrix {name} is not packed")
                 if linear.in_features % GROUP:
                     raise LookupError(f"its layers are no multiple of {GROUP} wide")
+            experts = block.description.experts
+            if experts is not None:
+                matrices = layer.get_submodule(experts.experts)
+                if not isinstance(matrices, PackedExperts):
+                    raise LookupError("its experts are not packed")
+                if matrices.down.in_features % GROUP:
+                    raise LookupError(f"its experts are no multiple of {GROUP} wide")
         if loop.head.packed.outputs != self.vocab:
             raise LookupError(f"its head has {loop.head.packed.outputs} rows, not {self.vocab}")
 
@@ -151,8 +162,7 @@ class NativeBackend(Backend):
         step_linears = [
             module
             for layer, block in zip(self.loop.layers, self.blocks, strict=True)
-            for product in (block.qkv, block.out, block.gate_up, block.down)
-            for module in (product, *layer.modules())
+            for module in (block.qkv, block.out, *block.products, *layer.modules())
         ]
         settle_weights(
             module for module in (*step_linears, self.loop.head) if isinstance(module, PackedLinear)
@@ -205,7 +215,39 @@ class NativeBackend(Backend):
             layer.sinks = self._keep_floats(block.sinks, block.queries)
         for name, matrix in self._describe_matrices(index, block).items():
             setattr(layer, name, matrix)
+        if description.experts is not None:
+            layer.experts = ctypes.pointer(self._describe_experts(index, description.experts))
         return layer
+
+    def _describe_experts(self, index: int, described: ExpertsDescription) -> steps.Experts:
+        """The library's structure of a layer's experts."""
+        layer: Any = self.loop.layers[index]
+        router = pack_router(layer.get_submodule(described.router))
+        experts = steps.Experts(
+            count=described.count,
+            chosen=described.chosen,
+            scoring=steps.SCORINGS.index(described.scoring),
+            groups=described.groups,
+            chosen_groups=described.chosen_groups,
+            group_best=described.group_best,
+            renormalized=described.renormalized,
+            activation=steps.ACTIVATIONS.index(described.activation),
+            scaling=described.scaling,
+            router=router.matrix,
+        )
+        self.split_layers.append(router)
+        if described.choice_bias:
+            bias: Any = operator.attrgetter(described.choice_bias)(layer)
+            experts.choice_bias = self._keep_floats(bias, described.count)
+        if described.share:
+            experts.share = layer.get_submodule(described.share).matrix
+        for name, linears in layer.get_submodule(described.experts).parts():
+            structures = (library.Matrix * described.count)(*(linear.matrix for linear in linears))
+            self.split_layers += linears
+            self.structures.append(structures)
+            setattr(experts, name, ctypes.cast(structures, ctypes.c_void_p))
+        self.structures.append(experts)
+        return experts
 
     def _describe_matrices(self, index: int, block: Fused) -> dict[str, Any]:
         """The library's structures of a layer's matrices, by their fields there."""
@@ -260,7 +302,8 @@ class NativeBackend(Backend):
             table.ndim != 3 or table.shape[:2] != (1, table_size) for table in tables
         ):
             raise LookupError("its rotation is no table of cosines and sines")
-        cosines, sines = (half_table(table[0].float()) for table in tables)
+        described = self.blocks[0].description
+        cosines, sines = (half_table(table[0].float(), described) for table in tables)
         return cosines, sines
 
     def cache(self) -> Cache:

@@ -12,13 +12,8 @@ import torch
 from foretell.native import library
 from foretell.native.library import Matrix, checked_address
 
-ACTIVATIONS = (
-    "silu",
-    "gelu_tanh",
-    "gelu",
-    "relu",
-    "relu2",
-)  # in the order of the library's numbers
+ACTIVATIONS = ("silu", "gelu_tanh", "gelu", "relu", "relu2", "clamped_silu")
+SCORINGS = ("softmax", "softmax_of_chosen", "logistic")  # in the order of the library's numbers
 NO_ROTATION = -1
 MATRICES = ("query", "key", "value", "out", "gate", "up", "down")  # of a layer, as they are named
 
@@ -33,6 +28,19 @@ class Norm(ctypes.Structure):
     ]
 
 
+class Experts(ctypes.Structure):
+    """The structure ft_experts."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("count", "chosen", "scoring", "groups", "chosen_groups")),
+        *((name, c_int32) for name in ("group_best", "renormalized", "activation")),
+        ("scaling", c_float),
+        ("choice_bias", c_void_p),
+        *((name, Matrix) for name in ("router", "share")),
+        *((name, c_void_p) for name in ("gate", "up", "down")),
+    ]
+
+
 class Layer(ctypes.Structure):
     """The structure ft_layer."""
 
@@ -44,6 +52,7 @@ class Layer(ctypes.Structure):
         *((name, c_float) for name in ("scale", "score_cap", "residual")),
         ("sinks", c_void_p),
         *((name, Matrix) for name in MATRICES),
+        ("experts", POINTER(Experts)),
     ]
 
 

@@ -39,6 +39,7 @@ from foretell.models.decoder.packed import (
     is_as_near,
     without_rounding,
 )
+from foretell.models.decoder.packed_experts import PackedExperts
 from foretell.models.decoder.parallel import LayerParallel
 from foretell.models.decoder.probing import (
     PROBE,
@@ -353,12 +354,15 @@ class Decoder(Model):
                 return self._rows_of(tree, token_ids[:6])
 
         if self.narrow:
-            agrees = is_as_near(by_backend, by_torch, exact)
+            agrees = is_as_near(by_backend, by_torch, exact, self._has_experts())
         else:
             agrees = self.agrees(by_backend, by_torch)
         if not agrees:
             raise LookupError("its logits differ from torch's by more than rounding")
         self.backend, self.most_jobs = backend, backend.most_jobs
+
+    def _has_experts(self) -> bool:
+        return any(isinstance(module, PackedExperts) for module in self.hf.modules())
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         if self.backend is not None:

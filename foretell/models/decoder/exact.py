@@ -37,7 +37,7 @@ from foretell.cache.job import Job
 from foretell.core.model import STEP
 from foretell.errors import Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.fused import Fused, Norm, fused_blocks
+from foretell.models.decoder.fused import Fused, Norm, find_descriptions, fused_blocks
 from foretell.models.decoder.head_merging import FIELD
 from foretell.models.decoder.loop import Block, Loop
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear
@@ -253,8 +253,8 @@ class ExactCache(Cache):
 
 
 class ExactFused(Fused):
-    """A layer of the llama family: the fused one, with operations that do not look at the number of
-    rows.
+    """A layer that is built as llama's: the fused one, with operations that do not look at the
+    number of rows.
     """
 
     takes_padding = False
@@ -356,6 +356,8 @@ class ExactDecoder(Decoder):
         loop.table = partial(self._exact_table, loop)  # type: ignore[method-assign]
         loop.logits = partial(_exact_logits, loop)  # type: ignore[method-assign]
         if self.config.hidden_size > WIDEST or getattr(self.config, FIELD, None) is not None:
+            return None
+        if not all(described.is_plain for described in find_descriptions(self.hf)):
             return None
         exact_blocks = fused_blocks(loop, ExactFused)
         if exact_blocks is not None:

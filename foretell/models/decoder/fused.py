@@ -44,6 +44,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "relu": F.relu,
     "relu2": lambda x: F.relu(x).square(),
+    "clamped_silu": F.silu,  # of experts, which compute it themselves
 }
 
 
@@ -126,7 +127,13 @@ def fits_layer(layer: nn.Module, description: LayerDescription) -> bool:
     if any(name not in modules for name in (*matrices, *norms)):
         return False
     expected = {f"{name}.{part}" for name in (*matrices, *norms) for part in ("weight", "bias")}
-    if not parameters.keys() <= expected | {KEY_BASIS, description.sinks}:
+    experts = description.experts
+    others = {
+        name
+        for name in parameters.keys() - expected - {KEY_BASIS, description.sinks}
+        if experts is None or not name.startswith(f"{experts.block}.")
+    }
+    if others:
         return False
     if any(f"{name}.weight" not in parameters for name in norms):
         return False
@@ -162,11 +169,11 @@ def _turns_heads(loop: Loop, index: int, description: LayerDescription) -> bool:
     if not isinstance(tables, tuple) or len(tables) != 2:
         return False
     cos, sin = (table.float() for table in tables)
-    shape = (2, 1, 2, len(positions), cos.shape[-1])
+    shape = (2, 1, 2, len(positions), cos.shape[-1] * (1 + description.angles_once))
     q, k = torch.randn(*shape, generator=generator).to(states.device)
     try:
         their_rotation = rotate_heads(q, k, cos, sin)
-        our_tables = rotation_tables(cos, sin, description.rotation)
+        our_tables = rotation_tables(cos, sin, description)
     except Exception:  # of another signature
         return False
     our_rotation = [
@@ -177,10 +184,12 @@ def _turns_heads(loop: Loop, index: int, description: LayerDescription) -> bool:
     )
 
 
-def half_table(table: torch.Tensor) -> torch.Tensor:
-    """The table (..., W / 2) of what a table (..., W) has twice: in both its halves, or in
+def half_table(table: torch.Tensor, description: LayerDescription) -> torch.Tensor:
+    """The table (..., W / 2) of what a family's table (..., W) has twice: in both its halves, or in
     neighbours. Raises LookupError for another one.
     """
+    if description.angles_once:
+        return table
     first_half, second_half = table.chunk(2, -1)
     if torch.equal(first_half, second_half):
         return first_half
@@ -190,13 +199,13 @@ def half_table(table: torch.Tensor) -> torch.Tensor:
 
 
 def rotation_tables(
-    cos: torch.Tensor, sin: torch.Tensor, rotation: str
+    cos: torch.Tensor, sin: torch.Tensor, description: LayerDescription
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The cosines and signed sines (..., W) by which numbers and their partners (see `swap_pairs`)
     are multiplied, of tables of the family's own.
     """
-    cos, sin = half_table(cos), half_table(sin)
-    if rotation == "halves":
+    cos, sin = half_table(cos, description), half_table(sin, description)
+    if description.rotation == "halves":
         return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
     return cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
 
@@ -299,8 +308,13 @@ class Fused:
             layer, description.qkv, description.query, description.key, description.value
         )
         self.out = self._join(layer, description.out)
-        self.gate_up = self._join(layer, description.gate_up, description.gate, description.up)
-        self.down = self._join(layer, description.down)
+        self.block: Any = None  # computes the second half where the layer has experts
+        if description.experts is not None:
+            self.block = layer.get_submodule(description.experts.block)
+        else:
+            parts = (description.gate, description.up)
+            self.gate_up = self._join(layer, description.gate_up, *parts)
+            self.down = self._join(layer, description.down)
         self.act = ACTIVATIONS[description.activation]
         self.queries, self.keys, self.width = self._head_counts(layer, attention, description)
         scale = description.scale
@@ -323,6 +337,11 @@ class Fused:
 
     def _make_norm(self, layer: nn.Module, name: str) -> Norm | None:
         return Norm(layer.get_submodule(name), self.description) if name else None
+
+    @property
+    def products(self) -> list[Product]:
+        """The products of its second half, in the order in which they are computed."""
+        return [] if self.block is not None else [self.gate_up, self.down]
 
     @staticmethod
     def _join(layer: nn.Module, joint: str, *parts: str) -> Product:
@@ -416,7 +435,8 @@ class Fused:
     def _turn(self, heads: torch.Tensor, rotary: Any) -> torch.Tensor:
         """Heads (n, H, D) turned by the angles (1, n, W) of their positions, W at most D."""
         kind = self.description.rotation
-        cos, sin = rotation_tables(rotary[0][0, :, None], rotary[1][0, :, None], kind)
+        tables = (rotary[0][0, :, None], rotary[1][0, :, None])
+        cos, sin = rotation_tables(*tables, self.description)
         turned_width = cos.shape[-1]
         turned = heads[..., :turned_width]
         turned = self.rotate(turned, swap_pairs(turned, kind), cos, sin).to(heads.dtype)
@@ -431,6 +451,10 @@ class Fused:
 
     def _transform(self, states: torch.Tensor) -> torch.Tensor:
         """What the second half makes (P, E) of `states` (P, E)."""
+        if self.block is not None:
+            output = self.block(self._norm_rows(self.before_mlp, states)[None])
+            first_output: torch.Tensor = output[0]
+            return first_output.view_as(states)
         rows = self.gate_up(self._norm_rows(self.before_mlp, states))
         if not (self.description.gate or self.description.gate_up):
             return self.down(self.activate_gate(rows))

@@ -35,6 +35,33 @@ ACTIVATIONS = {
 
 
 @dataclass(frozen=True)
+class ExpertsDescription:
+    """How a layer's experts are chosen and what they compute. Parts are paths within the layer.
+
+    A token is computed by the `chosen` experts with the highest scores, weighed by the "softmax" of
+    all scores, by the "softmax_of_chosen" ones, or by the "logistic" function of each.
+    """
+
+    count: int
+    chosen: int
+    scoring: str = "softmax"
+    renormalized: bool = False  # the weights of those chosen are divided by their sum
+    scaling: float = 1.0  # of the weights
+    groups: int = 1  # experts are chosen among those of the `chosen_groups` best groups
+    chosen_groups: int = 1
+    group_best: int = 1  # how many of a group's highest scores say how good it is
+    block: str = "mlp"  # the module that computes all of this
+    router: str = "mlp.gate"
+    choice_bias: str = ""  # a tensor that is added to scores for the choice alone
+    share: str = ""  # a matrix (1, E): how much of the layer's own MLP is added
+    # The module with the matrices of all experts, stacked: gate_up_proj (X, 2 I, E) and down_proj
+    # (X, E, I), or `transposed`, with neighbours for gate and up, and biases beside them.
+    experts: str = "mlp.experts"
+    transposed: bool = False
+    activation: str = "silu"
+
+
+@dataclass(frozen=True)
 class LayerDescription:
     """What one decoder layer computes. Parts are paths of modules within the layer; "": none."""
 
@@ -60,9 +87,11 @@ class LayerDescription:
     gate_up: str = ""  # both in one matrix, in this order
     down: str = "mlp.down_proj"
     activation: str = "silu"
+    experts: ExpertsDescription | None = None  # in place of the MLP or, where it has one, beside it
     # Attention.
     attention: str = "self_attn"
     rotation: str = "halves"  # or "interleaved", or "": heads are not turned
+    angles_once: bool = False  # the family's tables have each angle once, not twice
     scale: float | None = None  # of scores; None: width ** -0.5
     score_cap: float = 0.0  # cap * tanh(score / cap); 0: no cap
     sinks: str = ""  # a parameter: scores of rows that have no values
@@ -75,6 +104,8 @@ class LayerDescription:
         """The modules that hold matrices."""
         attention = (self.qkv,) if self.qkv else (self.query, self.key, self.value)
         mlp = (self.gate_up,) if self.gate_up else (self.gate, self.up)
+        if self.experts is not None and self.experts.share:
+            mlp = (*mlp, self.experts.share)
         return tuple(name for name in (*attention, self.out, *mlp, self.down) if name)
 
     @property
@@ -89,6 +120,7 @@ class LayerDescription:
         usual = LayerDescription()
         names = ("norm", "norm_offset", "after_attention", "after_mlp", "whole_heads", "qkv")
         names += ("gate", "gate_up", "rotation", "score_cap", "sinks", "residual", "parallel")
+        names += ("experts", "angles_once")
         named_norms = self.before_attention and self.before_mlp
         return bool(named_norms) and all(
             getattr(self, name) == getattr(usual, name) for name in names

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from foretell.models.families.description import ConfigFields, LayerDescription, describe_llama
 
-MODEL_TYPES = ("granite",)
+MODEL_TYPES = ("granite", "granite_swa")
 
 
 def describe(config: ConfigFields, layer: int) -> LayerDescription:

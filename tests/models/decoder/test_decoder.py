@@ -140,7 +140,7 @@ def test_the_self_test_catches_attention_that_goes_its_own_way(
         "foretell",
         lambda module, *args, **kwargs: slip(original, module, *args, **kwargs),
     )
-    hf = tiny("arcee")
+    hf = tiny("apertus")  # computed by its own modules
     assert "a self-test found" in refusal(hf)
 
 
