@@ -32,7 +32,7 @@ from foretell.models.decoder.packed import (
     settle_weights,
 )
 from foretell.native import library, steps
-from foretell.native.packing import FORMATS, GROUP
+from foretell.native.packing import GROUP
 from foretell.ops.attention import Attention
 from foretell.ops.threads import torch_threads
 
@@ -189,7 +189,7 @@ class NativeBackend(Backend):
             width=self.width,
             inner=first_block.down.in_features,
             activation=_activation_number(first_block.act),
-            format=FORMATS.index(first_block.qkv.packed.format),
+            forms=library.activation_form(first_block.qkv.packed),
             scale=first_block.scale,
             norm_eps=self.loop.norm.variance_epsilon,
             logit_scale=scale,

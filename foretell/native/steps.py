@@ -31,7 +31,7 @@ class Model(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("layers", "hidden", "heads", "kv_heads", "width")),
-        *((name, c_int32) for name in ("inner", "activation", "format")),
+        *((name, c_int32) for name in ("inner", "activation", "forms")),
         *((name, c_float) for name in ("scale", "norm_eps", "logit_scale")),
         ("norm", c_void_p),
         ("layer", POINTER(Layer)),

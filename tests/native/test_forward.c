@@ -39,7 +39,7 @@ static void make_network(network *net, const shape *of, int form) {
     int32_t width = of->width, qkv = (of->heads + 2 * of->kv_heads) * width;
     net->model = (ft_model){
         LAYERS, of->hidden, of->heads, of->kv_heads, width, of->inner, of->activation,
-        form == 0 ? FT_INT8 : form == 3 ? FT_BFLOAT16 : FT_INT4, 0.2f, 1e-5f, of->logit_scale,
+        forms[form].format == FT_WHOLE ? FT_AS_WHOLE : FT_AS_BFLOAT, 0.2f, 1e-5f, of->logit_scale,
         random_floats(of->hidden, 1), net->layer, make_matrix(form, VOCAB, of->hidden, 0)};
     for (int i = 0; i < LAYERS; i++)
         net->layer[i] = (ft_layer){
@@ -663,7 +663,7 @@ void check_forwards(void) {
         text[i] = i * i % 23;
         places[i] = i;
     }
-    for (int form = 0; form < COUNT(forms); form++)
+    for (int form = 0; form < FORMS_OF_MODELS; form++)
         check_model(shapes, form);
     check_model(shapes + 1, 0);
     check_model(shapes + 1, 3);

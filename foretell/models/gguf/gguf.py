@@ -29,7 +29,7 @@ from foretell.models.gguf.header import (
     rotation_parameters,
 )
 from foretell.native import library
-from foretell.native.packing import GROUP, Packed, pack_bfloat16, pack_numbers
+from foretell.native.packing import GROUP, Packed, pack_floats, pack_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -361,16 +361,17 @@ def _read_matrix(tensor: Any, head_count: int) -> Packed:
     rows = torch.from_numpy(np.array(tensor.data)).view(torch.uint8)
     if format_name == "BF16":
         weight = _in_order(rows.view(torch.bfloat16).view(outputs, inputs), head_count)
-        return pack_bfloat16(weight)
+        return pack_floats(weight)
     blocks = _in_order(rows.view(outputs, inputs // GROUP, BLOCK_BYTES[format_name]), head_count)
     scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
     if format_name == "Q8_0":
-        return pack_numbers("int8", blocks[..., 2:].contiguous().view(torch.int8), scales, None)
+        return pack_whole(blocks[..., 2:].flatten(1) ^ 128, 8, GROUP, scales, offset=128)
     minima = None
     if format_name == "Q4_1":
         minima = blocks[..., 2:4].contiguous().view(torch.float16)[..., 0]
     pairs = blocks[..., -GROUP // 2 :]
-    return pack_numbers("int4", torch.cat([pairs & 15, pairs >> 4], -1), scales, minima)
+    numbers = torch.cat([pairs & 15, pairs >> 4], -1).flatten(1)
+    return pack_whole(numbers, 4, GROUP, scales, minima, 8 if minima is None else 0)
 
 
 def _in_order(rows: torch.Tensor, head_count: int) -> torch.Tensor:

@@ -78,15 +78,31 @@ EXPORT int32_t ft_choose(const char *name) {
 
 static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static int64_t rows_bytes(int64_t count, int64_t inputs) {
-    return aligned(2 * count * inputs) + 2 * aligned(4 * count * inputs / GROUP);
+/* Room for rows in these forms. */
+static int64_t rows_bytes(int64_t count, int64_t inputs, int32_t forms) {
+    const int64_t numbers = count * inputs;
+    return (forms & FT_AS_WHOLE
+                ? aligned(numbers) + aligned(numbers / GROUP * (int64_t)sizeof(ft_group))
+                : 0) +
+           (forms & FT_AS_BFLOAT ? aligned(2 * numbers) : 0) +
+           (forms & FT_AS_FLOAT ? aligned(4 * numbers) : 0);
 }
 
-static ft_rows rows_at(char *memory, int64_t count, int32_t inputs) {
-    ft_rows rows = {.inputs = inputs, .numbers = (int8_t *)memory};
-    memory += aligned(2 * count * inputs);
-    rows.scales = (float *)memory;
-    rows.sums = (int32_t *)(memory + aligned(4 * count * inputs / GROUP));
+static ft_rows rows_at(char *memory, int64_t count, int32_t inputs, int32_t forms) {
+    const int64_t numbers = count * inputs;
+    ft_rows rows = {.inputs = inputs};
+    if (forms & FT_AS_WHOLE) {
+        rows.numbers = (int8_t *)memory;
+        memory += aligned(numbers);
+        rows.groups = (ft_group *)memory;
+        memory += aligned(numbers / GROUP * (int64_t)sizeof(ft_group));
+    }
+    if (forms & FT_AS_BFLOAT) {
+        rows.narrow = (uint16_t *)memory;
+        memory += aligned(2 * numbers);
+    }
+    if (forms & FT_AS_FLOAT)
+        rows.wide = (float *)memory;
     return rows;
 }
 
@@ -119,7 +135,7 @@ static int32_t strip_blocks(const ft_matrix *matrix, int32_t index, int32_t *blo
 /* Rows of a tile where there are `count`: products of whole numbers over many rows want few, for
    their sums and those of the groups to stay in registers. */
 static int32_t tile_rows(const ft_matrix *matrix, int32_t count) {
-    return matrix->format != FT_BFLOAT16 && count > 2 * TILE ? TILE / 2 : TILE;
+    return matrix->format == FT_WHOLE && count > 2 * TILE ? TILE / 2 : TILE;
 }
 
 /* The team's part of y (+)= rows W^T. */
@@ -127,10 +143,8 @@ static void multiply(ft_team *team, int thread, const ft_matrix *matrix, const f
                      int32_t count, float *y, int64_t stride, int add) {
     float tile[TILE * STRIP * BLOCK];
     int32_t blocks[STRIP], total = strips(matrix);
-    int64_t block_bytes = (int64_t)matrix->inputs * BLOCK;
+    const int64_t block_bytes = ft_weight_bytes(matrix);
     const int32_t tall = tile_rows(matrix, count);
-    if (matrix->format == FT_BFLOAT16)
-        block_bytes *= 2;
     for (int32_t strip; (strip = ft_next(team, thread, total)) < total;) {
         int32_t width = strip_blocks(matrix, strip, blocks), part = width;
         /* What several tiles of rows read stays in the nearest cache. */
@@ -156,7 +170,7 @@ static void product_work(ft_team *team, int thread, void *argument) {
     int32_t inputs = job->matrix->inputs;
     for (int32_t row; (row = ft_next(team, thread, job->rows)) < job->rows;)
         kernels->prepare(&job->prepared, row, 0, inputs, job->x + (int64_t)row * inputs,
-                         job->matrix->format);
+                         ft_forms(job->matrix));
     ft_barrier(team);
     multiply(team, thread, job->matrix, &job->prepared, job->rows, job->y, job->matrix->outputs, 0);
 }
@@ -165,10 +179,11 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
                           int32_t threads) {
     if (rows < 0 || ft_check_matrix(matrix, 0, 0) != FT_DONE)
         return FT_MISFIT;
-    char *memory = memory_of(rows_bytes(rows, matrix->inputs));
+    const int32_t forms = ft_forms(matrix);
+    char *memory = memory_of(rows_bytes(rows, matrix->inputs, forms));
     if (!memory)
         return FT_NO_MEMORY;
-    product_job job = {matrix, x, rows, y, rows_at(memory, rows, matrix->inputs)};
+    product_job job = {matrix, x, rows, y, rows_at(memory, rows, matrix->inputs, forms)};
     ft_run(product_work, &job, threads);
     free(memory);
     return FT_DONE;
@@ -243,6 +258,9 @@ typedef struct {
     float *attention;
 } private;
 
+/* The forms of activations that a model's matrices read. */
+static int32_t forms_of(const ft_model *model) { return model->forms | ft_forms(&model->head); }
+
 static private private_of(const step_job *job, int thread) {
     char *memory = job->private_memory + thread * job->private_bytes;
     const ft_model *model = job->model;
@@ -251,9 +269,10 @@ static private private_of(const step_job *job, int thread) {
     memory += aligned(4 * (int64_t)model->hidden);
     own.keys = (float *)memory;
     memory += aligned(4 * 32 * (int64_t)model->width);
-    own.few = rows_at(memory, 2 * FEW, model->hidden);
-    own.few_beside = rows_at(memory, 2 * FEW, 2 * model->hidden);
-    memory += rows_bytes(2 * FEW, 2 * model->hidden);
+    const int32_t forms = forms_of(model);
+    own.few = rows_at(memory, 2 * FEW, model->hidden, forms);
+    own.few_beside = rows_at(memory, 2 * FEW, 2 * model->hidden, forms);
+    memory += rows_bytes(2 * FEW, 2 * model->hidden, forms);
     own.attention = (float *)memory;
     return own;
 }
@@ -276,7 +295,7 @@ static const ft_rows *normed_rows(ft_team *team, int thread, step_job *job, priv
     for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
         const float *state = job->hidden + (int64_t)row * model->hidden;
         state = normed(state, weight, eps, model->hidden, own->normed);
-        kernels->prepare(rows, row, 0, model->hidden, state, model->format);
+        kernels->prepare(rows, row, 0, model->hidden, state, model->forms);
     }
     if (!few)
         ft_barrier(team);
@@ -288,16 +307,16 @@ static const ft_rows *attention_rows(ft_team *team, int thread, step_job *job, p
                                      const ft_layer *layer) {
     if (!layer->token_norm)
         return normed_rows(team, thread, job, own, layer->before, layer->before_eps);
-    const int32_t hidden = job->model->hidden, format = job->model->format;
+    const int32_t hidden = job->model->hidden, forms = job->model->forms;
     int32_t nodes = job->step->nodes, few = nodes <= FEW;
     const ft_rows *rows = few ? &own->few_beside : &job->normed_beside;
     for (int32_t next = 0, row; (row = few ? next++ : ft_next(team, thread, nodes)) < nodes;) {
         const float *token = job->step->tokens + (int64_t)row * hidden;
         const float *state = job->hidden + (int64_t)row * hidden;
         token = normed(token, layer->token_norm, layer->token_eps, hidden, own->normed);
-        kernels->prepare(rows, row, 0, hidden, token, format);
+        kernels->prepare(rows, row, 0, hidden, token, forms);
         state = normed(state, layer->before, layer->before_eps, hidden, own->normed);
-        kernels->prepare(rows, row, hidden, hidden, state, format);
+        kernels->prepare(rows, row, hidden, hidden, state, forms);
     }
     if (!few)
         ft_barrier(team);
@@ -352,7 +371,7 @@ static void finish(const step_job *job, ft_attention *call, int32_t first, int32
             for (int32_t h = 0; h < group; h++, mixed += width) {
                 int32_t place = (call->heads.kv_head * group + h) * width + first;
                 kernels->prepare(&job->attended, call->parts[p].row + n, place, last - first,
-                                 mixed, job->model->format);
+                                 mixed, job->model->forms);
             }
 }
 
@@ -468,7 +487,7 @@ static void gates(ft_team *team, int thread, step_job *job, const ft_layer *laye
                     }
                 kernels->gate(both, both + GROUP, GROUP, model->activation, through);
                 kernels->prepare(&job->inner, row + m, pair * GROUP, GROUP, through,
-                                 model->format);
+                                 model->forms);
             }
         }
     }
@@ -495,7 +514,7 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const ft_matrix *matrix = &model->head;
-    const int32_t few = step->row_count <= FEW, twice = matrix->format != FT_BFLOAT16;
+    const int32_t few = step->row_count <= FEW, twice = matrix->format == FT_WHOLE;
     const ft_rows *rows = few ? &own->few : &job->normed;
     const int32_t wanted = step->row_count;
     for (int32_t next = 0, i; (i = few ? next++ : ft_next(team, thread, wanted)) < wanted;) {
@@ -504,7 +523,7 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
         if (twice)
             kernels->prepare_twice(rows, i, model->hidden, state);
         else
-            kernels->prepare(rows, i, 0, model->hidden, state, matrix->format);
+            kernels->prepare(rows, i, 0, model->hidden, state, ft_forms(matrix));
     }
     if (!few)
         ft_barrier(team);
@@ -590,7 +609,7 @@ static void between_work(ft_team *team, int thread, void *argument) {
     if (between->after >= 0) {
         for (int32_t node; (node = ft_next(team, thread, step->nodes)) < step->nodes;)
             kernels->prepare(&job->attended, node, 0, numbers,
-                             between->attended + (int64_t)node * numbers, model->format);
+                             between->attended + (int64_t)node * numbers, model->forms);
         ft_barrier(team);
         leave_layer(team, thread, job, &own, between->after);
     }
@@ -657,6 +676,7 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const int64_t nodes = step->nodes > 2 * step->row_count ? step->nodes : 2 * step->row_count;
+    const int32_t forms = forms_of(model);
     int32_t widest = model->heads * model->width;
     int32_t read = model->hidden;
     for (int32_t l = 0; l < model->layers; l++)
@@ -665,10 +685,10 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     widest = widest > read ? widest : read;
     job->private_bytes = aligned(4 * (int64_t)model->hidden) +
                          aligned(4 * 32 * (int64_t)model->width) +
-                         rows_bytes(2 * FEW, 2 * model->hidden) + aligned(attention);
+                         rows_bytes(2 * FEW, 2 * model->hidden, forms) + aligned(attention);
     int64_t hidden = aligned(4 * nodes * model->hidden);
     int64_t qkv = aligned(4 * nodes * (model->heads + 2 * model->kv_heads) * model->width);
-    int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, model->inner);
+    int64_t rows = rows_bytes(nodes, widest, forms), inner = rows_bytes(nodes, model->inner, forms);
     int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
     if (job->between)
         hidden = qkv = 0;
@@ -680,11 +700,11 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     job->hidden = job->between ? job->between->hidden : (float *)place;
     job->qkv = job->between ? job->between->qkv : (float *)(place + hidden);
     place += hidden + qkv;
-    job->normed = job->normed_beside = job->attended = rows_at(place, nodes, widest);
+    job->normed = job->normed_beside = job->attended = rows_at(place, nodes, widest, forms);
     job->normed.inputs = model->hidden;
     job->normed_beside.inputs = 2 * model->hidden;
     job->attended.inputs = model->heads * model->width;
-    job->inner = rows_at(place += rows, nodes, model->inner);
+    job->inner = rows_at(place += rows, nodes, model->inner, forms);
     job->first_node = (int32_t *)(place += inner);
     job->order = (int32_t *)(place += firsts);
     job->packs = (int32_t *)(place += firsts);

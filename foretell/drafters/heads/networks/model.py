@@ -32,7 +32,6 @@ from foretell.models.decoder.packed import (
     weight_bytes,
 )
 from foretell.native import library, steps
-from foretell.native.packing import FORMATS
 from foretell.ops.attention import LayerQuery
 from foretell.ops.threads import torch_threads
 
@@ -76,7 +75,7 @@ class HeadModel(Model):
         self.stream = torch.float32 if is_packed else target.dtype
         head.to(self.device, self.stream)
         if is_packed:
-            pack_layers(head, target.head.packed.format)
+            pack_layers(head, target.head.packed.rounding)
         self.output = Output(target, kept_tokens, head.matrix)
         self.tokens = self.output.tokens
         if is_packed and NativeLayer.suits_head(self):
@@ -292,7 +291,7 @@ class NativeLayer:
             width=shape.width,
             inner=shape.intermediate,
             activation=steps.ACTIVATIONS.index("silu"),
-            format=FORMATS.index(self.qkv.packed.format),
+            forms=library.activation_form(self.qkv.packed),
             scale=shape.width**-0.5,
             norm_eps=shape.eps,
             logit_scale=model.output.scale,
