@@ -24,7 +24,7 @@ VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 # Calls that look at what they are given before they use it, see `_check_status`.
 CHECKED = (
     *("ft_product", "ft_forward", "ft_follow", "ft_grow", "ft_go_between"),
-    *("ft_read", "ft_products", "ft_highest", "ft_best", "ft_rows_of"),
+    *("ft_read", "ft_products", "ft_highest", "ft_best", "ft_rows_of", "ft_pack"),
 )
 OUTSIDE, MISFIT = -2, -1  # what they return where they refuse it
 
@@ -36,6 +36,17 @@ class Matrix(ctypes.Structure):
         *((name, c_int32) for name in ("format", "outputs", "inputs", "blocks")),
         *((name, c_int32) for name in ("bits", "group", "offset", "scaling", "least_scaling")),
         *((name, c_void_p) for name in ("weights", "scales", "minima", "table", "bias")),
+    ]
+
+
+class Raw(ctypes.Structure):
+    """The structure ft_raw."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("type", "inputs", "row_count")),
+        ("rows", c_void_p),
+        ("row_bytes", c_int64),
+        ("order", c_void_p),
     ]
 
 
@@ -106,6 +117,7 @@ def _open_library() -> Any:
     c_library.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
     c_library.ft_ranges.restype = None
     c_library.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    c_library.ft_pack.argtypes = [POINTER(Raw), POINTER(Matrix), c_int32]
     for name in CHECKED:
         getattr(c_library, name).errcheck = _check_status
     if c_library.ft_version() != VERSION:

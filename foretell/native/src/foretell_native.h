@@ -192,6 +192,14 @@ typedef struct {
     float *chances;
 } ft_growth;
 
+/* Rows of a matrix as a .gguf file has them, `type` by the number that it names them by. */
+typedef struct {
+    int32_t type, inputs, row_count;
+    const uint8_t *rows;           /* (row_count, row_bytes) */
+    int64_t row_bytes;
+    const int64_t *order;          /* (outputs,) the row that each output is, or NULL: as they lie */
+} ft_raw;
+
 /* What attention needs to know of one key head and the query heads that share it. */
 typedef struct {
     int32_t width, group;          /* of a head; query heads that share keys */
@@ -388,6 +396,8 @@ EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32
    value (groups,), that are nearest to it. */
 EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
                       float *minima, int32_t threads);
+/* Puts rows of a file into the memory of a matrix that is described, but for its numbers. */
+EXPORT int32_t ft_pack(const ft_raw *raw, const ft_matrix *matrix, int32_t threads);
 /* Rows of a matrix by number, out (count, inputs). */
 EXPORT int32_t ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
                           float *out);
