@@ -5,7 +5,7 @@ import sys
 from setuptools import Extension, setup
 
 KERNELS = ("portable", "avx2", "avx512", "avx512_bf16", "neon")
-PARTS = ("module", "pool", "step", "grow", "matrix", "listed", "best", "checks")
+PARTS = ("module", "pool", "step", "grow", "matrix", "pack", "listed", "best", "checks")
 SOURCES = (*PARTS, *(f"kernels_{kind}" for kind in KERNELS))
 HEADERS = ("foretell_native", "kernels", "listed", "pool", "simd", "simd_neon")
 # Sums must round as written: no product and sum in one where the code has two.

@@ -37,7 +37,7 @@ from foretell.errors import ForetellWarning, first_message_line
 from foretell.models.backend import Backend, join_results
 from foretell.models.decoder.fused import Fused, find_descriptions
 from foretell.models.decoder.loop import Loop
-from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear, weight_bytes
+from foretell.models.decoder.packed import PackedLinear, weight_bytes
 from foretell.native.library import is_available
 
 DEVICE = "cpu"
@@ -49,11 +49,11 @@ HEAD_MULTIPLE = 16  # of which the width of a head must be a multiple
 
 
 def suits_model(hf_model: Any, by_name: bool = False) -> bool:
-    """Whether a model has weights of 8 or 4 bits and, unless it is `by_name`, is of a build and a
+    """Whether a model has weights of whole numbers and, unless it is `by_name`, is of a build and a
     size that this backend takes, with the packages installed and the C library missing.
     """
     packed_layers = [module for module in hf_model.modules() if isinstance(module, PackedLinear)]
-    has_whole_numbers = any(layer.packed.format in WHOLE_NUMBERS for layer in packed_layers)
+    has_whole_numbers = any(layer.packed.is_whole for layer in packed_layers)
     if not has_whole_numbers or by_name:
         return has_whole_numbers
     descriptions = find_descriptions(hf_model)

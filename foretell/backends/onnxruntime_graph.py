@@ -22,7 +22,7 @@ from foretell.errors import first_message_line
 from foretell.models.decoder.fused import Fused
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import recorded_layer, weight_bytes
-from foretell.native.packing import GROUP, group_values, unpack_matrix, unpack_numbers
+from foretell.native.packing import centred_numbers, unpack_matrix
 
 LARGEST = (1 << 31) - (1 << 20)  # bytes of weights that the format can hold
 OPSET = 18
@@ -263,21 +263,14 @@ def _export_rules() -> Iterator[None]:
             return g.op("Constant", value_t=value.contiguous())
 
         shape = [*helper._get_tensor_sizes(x)[:-1], packed.outputs]
-        if packed.format == "bfloat16":
+        if not packed.is_whole:
             y = g.op("MatMul", x, constant(unpack_matrix(packed).float().t()))
             y.setType(x.type().with_sizes(shape))
             return y
-        assert packed.scales is not None
-        scales = group_values(packed, packed.scales).float()
-        whole_numbers, bits, zero = unpack_numbers(packed), 8, 128
-        if packed.format == "int4":
-            whole_numbers, bits, zero = (
-                whole_numbers[..., ::2] | whole_numbers[..., 1::2] << 4,
-                4,
-                8,
-            )
-        else:
-            whole_numbers = (whole_numbers.to(torch.int16) + zero).to(torch.uint8)
+        whole_numbers, bits, scales, minima = centred_numbers(packed)
+        if bits == 4:
+            whole_numbers = whole_numbers[:, ::2] | whole_numbers[:, 1::2] << 4
+        whole_numbers = whole_numbers.view(*scales.shape, -1)
         y = g.op(
             f"{DOMAIN}::MatMulNBits",
             x,
@@ -286,14 +279,13 @@ def _export_rules() -> Iterator[None]:
             K_i=packed.inputs,
             N_i=packed.outputs,
             bits_i=bits,
-            block_size_i=GROUP,
+            block_size_i=packed.group,
             accuracy_level_i=4,
         )
         y.setType(x.type().with_sizes(shape))
-        if packed.minima is not None:
+        if minima is not None:
             # With zero points that are no whole numbers it would leave its products of whole
             # numbers, so minima are a second product, with the sums of the groups.
-            minima = group_values(packed, packed.minima).float() + zero * scales
             y = g.op("Add", y, g.op("MatMul", sums, constant(minima.t())))
             y.setType(x.type().with_sizes(shape))
         return y

@@ -24,9 +24,10 @@ from foretell.cache.job import Job
 from foretell.core.model import STEP
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import recorded_layer
-from foretell.native.packing import GROUP, group_values, unpack_matrix, unpack_numbers
+from foretell.native.packing import GROUP, centred_numbers, unpack_matrix
 from foretell.ops.attention import LayerQuery
 
+FLOAT_TYPES = {"bfloat16": "bf16", "float16": "f16", "float32": "f32"}  # of packed matrices
 PRECISIONS = {torch.float32: "f32", torch.bfloat16: "bf16"}  # what it can compute in
 NUMPY = {torch.float32: np.float32, torch.bfloat16: np.uint16}  # numpy knows no bfloat16
 STATES, POSITIONS, ROWS, ROTATIONS = range(4)  # the first inputs of the graph, see ForwardGraph
@@ -157,33 +158,25 @@ def _convert_packed_linear(context: Any) -> list[Any]:
     x = context.get_input(0)
     packed = recorded_layer(context.get_values_from_const_input(2)).packed
     float_input = ops.convert(x, "f32")
-    if packed.format == "bfloat16":
+    if not packed.is_whole:
         shape = [packed.outputs, packed.inputs]
         weight_bytes = unpack_matrix(packed).contiguous().view(torch.uint8)
-        matrix = ops.convert(_make_constant(weight_bytes, "bf16", shape), "f32")
+        matrix = ops.convert(_make_constant(weight_bytes, FLOAT_TYPES[packed.format], shape), "f32")
         product = ops.matmul(float_input, matrix, False, True)
         return [ops.convert_like(product, x).output(0)]
-    assert packed.scales is not None
-    whole_numbers, zero, number_type = unpack_numbers(packed), 128, "u8"
-    if packed.format == "int4":
-        whole_numbers, zero, number_type = (
-            whole_numbers[..., ::2] | whole_numbers[..., 1::2] << 4,
-            8,
-            "u4",
-        )
-    else:
-        whole_numbers = (whole_numbers.to(torch.int16) + 128).to(torch.uint8)
-    scales = group_values(packed, packed.scales).float()
+    whole_numbers, bits, scales, minima = centred_numbers(packed)
+    if bits == 4:
+        whole_numbers = whole_numbers[:, ::2] | whole_numbers[:, 1::2] << 4
     shape = [packed.outputs, packed.inputs]
+    grouped_shape = [*scales.shape, packed.group]
     centred = ops.subtract(
-        ops.convert(_make_constant(whole_numbers, number_type, [*scales.shape, GROUP]), "f32"),
-        ops.convert(ops.constant(np.full((1, 1, 1), zero, np.uint8)), "f32"),
+        ops.convert(_make_constant(whole_numbers, f"u{bits}", grouped_shape), "f32"),
+        ops.convert(ops.constant(np.full((1, 1, 1), 1 << bits - 1, np.uint8)), "f32"),
     )
     scaled = ops.multiply(centred, ops.constant(scales[..., None].numpy()))
     matrix = ops.reshape(scaled, ops.constant(np.array(shape)), False)
     product = ops.matmul(float_input, matrix, False, True)
-    if packed.minima is not None:
-        minima = group_values(packed, packed.minima).float() + zero * scales
+    if minima is not None:
         group_sums = context.get_input(1)
         product = ops.add(
             product, ops.matmul(group_sums, ops.constant(minima.numpy()), False, True)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from foretell.errors import BadConfig
-from foretell.native.packing import FORMATS, GROUP, Packed
+from foretell.native.packing import FORMATS, GROUP, SCALINGS, Packed
 
 VERSION = 14  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
@@ -24,7 +24,7 @@ VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 # Calls that look at what they are given before they use it, see `_check_status`.
 CHECKED = (
     *("ft_product", "ft_forward", "ft_follow", "ft_grow", "ft_go_between"),
-    *("ft_read", "ft_products", "ft_highest", "ft_best", "ft_rows_of"),
+    *("ft_read", "ft_products", "ft_highest", "ft_best", "ft_rows_of", "ft_pack"),
 )
 OUTSIDE, MISFIT = -2, -1  # what they return where they refuse it
 
@@ -34,7 +34,19 @@ class Matrix(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("format", "outputs", "inputs", "blocks")),
-        *((name, c_void_p) for name in ("weights", "scales", "minima", "bias")),
+        *((name, c_int32) for name in ("bits", "group", "offset", "scaling", "least_scaling")),
+        *((name, c_void_p) for name in ("weights", "scales", "minima", "table", "bias")),
+    ]
+
+
+class Raw(ctypes.Structure):
+    """The structure ft_raw."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("type", "inputs", "row_count")),
+        ("rows", c_void_p),
+        ("row_bytes", c_int64),
+        ("order", c_void_p),
     ]
 
 
@@ -105,6 +117,7 @@ def _open_library() -> Any:
     c_library.ft_ranges.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p, c_int32]
     c_library.ft_ranges.restype = None
     c_library.ft_rows_of.argtypes = [POINTER(Matrix), c_void_p, c_int32, c_void_p]
+    c_library.ft_pack.argtypes = [POINTER(Raw), POINTER(Matrix), c_int32]
     for name in CHECKED:
         getattr(c_library, name).errcheck = _check_status
     if c_library.ft_version() != VERSION:
@@ -206,11 +219,22 @@ def describe_matrix(packed: Packed, bias: torch.Tensor | None = None) -> Matrix:
         packed.outputs,
         packed.inputs,
         packed.blocks,
+        packed.bits,
+        packed.group,
+        packed.offset,
+        SCALINGS.index(packed.scaling),
+        SCALINGS.index(packed.least_scaling),
         tensor_address(packed.weights),
         tensor_address(packed.scales),
         tensor_address(packed.minima),
+        tensor_address(packed.table),
         tensor_address(bias),
     )
+
+
+def activation_form(packed: Packed) -> int:
+    """The form in which a matrix reads activations, as ft_forms says it."""
+    return {"whole": 1, "bfloat16": 2}.get(packed.format, 4)
 
 
 def multiply_rows(matrix: Matrix, x: torch.Tensor, threads: int) -> torch.Tensor:
@@ -223,7 +247,7 @@ def multiply_rows(matrix: Matrix, x: torch.Tensor, threads: int) -> torch.Tensor
 
 
 def find_peaks(groups: torch.Tensor) -> torch.Tensor:
-    """Computes `packing.best_peaks`, up to rounding, of groups (N, G, 32) float32, uint8 (N, G)."""
+    """Computes `best_peaks` of rounding.py, nearly, of groups (N, G, 32) float32; uint8 (N, G)."""
     peak_bytes = torch.empty(groups.shape[:-1], dtype=torch.uint8)
     groups = groups.contiguous()
     group_address = checked_address(groups, (*peak_bytes.shape, GROUP), torch.float32)
@@ -234,7 +258,7 @@ def find_peaks(groups: torch.Tensor) -> torch.Tensor:
 
 
 def find_ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Computes `packing.best_ranges`, up to rounding, of groups (N, G, 32) float32."""
+    """Computes `best_ranges` of rounding.py, nearly, of groups (N, G, 32) float32."""
     groups = groups.contiguous()
     group_numbers = torch.empty(groups.shape, dtype=torch.uint8)
     scales, minima = torch.empty(2, *groups.shape[:-1])

@@ -28,7 +28,7 @@ from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
 from foretell.models.decoder.packed import pack_layers
 from foretell.native.library import is_available
-from foretell.native.packing import GROUP, Packed, group_values
+from foretell.native.packing import GROUP, Packed, centred_numbers
 from tests.backends.questions import (
     backend_logits,
     close,
@@ -426,10 +426,11 @@ def test_a_wrong_graph_of_narrow_weights_is_refused(
     pack_layers(hf, format)
     model = Decoder(hf, "tiny", fused_blocks)
 
-    def other(packed: Packed, values: torch.Tensor) -> torch.Tensor:
-        return group_values(packed, values).roll(1, 0)
+    def other(packed: Packed) -> tuple[torch.Tensor, int, torch.Tensor, torch.Tensor | None]:
+        numbers, bits, scales, minima = centred_numbers(packed)
+        return numbers, bits, scales.roll(1, 0), minima
 
-    monkeypatch.setattr("foretell.backends.onnxruntime_graph.group_values", other)
+    monkeypatch.setattr("foretell.backends.onnxruntime_graph.centred_numbers", other)
     with pytest.raises(LookupError, match="differ from torch's by more than rounding"):
         model.use(OnnxRuntimeBackend)
     monkeypatch.undo()

@@ -10,7 +10,17 @@
 #define MOST_THREADS_HERE 3
 
 extern const char *const kinds[5]; /* of kernels, the portable ones last */
-extern const char *const forms[4]; /* of matrices */
+#define FORMS 18
+#define FORMS_OF_MODELS 4          /* the first ones, of which models are made */
+
+/* Matrices as the library reads them. */
+typedef struct {
+    const char *name;
+    int32_t format, bits, group, offset, scaling, least_scaling;
+    const int8_t *table;
+} matrix_form;
+
+extern const matrix_form forms[FORMS];
 extern uint32_t seed;
 
 /* Says what is wrong and ends the program. */

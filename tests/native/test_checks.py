@@ -19,7 +19,8 @@ from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
 from foretell.models.decoder.packed import PackedEmbedding, PackedLinear, pack_layers
 from foretell.native import library, rows, steps
-from foretell.native.packing import Packed, quantize_matrix
+from foretell.native.packing import Packed
+from foretell.native.rounding import quantize_matrix
 from tests.models.decoder import families
 from tests.native.machines import built, no_library
 
@@ -71,12 +72,32 @@ def test_a_matrix_of_other_numbers_than_it_says_is_refused() -> None:
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("format", 3),
+        ("format", 4),
         ("format", -1),
         ("inputs", 33),
         ("inputs", 0),
         ("blocks", 4),
         ("weights", None),
+        ("bits", 7),
+        ("bits", 0),
+        ("bits", 1 << 20),
+        ("group", 0),
+        ("group", 16),
+        ("group", 48),
+        ("group", 128),
+        ("group", -32),
+        ("offset", -1),
+        ("offset", 256),
+        ("scaling", 0),
+        ("scaling", 2),
+        ("scaling", 6),
+        ("scaling", 7),
+        ("scaling", -1),
+        ("least_scaling", 1),
+        ("least_scaling", 7),
+        ("scales", None),
+        ("minima", 64),
+        ("table", 64),
     ],
 )
 def test_so_is_a_structure_whose_sizes_do_not_belong_together(field: str, value: Any) -> None:

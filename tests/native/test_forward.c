@@ -801,7 +801,7 @@ void check_forwards(void) {
         text[i] = i * i % 23;
         places[i] = i;
     }
-    for (int form = 0; form < COUNT(forms); form++)
+    for (int form = 0; form < FORMS_OF_MODELS; form++)
         check_model(shapes, form);
     check_model(shapes + 1, 0);
     check_model(shapes + 1, 3);

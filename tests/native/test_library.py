@@ -13,29 +13,25 @@ from foretell.errors import BadConfig
 from foretell.models.decoder.packed import product_by_torch
 from foretell.native import library
 from foretell.native.packing import (
-    FORMATS,
     GROUP,
     Packed,
-    best_peaks,
-    best_ranges,
-    pack_numbers,
-    quantize_matrix,
+    group_scales,
+    pack_whole,
     unpack_matrix,
     unpack_numbers,
 )
+from foretell.native.rounding import DTYPES, best_peaks, best_ranges, quantize_matrix
 from tests.native.machines import built, kernels, kinds, no_library
 
 KINDS = kinds()
-FORMS = (*FORMATS, "int4 around zero")
+FORMS = (*DTYPES, "int4 around zero")
 LARGE = 70, 1024  # outputs and inputs of more than one task
 
 
 def matrix(form: str, outputs: int, inputs: int) -> Packed:
     packed = quantize_matrix(torch.randn(outputs, inputs), form.split()[0])
     if form == "int4 around zero":
-        assert packed.scales is not None
-        scales = packed.scales.transpose(1, 2).reshape(-1, packed.inputs // GROUP)[:outputs]
-        packed = pack_numbers("int4", unpack_numbers(packed), scales, None)
+        packed = pack_whole(unpack_numbers(packed), 4, GROUP, group_scales(packed), offset=8)
     return packed
 
 
@@ -109,11 +105,9 @@ def test_a_group_s_largest_sums_do_not_overflow() -> None:
     x = torch.full((3, 64), 5.0)
     x[1, ::2] = -5.0
     x[2] = -5.0
-    for form, whole in (("int8", -127), ("int8", 127), ("int4", 15)):
-        kind = torch.int8 if form == "int8" else torch.uint8
-        packed = pack_numbers(
-            form, torch.full((16, 2, 32), whole, dtype=kind), torch.ones(16, 2), None
-        )
+    for bits, offset, number in ((8, 128, 1), (8, 128, 255), (4, 8, 15)):
+        numbers = torch.full((16, 64), number, dtype=torch.uint8)
+        packed = pack_whole(numbers, bits, GROUP, torch.ones(16, 2), offset=offset)
         exact = x @ unpack_matrix(packed).t()
         for name in KINDS:
             assert torch.allclose(product(packed, x, name), exact, rtol=1e-6, atol=1e-3), name

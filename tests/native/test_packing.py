@@ -11,58 +11,60 @@ from hypothesis import strategies as st
 
 from foretell.native.packing import (
     BLOCK,
-    CHUNK,
-    FORMATS,
     GROUP,
     Packed,
-    Peaks,
-    best_peaks,
-    group_values,
-    pack_bfloat16,
-    pack_numbers,
-    quantize_matrix,
+    group_minima,
+    group_scales,
+    pack_floats,
+    pack_whole,
     unpack_matrix,
     unpack_numbers,
 )
+from foretell.native.rounding import CHUNK, DTYPES, Peaks, best_peaks, quantize_matrix
 
 SIZES = st.integers(1, 40)
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(["int8", "int4"]), SIZES, st.integers(1, 4), st.booleans(), st.integers(0))
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([2, 3, 4, 5, 6, 8]),
+    SIZES,
+    st.integers(1, 4),
+    st.sampled_from([16, 32, 64]),
+    st.booleans(),
+    st.integers(0, 999),
+)
 def test_numbers_scales_and_minima_come_back(
-    format: str, outputs: int, groups: int, has_minima: bool, seed: int
+    bits: int, outputs: int, pairs: int, group: int, has_minima: bool, seed: int
 ) -> None:
-    generator = torch.Generator().manual_seed(seed % 1000)
-    low, high = (-127, 128) if format == "int8" else (0, 16)
-    kind = torch.int8 if format == "int8" else torch.uint8
-    whole = torch.randint(low, high, (outputs, groups, GROUP), generator=generator).to(kind)
-    scales = torch.rand(outputs, groups, generator=generator).half()
-    minima = torch.rand(outputs, groups, generator=generator).half() - 1 if has_minima else None
-    packed = pack_numbers(format, whole, scales, minima)
+    generator = torch.Generator().manual_seed(seed)
+    inputs = 64 * pairs
+    numbers = torch.randint(0, 1 << bits, (outputs, inputs), generator=generator).to(torch.uint8)
+    scales = torch.rand(outputs, inputs // group, generator=generator).half()
+    minima = torch.rand(scales.shape, generator=generator).half() - 1 if has_minima else None
+    packed = pack_whole(numbers, bits, group, scales, minima, offset=3)
+    if group >= GROUP or bits in (2, 3, 6):
+        packed.check()
     assert packed.weights.dtype == torch.uint8 and packed.weights.ndim == 1
-    assert packed.blocks == -(-outputs // BLOCK) and packed.inputs == groups * GROUP
-    assert torch.equal(unpack_numbers(packed), whole)
-    assert packed.scales is not None and torch.equal(group_values(packed, packed.scales), scales)
-    if minima is None:
-        assert packed.minima is None
-    else:
-        assert packed.minima is not None and torch.equal(
-            group_values(packed, packed.minima), minima
-        )
-    bits = 8 if format == "int8" else 4
+    assert packed.blocks == -(-outputs // BLOCK) and packed.inputs == inputs
+    assert torch.equal(unpack_numbers(packed), numbers)
+    assert torch.equal(group_scales(packed), scales.float())
+    found = group_minima(packed)
+    assert found is None if minima is None else torch.equal(found, minima.float())
     padded = packed.blocks * BLOCK * packed.inputs
-    halves = 2 * padded // GROUP * (1 if minima is None else 2)
+    halves = 2 * padded // group * (1 if minima is None else 2)
     assert packed.nbytes == padded * bits // 8 + halves
 
 
 @settings(max_examples=20, deadline=None)
 @given(SIZES, st.integers(1, 3))
-def test_bfloat16_comes_back_as_it_was(outputs: int, groups: int) -> None:
-    weight = torch.randn(outputs, groups * GROUP).bfloat16()
-    packed = pack_bfloat16(weight)
-    assert torch.equal(unpack_matrix(packed), weight)
-    assert packed.scales is None and packed.minima is None
+def test_floats_come_back_as_they_were(outputs: int, groups: int) -> None:
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        weight = torch.randn(outputs, groups * GROUP).to(dtype)
+        packed = pack_floats(weight)
+        packed.check()
+        assert torch.equal(unpack_matrix(packed), weight)
+        assert packed.scales is None and packed.minima is None
 
 
 @settings(max_examples=30, deadline=None)
@@ -73,8 +75,7 @@ def test_rounding_to_8_bits_is_by_half_a_scale(
     torch.manual_seed(seed)
     weight = torch.randn(outputs, inputs) * size
     packed = quantize_matrix(weight, "int8")
-    assert packed.scales is not None
-    scale = group_values(packed, packed.scales).float().repeat_interleave(GROUP, 1)
+    scale = group_scales(packed).repeat_interleave(GROUP, 1)
     lost = (unpack_matrix(packed)[:, :inputs] - weight).abs()
     # The largest of a group may lie beyond 127 of a scale that float16 rounded down.
     assert (lost <= scale[:, :inputs] * 0.57).all()
@@ -121,7 +122,7 @@ def test_rounding_to_4_bits_fits_scale_and_minimum_to_a_group(offset: float) -> 
     assert (ours - weight).abs().max() <= 1.5 * scale.max()
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 def test_groups_without_a_range_lose_next_to_nothing(format: str) -> None:
     weight = torch.zeros(17, 2 * GROUP)
     weight[3, GROUP:] = -2.0
@@ -130,12 +131,12 @@ def test_groups_without_a_range_lose_next_to_nothing(format: str) -> None:
 
 
 def test_4_bits_without_minima_are_around_zero() -> None:
-    whole = torch.arange(32, dtype=torch.uint8).view(1, 1, 32) % 16
-    packed = pack_numbers("int4", whole, torch.full((1, 1), 0.5).half(), None)
-    assert torch.equal(unpack_matrix(packed), (whole.float().view(1, 32) - 8) / 2)
+    whole = torch.arange(32, dtype=torch.uint8).view(1, 32) % 16
+    packed = pack_whole(whole, 4, GROUP, torch.full((1, 1), 0.5), offset=8)
+    assert torch.equal(unpack_matrix(packed), (whole.float() - 8) / 2)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 def test_parts_share_the_memory_of_what_was_joined(format: str) -> None:
     torch.manual_seed(0)
     parts = [quantize_matrix(torch.randn(n, 64), format) for n in (16, 48, 21)]
@@ -155,6 +156,6 @@ def test_large_matrices_are_quantized_in_parts(monkeypatch: pytest.MonkeyPatch) 
     weight = torch.randn(70, 64)
     whole = quantize_matrix(weight, "int4")
     assert weight.numel() < CHUNK
-    monkeypatch.setattr("foretell.native.packing.CHUNK", 1)
+    monkeypatch.setattr("foretell.native.rounding.CHUNK", 1)
     parts = quantize_matrix(weight, "int4")
     assert parts.outputs == 70 and torch.equal(unpack_matrix(parts), unpack_matrix(whole))

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from foretell.native import library
-from foretell.native.packing import Packed, quantize_matrix
+from foretell.native.packing import Packed
+from foretell.native.rounding import quantize_matrix
 from tests.native.machines import built
 
 pytestmark = built

@@ -33,7 +33,6 @@ from foretell.models.decoder.layered import run_layers
 from foretell.models.decoder.learning import Learning, learning_decoder
 from foretell.models.decoder.loop import Block, Loop, use_attention
 from foretell.models.decoder.packed import (
-    WHOLE_NUMBERS,
     PackedLinear,
     held_bytes,
     is_as_near,
@@ -129,9 +128,10 @@ class Decoder(Model):
         self.fused = False  # whether no module of a layer is called
         self.loop_refused: str | None = None
         self.blocks_refused: str | None = None
-        # The format of linear layers of 8 or 4 bits, else None.
-        formats = {m.packed.format for m in hf_model.modules() if isinstance(m, PackedLinear)}
-        self.matrices = next((kind for kind in reversed(WHOLE_NUMBERS) if kind in formats), None)
+        # The narrowest numbers of linear layers of whole numbers, else None.
+        packed_matrices = [m.packed for m in hf_model.modules() if isinstance(m, PackedLinear)]
+        whole_bits = [packed.bits for packed in packed_matrices if packed.is_whole]
+        self.matrices = f"int{min(whole_bits)}" if whole_bits else None
         # Whether it has some: backends round their activations in different ways.
         self.narrow = self.matrices is not None
         output_head = self._find_head()

@@ -40,7 +40,7 @@ from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import Fused, Norm, find_descriptions, fused_blocks
 from foretell.models.decoder.head_merging import FIELD
 from foretell.models.decoder.loop import Block, Loop
-from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedLinear
+from foretell.models.decoder.packed import PackedLinear
 from foretell.ops.attention import LayerQuery
 
 PIECE = 16_384  # elements that torch leaves to one thread
@@ -343,10 +343,7 @@ class ExactDecoder(Decoder):
     def _replace_blocks(self, loop: Loop) -> list[Block] | None:
         """Makes the loop's own operations exact; its layers, too, where they can be fused."""
         output_head = loop.head
-        if (
-            not isinstance(output_head, PackedLinear)
-            or output_head.packed.format not in WHOLE_NUMBERS
-        ):
+        if not isinstance(output_head, PackedLinear) or not output_head.packed.is_whole:
             raise self._unsupported_error(
                 "linear layers of 8 or 4 bits", "load it with foretell.load"
             )

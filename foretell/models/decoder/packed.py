@@ -1,5 +1,5 @@
-"""Linear layers and embeddings whose weights are packed: 8 or 4 bits in groups of 32 with a scale
-each, or bfloat16.
+"""Linear layers and embeddings whose weights are packed: whole numbers of 2 to 8 bits in groups
+with a scale each, or floats.
 
 Each row of activations is rounded by itself, to 8 bits with a scale for every 32 numbers where
 weights are whole numbers, and the sums of a row have one order. So a token's result depends on no
@@ -23,13 +23,14 @@ from foretell.native import library
 from foretell.native.packing import (
     BLOCK,
     GROUP,
-    TINY,
     Packed,
-    group_values,
-    quantize_matrix,
+    centre_of,
+    group_minima,
+    group_scales,
     unpack_matrix,
-    unpack_numbers,
+    whole_values,
 )
+from foretell.native.rounding import TINY, quantize_matrix
 from foretell.ops.memory import large_pages, release_pages, trim_memory
 
 SMALLEST = 2  # inputs of a layer that is packed
@@ -51,7 +52,7 @@ def packed_linear(x: torch.Tensor, sums: torch.Tensor | None, layer: int) -> tor
     """Stands in a recording for a product without its bias, x (..., in) -> (..., out): runtimes
     have their own, of the `recorded_layer`.
 
-    `sums` (..., in / 32): of each group of activations, float32, where weights have minima.
+    `sums` (..., in / group): of each group of activations, float32, where weights have minima.
     """
     return x.new_zeros(*x.shape[:-1], recorded_layer(layer).out_features)
 
@@ -85,22 +86,24 @@ class PackedLinear(nn.Module):
         self.settled = False  # its weights lie in large pages, and stay where they are
 
     @classmethod
-    def of(cls, linear: nn.Linear, format: str) -> PackedLinear:
+    def of(cls, linear: nn.Linear, dtype: str) -> PackedLinear:
         weight = linear.weight.detach()
         if library.is_available():
-            packed = quantize_matrix(weight, format, library.find_peaks, library.find_ranges)
+            packed = quantize_matrix(weight, dtype, library.find_peaks, library.find_ranges)
         else:
-            packed = quantize_matrix(weight, format)
+            packed = quantize_matrix(weight, dtype)
         return cls(packed, linear.bias, linear.in_features)
 
     @classmethod
     def join(cls, layers: list[PackedLinear]) -> PackedLinear | None:
         """Makes one layer of several with the same input; the parts become views of it.
 
-        None where their outputs are no multiples of 16.
+        None where their outputs are no multiples of 16, or their layouts differ.
         """
         output_counts = [layer.out_features for layer in layers]
         if any(size % BLOCK for size in output_counts):
+            return None
+        if len({layer.packed.layout for layer in layers}) > 1:
             return None
         biases = [layer.bias for layer in layers if layer.bias is not None]
         joint = cls(
@@ -176,8 +179,9 @@ class PackedLinear(nn.Module):
         if missing_inputs:
             x = F.pad(x, (0, missing_inputs))
         group_sums = None
-        if self.packed.minima is not None:
-            group_sums = x.float().unflatten(-1, (-1, GROUP)).sum(-1)
+        has_sums = self.packed.is_whole and centre_of(self.packed)[1] != 0
+        if has_sums or self.packed.minima is not None:
+            group_sums = x.float().unflatten(-1, (-1, self.packed.group)).sum(-1)
         y: torch.Tensor = torch.ops.foretell.packed_linear(x, group_sums, id(self))
         return y if self.bias is None else y + self.bias
 
@@ -204,29 +208,12 @@ class PackedEmbedding(nn.Module):
             raise IndexError(f"an id is outside 0 to {head.out_features - 1}")
         rows = torch.empty(len(token_ids), head.packed.inputs)
         for embedding_row, token_id in zip(rows, token_ids.tolist(), strict=True):
-            embedding_row[:] = unpack_matrix(_block_of(head.packed, token_id // BLOCK))[
-                token_id % BLOCK
-            ]
+            block_part = head.packed.part(token_id // BLOCK, BLOCK)
+            embedding_row[:] = unpack_matrix(block_part)[token_id % BLOCK]
         return rows[:, : head.in_features]
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         return self.rows(ids.reshape(-1)).to(self.like.dtype).view(*ids.shape, -1)
-
-
-def _block_of(packed: Packed, block_index: int) -> Packed:
-    """The 16 outputs of one block."""
-    block_bytes = len(packed.weights) // packed.blocks
-    block_part = Packed(
-        packed.format,
-        BLOCK,
-        packed.inputs,
-        packed.weights[block_index * block_bytes : (block_index + 1) * block_bytes],
-    )
-    if packed.scales is not None:
-        block_part.scales = packed.scales[block_index : block_index + 1]
-    if packed.minima is not None:
-        block_part.minima = packed.minima[block_index : block_index + 1]
-    return block_part
 
 
 def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
@@ -234,35 +221,34 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
 
     Sums of a group are whole numbers below 2**24, so float32 holds them whatever their order.
     """
-    if packed.format == "bfloat16":
+    if not packed.is_whole:
         # One product a row: those of several rows may be summed in other orders.
         weight = unpack_matrix(packed).float()
         y = x.new_empty(len(x), packed.outputs)
-        for input_row, output_row in zip(x.bfloat16().float(), y, strict=True):
+        rounded_rows = x.bfloat16().float() if packed.format == "bfloat16" else x
+        for input_row, output_row in zip(rounded_rows, y, strict=True):
             output_row[:] = weight @ input_row
         return y
-    assert packed.scales is not None
     groups = x.view(len(x), packed.inputs // GROUP, GROUP)
     group_peaks = groups.abs().amax(-1, keepdim=True)
-    scales = group_peaks / 127
+    part_size = min(GROUP, packed.group)  # inputs that share the scales of both sides
+    parts_per_group = GROUP // part_size
+    scales = (group_peaks / 127).repeat_interleave(parts_per_group, 1)
     whole_numbers = (
         groups * torch.where(group_peaks > TINY, 127 / group_peaks, torch.zeros_like(group_peaks))
     ).round()
-    weights = unpack_numbers(packed).float()
-    if packed.format == "int4" and packed.minima is None:
-        weights -= 8
-    weight_scale = group_values(packed, packed.scales).float()
+    parts = whole_numbers.view(len(x), packed.inputs // part_size, part_size)
+    weights = whole_values(packed).float().unflatten(1, (-1, part_size))
+    weight_scale, weight_minima = group_scales(packed), group_minima(packed)
     totals = x.new_zeros(len(x), packed.outputs)
-    for group_index in range(groups.shape[1]):
-        dots = whole_numbers[:, group_index] @ weights[:, group_index].t()
-        totals = totals + dots * (scales[:, group_index] * weight_scale[:, group_index])
-        if packed.minima is not None:
-            minima = group_values(packed, packed.minima)[:, group_index].float()
-            totals = (
-                totals
-                + (scales[:, group_index] * whole_numbers[:, group_index].sum(-1, keepdim=True))
-                * minima
-            )
+    for part_index in range(parts.shape[1]):
+        scaled_group = part_index * part_size // packed.group
+        part_numbers, part_scales = parts[:, part_index], scales[:, part_index]
+        dots = part_numbers @ weights[:, part_index].t()
+        totals = totals + dots * (part_scales * weight_scale[:, scaled_group])
+        if weight_minima is not None:
+            part_sums = part_scales * part_numbers.sum(-1, keepdim=True)
+            totals = totals + part_sums * weight_minima[:, scaled_group]
     return totals
 
 
@@ -409,14 +395,14 @@ def pack_layers(hf_model: Any, format: str) -> int:
 
 
 def widen_layers(hf_model: Any) -> None:
-    """Makes a model one of float32: packed layers of bfloat16 become plain ones, with their weights
-    to the last bit. What has 8 or 4 bits stays packed.
+    """Makes a model one of float32: packed layers of floats become plain ones, with their weights
+    to the last bit. What has whole numbers stays packed.
     """
     hf_model.float()
     plain_layers: dict[PackedLinear, nn.Linear] = {}
     for parent in list(hf_model.modules()):
         for child_name, child in list(parent.named_children()):
-            if isinstance(child, PackedLinear) and child.packed.format == "bfloat16":
+            if isinstance(child, PackedLinear) and not child.packed.is_whole:
                 plain_layers[child] = child.plain()
                 setattr(parent, child_name, plain_layers[child])
     embedding = hf_model.get_input_embeddings()

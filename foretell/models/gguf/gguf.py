@@ -1,8 +1,8 @@
-"""A model read from a .gguf file: packed as it lies there, where its blocks of 32 numbers are those
-of the C library in another order, or unpacked for other backends.
+"""A model read from a .gguf file: packed, its numbers in the order of the C library, or unpacked
+for other backends.
 
-Q8_0, Q4_0, Q4_1 and BF16 matrices keep their numbers to the last bit. Other formats are left to
-llama.cpp, or are unpacked.
+Packed matrices keep their numbers to the last bit, of every type but those by codebooks (IQ1 to
+IQ3).
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from foretell.models.gguf.header import (
     rotation_parameters,
 )
 from foretell.native import library
-from foretell.native.packing import GROUP, Packed, pack_bfloat16, pack_numbers
+from foretell.native.gguf_blocks import TYPES, pack_blocks
+from foretell.native.packing import Packed
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -66,8 +67,6 @@ SET = (
     "final_logit_softcapping",
 )
 SCALED = (46, 62)  # layers of Gemma's models of 27 B, whose scores have a scale that no key says
-BLOCK_BYTES = {"Q8_0": 34, "Q4_0": 18, "Q4_1": 20}  # of 32 numbers with their scales
-FORMATS = (*BLOCK_BYTES, "BF16")
 TIED = "token_embd.weight"
 # A layer of (the file's matrix, its bias or None, how many heads alternate).
 Make = Callable[[Any, torch.Tensor | None, int], "nn.Linear | PackedLinear"]
@@ -84,9 +83,9 @@ def read_packed(file_path: Path) -> PreTrainedModel:
         raise LookupError(f"it takes {', '.join(ARCHITECTURES)}, and not {header.architecture}")
     for tensor_name, tensor in header.tensors.items():
         format_name = tensor.tensor_type.name
-        if len(tensor.shape) > 1 and format_name not in FORMATS:
+        if len(tensor.shape) > 1 and format_name not in TYPES:
             raise LookupError(
-                f"{tensor_name} has the format {format_name}, and it takes {', '.join(FORMATS)}"
+                f"{tensor_name} has the format {format_name}, and it takes {', '.join(TYPES)}"
             )
     return _build_model(header, torch.bfloat16, _packed_linear)
 
@@ -113,7 +112,7 @@ def read_unpacked(file_path: Path, dtype: torch.dtype) -> PreTrainedModel:
 def _packed_linear(tensor: Any, bias: torch.Tensor | None, head_count: int) -> PackedLinear:
     packed = _read_matrix(tensor, head_count)
     narrow_bias = None if bias is None else bias.to(torch.bfloat16)
-    return PackedLinear(packed, narrow_bias, packed.inputs)
+    return PackedLinear(packed, narrow_bias, int(tensor.shape[0]))
 
 
 def _checked_header(file_path: Path) -> Header:
@@ -354,23 +353,10 @@ def _read_matrix(tensor: Any, head_count: int) -> Packed:
     `head_count`: how many heads its outputs are; then those of a head alternate between its halves,
     as the file's own rotation wants them. 0: they stand in order.
     """
-    format_name = tensor.tensor_type.name
     inputs, outputs = (int(size) for size in tensor.shape)
-    if inputs % GROUP:
-        raise LookupError(f"{tensor.name} has {inputs} inputs, no multiple of {GROUP}")
-    rows = torch.from_numpy(np.array(tensor.data)).view(torch.uint8)
-    if format_name == "BF16":
-        weight = _in_order(rows.view(torch.bfloat16).view(outputs, inputs), head_count)
-        return pack_bfloat16(weight)
-    blocks = _in_order(rows.view(outputs, inputs // GROUP, BLOCK_BYTES[format_name]), head_count)
-    scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
-    if format_name == "Q8_0":
-        return pack_numbers("int8", blocks[..., 2:].contiguous().view(torch.int8), scales, None)
-    minima = None
-    if format_name == "Q4_1":
-        minima = blocks[..., 2:4].contiguous().view(torch.float16)[..., 0]
-    pairs = blocks[..., -GROUP // 2 :]
-    return pack_numbers("int4", torch.cat([pairs & 15, pairs >> 4], -1), scales, minima)
+    rows = np.asarray(tensor.data).reshape(outputs, -1).view(np.uint8)
+    order = _in_order(torch.arange(outputs), head_count) if head_count else None
+    return pack_blocks(tensor.tensor_type.name, rows, inputs, order)
 
 
 def _in_order(rows: torch.Tensor, head_count: int) -> torch.Tensor:

@@ -16,15 +16,40 @@ static int32_t all_within(const int32_t *numbers, int32_t count, int32_t below) 
     return FT_DONE;
 }
 
+/* Whether scales, or least values, can be of this kind: whole factors need whole super-blocks. */
+static int scaled(const ft_matrix *matrix, int32_t scaling) {
+    return within(scaling, FT_POINT + 1) &&
+           (scaling != FT_SUPER || !(matrix->inputs % SUPER));
+}
+
+/* Whether what whole numbers stand for is said as the kernels read it. */
+static int check_whole(const ft_matrix *matrix) {
+    const int32_t bits = matrix->bits, group = matrix->group;
+    const int known = bits == 2 || bits == 3 || bits == 4 || bits == 5 || bits == 6 || bits == 8;
+    const int grouped = group == 16 || group == 32 || group == 64 || group == 128 || group == 256;
+    if (!known || !grouped || matrix->inputs % group || !within(matrix->offset, 256))
+        return 0;
+    if (matrix->table && (bits != 4 || matrix->offset))
+        return 0;
+    if (group == 16 && (matrix->table ? !ft_is_narrow(matrix->table)
+                                      : bits == 4 || bits == 5 || bits == 8))
+        return 0;
+    return matrix->scales && scaled(matrix, matrix->scaling) && matrix->scaling != FT_NONE &&
+           matrix->scaling != FT_POINT && scaled(matrix, matrix->least_scaling) &&
+           !matrix->minima == (matrix->least_scaling == FT_NONE);
+}
+
 /* `outputs` and `inputs` that are wanted; 0: any. */
 int32_t ft_check_matrix(const ft_matrix *matrix, int64_t outputs, int64_t inputs) {
-    const int known = within(matrix->format, FT_BFLOAT16 + 1);
+    const int known = within(matrix->format, FT_FLOAT32 + 1);
     const int sized = matrix->outputs > 0 && matrix->inputs > 0 && !(matrix->inputs % GROUP) &&
                       matrix->blocks == matrix->outputs / BLOCK + (matrix->outputs % BLOCK > 0);
-    const int there = matrix->weights && (matrix->scales || matrix->format == FT_BFLOAT16);
     const int fits = (!outputs || matrix->outputs == outputs) &&
                      (!inputs || matrix->inputs == inputs);
-    return known && sized && there && fits ? FT_DONE : FT_MISFIT;
+    return known && sized && fits && matrix->weights &&
+                   (matrix->format != FT_WHOLE || check_whole(matrix))
+               ? FT_DONE
+               : FT_MISFIT;
 }
 
 int32_t ft_check_rows(const ft_matrix *matrix, const int64_t *outputs, int32_t count) {

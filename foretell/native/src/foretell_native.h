@@ -8,13 +8,27 @@
 
 #define FT_VERSION 14
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
-#define GROUP 32      /* inputs that share a scale */
+#define GROUP 32      /* inputs that lie together, and share a scale as activations */
+#define SUPER 256     /* inputs whose scales share a factor, see FT_SUPER */
 #define STRIP 4       /* blocks of outputs that one task computes */
 #define TILE 8        /* rows that share each weight that is read */
 #define MOST_EXPERTS 1024
 #define QUERIES 24    /* query heads that one call of attention computes, about */
 
-enum { FT_INT8, FT_INT4, FT_BFLOAT16 };
+/* How the numbers of a matrix are stored. */
+enum { FT_WHOLE, FT_BFLOAT16, FT_FLOAT16, FT_FLOAT32 };
+/* How the scales of whole numbers are, and their least values. Each kind has so many bytes of 16
+   outputs, those of an output beside those of the next one:
+   FT_HALF     2 a group: float16
+   FT_SUPER    for 256 inputs 2 and 1 a group: a factor (float16) and whole numbers of 8 bits with a
+               sign that it is multiplied by
+   FT_SINGLE   4 a group: float32
+   FT_POWER    1 a group, e: 2 to the power e - 128
+   FT_FLOAT8   1 a group: 4 bits of exponent, 3 of mantissa, no sign; half of what they are
+   FT_POINT    1 a group, least values alone: a zero point z from 0 to 255, which is -scale * z */
+enum { FT_NONE, FT_HALF, FT_SUPER, FT_SINGLE, FT_POWER, FT_FLOAT8, FT_POINT };
+/* How activations are as a product reads them, a bit each: see ft_rows. */
+enum { FT_AS_WHOLE = 1, FT_AS_BFLOAT = 2, FT_AS_FLOAT = 4 };
 /* Activations of a multilayer perceptron; FT_SQUARED_RELU: relu(x) squared. */
 enum {
     FT_SILU, FT_GELU_TANH, FT_GELU, FT_RELU, FT_SQUARED_RELU,
@@ -29,23 +43,34 @@ enum { FT_SOFTMAX, FT_SOFTMAX_OF_CHOSEN, FT_LOGISTIC, FT_SCORINGS };
    rows, layers or positions beyond what there is; nothing is computed then, or nothing further. */
 enum { FT_OUTSIDE = -2, FT_MISFIT = -1, FT_NO_MEMORY = 0, FT_DONE = 1 };
 
-enum { FT_AS_WHOLE = 1, FT_AS_BFLOAT = 2 }; /* forms of activations */
-
 /* y = x W^T + bias, W (outputs, inputs), packed in blocks of 16 outputs; see packing.py.
-   `inputs` is a multiple of 32, `blocks` is outputs / 16, rounded up. */
+   `inputs` is a multiple of 32, `blocks` is outputs / 16, rounded up. Whole numbers have 2, 3, 4, 5,
+   6 or 8 bits; each stands for scale * (number - offset) + least or, where there is a table, for
+   scale * table[number] + least. Inputs that share a scale, `group`, are 32, 64, 128 or 256, or 16
+   where numbers have 2, 3 or 6 bits or a table from -16 to 15. */
 typedef struct {
     int32_t format, outputs, inputs, blocks;
+    int32_t bits, group, offset;   /* of whole numbers, as are those below but the bias */
+    int32_t scaling, least_scaling;
     const uint8_t *weights;
-    const uint16_t *scales; /* half precision, (blocks, inputs / 32, 16) */
-    const uint16_t *minima; /* the same, or NULL: added for each input */
-    const float *bias;      /* (outputs,) or NULL */
+    const uint8_t *scales;         /* (blocks, ft_scale_bytes) */
+    const uint8_t *minima;         /* the same, or NULL: added for each input */
+    const int8_t *table;           /* (16,) for which numbers of 4 bits stand, or NULL */
+    const float *bias;             /* (outputs,) or NULL */
 } ft_matrix;
 
-/* Rows of activations as a product reads them, each (inputs,). */
+/* A group of 32 activations as whole numbers: each is `scale` times its number. */
 typedef struct {
-    int8_t *numbers;   /* whole numbers of 8 bits, or bfloat16, 2 bytes each */
-    float *scales;     /* (rows, inputs / 32) */
-    int32_t *sums;     /* of the whole numbers of each group */
+    float scale;
+    float sum, halves[2];          /* of the numbers, and of the first and the last 16; whole */
+} ft_group;
+
+/* Rows of activations as products read them, each (inputs,), in up to three forms. */
+typedef struct {
+    int8_t *numbers;               /* FT_AS_WHOLE: 8 bits, for weights that are whole numbers */
+    ft_group *groups;              /* (rows, inputs / 32) */
+    uint16_t *narrow;              /* FT_AS_BFLOAT: bfloat16, for weights of bfloat16 */
+    float *wide;                   /* FT_AS_FLOAT: float32, for weights of float16 and float32 */
     int32_t inputs;
 } ft_rows;
 
@@ -225,6 +250,14 @@ typedef struct {
     float *chances;
 } ft_growth;
 
+/* Rows of a matrix as a .gguf file has them, `type` by the number that it names them by. */
+typedef struct {
+    int32_t type, inputs, row_count;
+    const uint8_t *rows;           /* (row_count, row_bytes) */
+    int64_t row_bytes;
+    const int64_t *order;          /* (outputs,) the row that each output is, or NULL: as they lie */
+} ft_raw;
+
 /* What attention needs to know of one key head and the query heads that share it. */
 typedef struct {
     int32_t width, group;          /* of a head; query heads that share keys */
@@ -307,6 +340,41 @@ typedef struct {
                           int32_t to);
 } ft_kernels;
 
+/* The form of activations that a matrix reads. */
+static inline int32_t ft_forms(const ft_matrix *matrix) {
+    return matrix->format == FT_WHOLE      ? FT_AS_WHOLE
+           : matrix->format == FT_BFLOAT16 ? FT_AS_BFLOAT
+                                           : FT_AS_FLOAT;
+}
+
+/* Bytes of the weights of 16 outputs. */
+static inline int64_t ft_weight_bytes(const ft_matrix *matrix) {
+    const int32_t bits = matrix->format == FT_WHOLE     ? matrix->bits
+                         : matrix->format == FT_FLOAT32 ? 32
+                                                        : 16;
+    return (int64_t)matrix->inputs * 2 * bits;
+}
+
+/* Bytes of the scales, or least values, of 16 outputs. */
+static inline int64_t ft_scale_bytes(const ft_matrix *matrix, int32_t scaling) {
+    const int64_t groups = matrix->inputs / matrix->group;
+    switch (scaling) {
+    case FT_HALF: return groups * 2 * BLOCK;
+    case FT_SUPER: return matrix->inputs / SUPER * 2 * BLOCK + groups * BLOCK;
+    case FT_SINGLE: return groups * 4 * BLOCK;
+    case FT_NONE: return 0;
+    default: return groups * BLOCK;
+    }
+}
+
+/* Whether a table's numbers are all from -16 to 15. */
+static inline int ft_is_narrow(const int8_t *table) {
+    int narrow = 1;
+    for (int i = 0; i < 16; i++)
+        narrow &= table[i] >= -16 && table[i] < 16;
+    return narrow;
+}
+
 /* Whether this compiler builds the kernels for ARM. Older versions of clang know dot products only
    where the whole program may use them, as on Apple's processors. */
 #if defined(__aarch64__) && !defined(__AARCH64EB__)
@@ -321,8 +389,6 @@ const ft_kernels *ft_chosen(void);
 /* The `wanted` best of logits, best first, of equals the first; returns how many there are. */
 int32_t ft_best_of(const float *logits, int32_t count, int32_t wanted, int32_t *places);
 
-/* The form in which a matrix reads activations. */
-int32_t ft_forms(const ft_matrix *matrix);
 /* Copies row `row` to row `to` of others, in these forms. */
 void ft_copy_row(const ft_rows *rows, int32_t row, const ft_rows *out, int32_t to, int32_t forms);
 
@@ -397,6 +463,8 @@ EXPORT void ft_peaks(const float *weights, int64_t groups, uint8_t *peaks, int32
    value (groups,), that are nearest to it. */
 EXPORT void ft_ranges(const float *weights, int64_t groups, uint8_t *numbers, float *scales,
                       float *minima, int32_t threads);
+/* Puts rows of a file into the memory of a matrix that is described, but for its numbers. */
+EXPORT int32_t ft_pack(const ft_raw *raw, const ft_matrix *matrix, int32_t threads);
 /* Rows of a matrix by number, out (count, inputs). */
 EXPORT int32_t ft_rows_of(const ft_matrix *matrix, const int64_t *outputs, int32_t count,
                           float *out);

@@ -44,34 +44,43 @@ static void store(const float *x, int32_t count, uint16_t *out) {
    overflows. */
 INLINE veci whole(vec x) { return v_int(v_max(v_min(x, v_set(127.0f)), v_set(-127.0f))); }
 
-/* Inputs `first` to `first + count - 1` of a row as a product reads them. Whole numbers have one
-   scale for each group of 32: the largest becomes 127. Where an input is infinite or no number, no
-   scale is one, and so is no product. */
-static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
-                    const float *x, int32_t forms) {
-    int64_t place = (int64_t)row * rows->inputs + first;
-    if (forms & FT_AS_BFLOAT) {
-        store(x, count, (uint16_t *)rows->numbers + place);
-        return;
-    }
+/* A group's whole numbers with their sums, from its two halves. */
+INLINE void keep_group(const ft_rows *rows, int64_t place, float scale, veci low, veci high) {
+    i_store_bytes(rows->numbers + place, low);
+    i_store_bytes(rows->numbers + place + 16, high);
+    float first = (float)i_sum(low), second = (float)i_sum(high);
+    rows->groups[place / GROUP] = (ft_group){scale, first + second, {first, second}};
+}
+
+/* Each group of 32 has one scale: the largest number becomes 127. Where an input is infinite or no
+   number, no scale is one, and so is no product. */
+static void prepare_whole(const ft_rows *rows, int64_t place, int32_t count, const float *x) {
     vec nothing = v_set(0.0f);
     for (int32_t i = 0; i < count; i += GROUP) {
         vec low = v_load(x + i), high = v_load(x + i + 16);
         nothing = v_fma(high, v_set(0.0f), v_fma(low, v_set(0.0f), nothing));
         float top = v_top(v_max(v_abs(low), v_abs(high)));
-        float scale = top / 127.0f;
         vec inverse = v_set(top > TINY ? 127.0f / top : 0.0f);
         veci a = whole(v_mul(low, inverse)), b = whole(v_mul(high, inverse));
-        i_store_bytes(rows->numbers + place + i, a);
-        i_store_bytes(rows->numbers + place + i + 16, b);
-        int64_t group = ((int64_t)row * rows->inputs + first + i) / GROUP;
-        rows->scales[group] = scale;
-        rows->sums[group] = i_sum(i_add(a, b));
+        keep_group(rows, place + i, top / 127.0f, a, b);
     }
     if (!(v_sum(nothing) == 0.0f)) {
-        float *scales = rows->scales + place / GROUP;
-        for (int32_t group = 0; group < count / GROUP; group++) scales[group] = NAN;
+        ft_group *groups = rows->groups + place / GROUP;
+        for (int32_t group = 0; group < count / GROUP; group++)
+            groups[group].scale = NAN;
     }
+}
+
+/* Inputs `first` to `first + count - 1` of a row as products read them, in each of the forms. */
+static void prepare(const ft_rows *rows, int32_t row, int32_t first, int32_t count,
+                    const float *x, int32_t forms) {
+    int64_t place = (int64_t)row * rows->inputs + first;
+    if (forms & FT_AS_WHOLE)
+        prepare_whole(rows, place, count, x);
+    if (forms & FT_AS_BFLOAT)
+        store(x, count, rows->narrow + place);
+    if (forms & FT_AS_FLOAT)
+        memcpy(rows->wide + place, x, (size_t)count * sizeof(float));
 }
 
 #define PEAKS 32            /* that a group's largest number may become: 127, 126, ... */
@@ -161,22 +170,18 @@ static void choose_ranges(const float *weights, int64_t groups, uint8_t *numbers
 /* A whole row in two: rows 2 `row` and the next, whose sum it is to 16 bits. The second one's steps
    are 1 / 254 of the first one's. */
 static void prepare_twice(const ft_rows *rows, int32_t row, int32_t count, const float *x) {
-    const int32_t groups = rows->inputs / GROUP;
-    prepare(rows, 2 * row, 0, count, x, FT_AS_WHOLE);
-    const int8_t *coarse = rows->numbers + (int64_t)2 * row * rows->inputs;
-    const float *scales = rows->scales + (int64_t)2 * row * groups;
+    const int64_t place = (int64_t)2 * row * rows->inputs;
+    prepare_whole(rows, place, count, x);
+    const int8_t *coarse = rows->numbers + place;
+    const ft_group *groups = rows->groups + place / GROUP;
     float rest[GROUP];
     for (int32_t group = 0; group < count / GROUP; group++) {
-        float scale = scales[group], fine = scale / 254.0f;
+        float scale = groups[group].scale, fine = scale / 254.0f;
         vec inverse = v_set(fine > 0.0f ? 1.0f / fine : 0.0f);
         for (int32_t i = 0; i < GROUP; i++)
             rest[i] = x[group * GROUP + i] - scale * (float)coarse[group * GROUP + i];
         veci a = whole(v_mul(v_load(rest), inverse)), b = whole(v_mul(v_load(rest + 16), inverse));
-        int64_t place = ((int64_t)2 * row + 1) * rows->inputs + group * GROUP;
-        i_store_bytes(rows->numbers + place, a);
-        i_store_bytes(rows->numbers + place + 16, b);
-        rows->scales[place / GROUP] = fine;
-        rows->sums[place / GROUP] = i_sum(i_add(a, b));
+        keep_group(rows, place + rows->inputs + group * GROUP, fine, a, b);
     }
 }
 
@@ -322,85 +327,181 @@ static void limit(float *x, float scale, float cap, int32_t count) {
 
 /* --- products: `height` rows by `count` blocks of 16 outputs, out (height, count * 16) */
 
-INLINE void tile_int(const ft_matrix *matrix, const int32_t *blocks, const int count,
-                     const ft_rows *rows, int32_t first, const int height, const int narrow,
-                     const int has_minima, float *out) {
+enum { PLAIN, NARROW, WIDE }; /* numbers as they are; tables from -16 to 15, and any other */
+#define NARROW_OFFSET 16
+static const int8_t no_table[16];
+
+/* Bits of 4 inputs of 16 outputs, of which there are 8 in a group: of quarters `j` and `j + 4`. */
+INLINE void decode(const uint8_t *group, const int j, const int bits, const int lookup,
+                   bytes table, bytes *low, bytes *high) {
+    if (bits == 8) {
+        *low = b_load(group + 64 * j);
+        *high = b_load(group + 64 * (j + 4));
+        return;
+    }
+    if (bits < 4) { /* fields of 2 bits: a vector holds 4 quarters */
+        *low = b_bits(b_load(group), 2 * j, 3);
+        *high = b_bits(b_load(group + 64), 2 * j, 3);
+    } else {
+        bytes both = b_load(group + 64 * j);
+        *low = b_low(both);
+        *high = b_high(both);
+    }
+    if (bits == 3 || bits == 5) { /* one more vector, bit i of quarter i */
+        const int to = bits - 1;
+        bytes more = b_load(group + 64 * to);
+        *low = b_or(*low, b_bits(more, j - to, 1 << to));
+        *high = b_or(*high, b_bits(more, j + 4 - to, 1 << to));
+    }
+    if (bits == 6) { /* two more, of fields of 2 bits */
+        *low = b_or(*low, b_bits(b_load(group + 256), 2 * j - 4, 48));
+        *high = b_or(*high, b_bits(b_load(group + 320), 2 * j - 4, 48));
+    }
+    if (lookup != PLAIN) {
+        *low = b_lookup(table, *low);
+        *high = b_lookup(table, *high);
+    }
+}
+
+/* The scales, or least values, of 16 outputs and one group, from those of all groups; 2 to the power
+   `doublings` groups are in 256 inputs. */
+INLINE vec scales_of(const uint8_t *scales, int32_t scaling, int32_t group, int32_t doublings) {
+    switch (scaling) {
+    case FT_HALF: return v_half((const uint16_t *)scales + group * BLOCK);
+    case FT_SUPER: {
+        const int32_t in_super = 1 << doublings;
+        const uint8_t *super = scales + (group >> doublings) * (2 + in_super) * BLOCK;
+        vec factor = v_half((const uint16_t *)super);
+        return v_mul(factor, v_bytes(super + (2 + (group & (in_super - 1))) * BLOCK));
+    }
+    case FT_SINGLE: return v_load((const float *)scales + group * BLOCK);
+    case FT_POWER: return v_power(scales + group * BLOCK);
+    case FT_FLOAT8: return v_float8(scales + group * BLOCK);
+    default: return v_points(scales + group * BLOCK);
+    }
+}
+
+/* `split`: 2, where halves of the 32 inputs have scales of their own, else 1. */
+#ifndef FT_BFLOAT_DOTS
+INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int count,
+                       const ft_rows *rows, int32_t first, const int height, const int bits,
+                       const int split, const int lookup, float *out) {
+    const int wide = bits == 8 || lookup == WIDE;
+    /* Products that are added up before they could be too large: of 4 quarters and 4 more. */
+    const int summed = bits < 5 && lookup == PLAIN ? 4 : split == 1 || bits == 6 ? 2 : 4;
     const int32_t inputs = matrix->inputs, groups = inputs / GROUP;
-    const int32_t offset = narrow ? (has_minima ? 0 : 8) : WIDE_OFFSET;
-    const int64_t block_bytes = (int64_t)inputs * BLOCK >> narrow;
+    const int64_t block_bytes = (int64_t)inputs * 2 * bits, group_bytes = 64 * bits;
+    /* Groups of 16 inputs that share a scale, and groups of 256: as powers of 2. */
+    const int32_t joined = __builtin_ctz((unsigned)matrix->group / 16), in_super = 4 - joined;
+    const int32_t scaling = matrix->scaling, least_scaling = matrix->least_scaling;
+    const int64_t scale_bytes = ft_scale_bytes(matrix, scaling);
+    const int64_t least_bytes = ft_scale_bytes(matrix, least_scaling);
+    const vec offset = v_set((float)(lookup == NARROW ? -NARROW_OFFSET
+                                     : lookup == WIDE ? -WIDE_OFFSET
+                                     : bits == 8      ? 128 - WIDE_OFFSET - matrix->offset
+                                                      : -matrix->offset));
     const int8_t *x = rows->numbers + (int64_t)first * inputs;
-    const float *scales = rows->scales + (int64_t)first * groups;
-    const int32_t *sums = rows->sums + (int64_t)first * groups;
-    const uint8_t *weights[STRIP];
-    int64_t scale_place[STRIP];
+    const ft_group *known = rows->groups + (int64_t)first * groups;
+    const uint8_t *weights[STRIP], *scales[STRIP], *minima[STRIP];
+    const bytes table = b_table(lookup == PLAIN ? no_table : matrix->table,
+                                lookup == NARROW ? NARROW_OFFSET : 128);
     vec total[TILE * STRIP];
     UNROLL for (int n = 0; n < count; n++) {
         weights[n] = matrix->weights + blocks[n] * block_bytes;
-        scale_place[n] = (int64_t)blocks[n] * groups * BLOCK;
+        scales[n] = matrix->scales + blocks[n] * scale_bytes;
+        minima[n] = least_scaling == FT_NONE ? NULL : matrix->minima + blocks[n] * least_bytes;
     }
     UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
     for (int32_t group = 0; group < groups; group++) {
-        veci dots[TILE * STRIP];
-        UNROLL for (int m = 0; m < height; m++) {
-            veci start = i_set(-offset * sums[m * groups + group]);
-            UNROLL for (int n = 0; n < count; n++) dots[m * count + n] = start;
-        }
+        veci dots[TILE * STRIP * 2];
+        part parts[TILE * STRIP * 2];
         const int8_t *inputs_here = x + group * GROUP;
+        UNROLL for (int i = 0; i < height * count * split; i++) {
+            dots[i] = i_set(0);
+            parts[i] = p_none();
+        }
         if (height >= FETCHED && first == 0) {
-            int64_t ahead = (int64_t)group * (GROUP * BLOCK >> narrow) + AHEAD;
+            int64_t ahead = group * group_bytes + AHEAD;
             if (ahead >= block_bytes)
                 ahead += (count - 1) * block_bytes;
             UNROLL for (int n = 0; n < count; n++)
-                UNROLL for (int j = 0; j < 8 >> narrow; j++)
+                UNROLL for (int j = 0; j < bits; j++)
                     PREFETCH_WEIGHTS(weights[n] + ahead + 64 * j);
         }
-        if (narrow) {
-            UNROLL for (int j = 0; j < 4; j++) {
-                UNROLL for (int n = 0; n < count; n++) {
-                    bytes both = b_load(weights[n] + (group * 4 + j) * 64);
-                    bytes low = b_low(both), high = b_high(both);
-                    UNROLL for (int m = 0; m < height; m++) {
-                        const int8_t *four = inputs_here + (int64_t)m * inputs + 4 * j;
-                        veci sum = i_dot(dots[m * count + n], low, four);
-                        dots[m * count + n] = i_dot(sum, high, four + 16);
+        UNROLL for (int j = 0; j < 4; j++)
+            UNROLL for (int n = 0; n < count; n++) {
+                bytes low, high;
+                decode(weights[n] + group * group_bytes, j, bits, lookup, table, &low, &high);
+                UNROLL for (int m = 0; m < height; m++) {
+                    const int8_t *four = inputs_here + (int64_t)m * inputs + 4 * j;
+                    const int a = (m * count + n) * split, b = a + split - 1;
+                    if (wide) {
+                        dots[a] = I_DOT_WIDE(dots[a], low, four);
+                        dots[b] = I_DOT_WIDE(dots[b], high, four + 16);
+                        continue;
+                    }
+                    parts[a] = p_dot(parts[a], low, four);
+                    parts[b] = p_dot(parts[b], high, four + 16);
+                    if ((j + 1) % summed)
+                        continue;
+                    UNROLL for (int s = a; s <= b; s++) {
+                        dots[s] = p_sum(dots[s], parts[s]);
+                        parts[s] = p_none();
                     }
                 }
             }
-        } else {
-            UNROLL for (int j = 0; j < 8; j++) {
-                bytes w[STRIP];
-                UNROLL for (int n = 0; n < count; n++)
-                    w[n] = b_load(weights[n] + (group * 8 + j) * 64);
+        UNROLL for (int n = 0; n < count; n++)
+            UNROLL for (int s = 0; s < split; s++) {
+                const int32_t scaled = (2 * group + s) >> joined;
+                vec scale = scales_of(scales[n], scaling, scaled, in_super), least = scale;
+                vec from = offset;
+                if (least_scaling != FT_NONE)
+                    least = scales_of(minima[n], least_scaling, scaled, in_super);
+                if (least_scaling == FT_POINT)
+                    from = v_sub(offset, least);
                 UNROLL for (int m = 0; m < height; m++) {
-                    const int8_t *four = inputs_here + (int64_t)m * inputs + 4 * j;
-                    UNROLL for (int n = 0; n < count; n++)
-                        dots[m * count + n] = I_DOT_WIDE(dots[m * count + n], w[n], four);
+                    const ft_group *own = known + m * groups + group;
+                    const int i = m * count + n;
+                    vec step = v_set(own->scale);
+                    vec sum = v_set(split == 1 ? own->sum : own->halves[s]);
+                    vec dot = v_fma(from, sum, v_float(dots[i * split + s])); /* whole: exact */
+                    total[i] = v_fma(dot, v_mul(scale, step), total[i]);
+                    if (least_scaling != FT_NONE && least_scaling != FT_POINT)
+                        total[i] = v_fma(least, v_mul(step, sum), total[i]);
                 }
             }
-        }
-        UNROLL for (int n = 0; n < count; n++) {
-            vec scale = v_half(matrix->scales + scale_place[n] + group * BLOCK);
-            UNROLL for (int m = 0; m < height; m++) {
-                vec both = v_mul(scale, v_set(scales[m * groups + group]));
-                vec dot = v_float(dots[m * count + n]);
-                total[m * count + n] = v_fma(dot, both, total[m * count + n]);
-            }
-            if (has_minima) {
-                vec least = v_half(matrix->minima + scale_place[n] + group * BLOCK);
-                UNROLL for (int m = 0; m < height; m++) {
-                    float sum = scales[m * groups + group] * (float)sums[m * groups + group];
-                    total[m * count + n] = v_fma(least, v_set(sum), total[m * count + n]);
-                }
-            }
-        }
     }
     UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
 }
 
+/* Weights of float16, or `single`, as they are, and activations as they are. */
+INLINE void tile_float(const ft_matrix *matrix, const int32_t *blocks, const int count,
+                       const ft_rows *rows, int32_t first, const int height, const int single,
+                       float *out) {
+    const int32_t inputs = matrix->inputs, bytes_each = single ? 64 : 32;
+    const float *x = rows->wide + (int64_t)first * inputs;
+    const uint8_t *weights[STRIP];
+    vec total[TILE * STRIP];
+    UNROLL for (int n = 0; n < count; n++)
+        weights[n] = matrix->weights + (int64_t)blocks[n] * inputs * bytes_each;
+    UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
+    for (int32_t k = 0; k < inputs; k++)
+        UNROLL for (int n = 0; n < count; n++) {
+            const uint8_t *here = weights[n] + (int64_t)k * bytes_each;
+            vec w = single ? v_load((const float *)here) : v_half((const uint16_t *)here);
+            UNROLL for (int m = 0; m < height; m++)
+                total[m * count + n] =
+                    v_fma(w, v_set(x[(int64_t)m * inputs + k]), total[m * count + n]);
+        }
+    UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
+}
+
+#endif
+
 INLINE void tile_bfloat(const ft_matrix *matrix, const int32_t *blocks, const int count,
                         const ft_rows *rows, int32_t first, const int height, float *out) {
     const int32_t inputs = matrix->inputs;
-    const uint16_t *x = (const uint16_t *)rows->numbers + (int64_t)first * inputs;
+    const uint16_t *x = rows->narrow + (int64_t)first * inputs;
     const uint8_t *weights[STRIP];
     vec total[TILE * STRIP];
     UNROLL for (int n = 0; n < count; n++)
@@ -440,34 +541,91 @@ INLINE void tile_bfloat(const ft_matrix *matrix, const int32_t *blocks, const in
     UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
 }
 
-#define TILE_OF(HEIGHT, COUNT)                                                                   \
-    static __attribute__((noinline)) void tile_##HEIGHT##_##COUNT(                               \
-        const ft_matrix *matrix, const int32_t *blocks, const ft_rows *rows, int32_t first,      \
-        float *out) {                                                                            \
-        if (matrix->format == FT_BFLOAT16)                                                       \
-            tile_bfloat(matrix, blocks, COUNT, rows, first, HEIGHT, out);                        \
-        else if (matrix->format == FT_INT8)                                                      \
-            tile_int(matrix, blocks, COUNT, rows, first, HEIGHT, 0, 0, out);                     \
-        else if (matrix->minima)                                                                 \
-            tile_int(matrix, blocks, COUNT, rows, first, HEIGHT, 1, 1, out);                     \
-        else                                                                                     \
-            tile_int(matrix, blocks, COUNT, rows, first, HEIGHT, 1, 0, out);                     \
-    }
+/* Each format has copies of its own, for each number of rows and blocks. */
 typedef void (*tile_function)(const ft_matrix *, const int32_t *, const ft_rows *, int32_t,
                               float *);
+#define TILE_OF(NAME, HEIGHT, COUNT, CALL, ...)                                                  \
+    static __attribute__((noinline)) void NAME##_##HEIGHT##_##COUNT(                             \
+        const ft_matrix *matrix, const int32_t *blocks, const ft_rows *rows, int32_t first,      \
+        float *out) {                                                                            \
+        CALL(matrix, blocks, COUNT, rows, first, HEIGHT, __VA_ARGS__);                           \
+    }
 #if HIGHEST == 1
-TILE_OF(1, 1)
-static const tile_function tiles[1][2] = {{tile_1_1}};
+#define TILES_OF(NAME, ...) TILE_OF(NAME, 1, 1, __VA_ARGS__)
+#define NAMES_OF(NAME) {{NAME##_1_1}}
+#define FEW_TILES_OF TILES_OF
+#define FEW_NAMES_OF NAMES_OF
 #elif HIGHEST == 2
-TILE_OF(1, 1) TILE_OF(2, 1)
-static const tile_function tiles[2][2] = {{tile_1_1}, {tile_2_1}};
+#define TILES_OF(NAME, ...) TILE_OF(NAME, 1, 1, __VA_ARGS__) TILE_OF(NAME, 2, 1, __VA_ARGS__)
+#define NAMES_OF(NAME) {{NAME##_1_1}, {NAME##_2_1}}
+#define FEW_TILES_OF TILES_OF
+#define FEW_NAMES_OF NAMES_OF
 #else
-#define TILES_OF(HEIGHT) TILE_OF(HEIGHT, 1) TILE_OF(HEIGHT, 2)
-#define NAMES_OF(HEIGHT) {tile_##HEIGHT##_1, tile_##HEIGHT##_2}
-TILES_OF(1) TILES_OF(2) TILES_OF(3) TILES_OF(4) TILES_OF(5) TILES_OF(6) TILES_OF(7) TILES_OF(8)
-static const tile_function tiles[TILE][2] = {NAMES_OF(1), NAMES_OF(2), NAMES_OF(3), NAMES_OF(4),
-                                             NAMES_OF(5), NAMES_OF(6), NAMES_OF(7), NAMES_OF(8)};
+#define TWO_TILES(NAME, HEIGHT, ...)                                                             \
+    TILE_OF(NAME, HEIGHT, 1, __VA_ARGS__) TILE_OF(NAME, HEIGHT, 2, __VA_ARGS__)
+#define TWO_NAMES(NAME, HEIGHT) {NAME##_##HEIGHT##_1, NAME##_##HEIGHT##_2}
+/* Of rarer formats fewer, so that the library stays small. */
+#define FEW_TILES_OF(NAME, ...)                                                                  \
+    TILE_OF(NAME, 1, 1, __VA_ARGS__) TILE_OF(NAME, 2, 1, __VA_ARGS__)                            \
+    TILE_OF(NAME, 3, 1, __VA_ARGS__) TILE_OF(NAME, 4, 1, __VA_ARGS__)
+#define FEW_NAMES_OF(NAME) {{NAME##_1_1}, {NAME##_2_1}, {NAME##_3_1}, {NAME##_4_1}}
+#define TILES_OF(NAME, ...)                                                                      \
+    FEW_TILES_OF(NAME, __VA_ARGS__) TILE_OF(NAME, 4, 2, __VA_ARGS__)                             \
+    TWO_TILES(NAME, 5, __VA_ARGS__) TWO_TILES(NAME, 6, __VA_ARGS__)                              \
+    TWO_TILES(NAME, 7, __VA_ARGS__) TWO_TILES(NAME, 8, __VA_ARGS__)
+#define NAMES_OF(NAME)                                                                           \
+    {{NAME##_1_1}, {NAME##_2_1}, {NAME##_3_1}, TWO_NAMES(NAME, 4), TWO_NAMES(NAME, 5),           \
+     TWO_NAMES(NAME, 6), TWO_NAMES(NAME, 7), TWO_NAMES(NAME, 8)}
 #endif
+#define FEW_HIGHEST (HIGHEST < 4 ? HIGHEST : 4)
+
+enum { WHOLE8_TILES, WHOLE4_TILES, BFLOAT_TILES, WHOLE2_TILES, SPLIT2_TILES, SPLIT3_TILES,
+       WHOLE5_TILES, SPLIT6_TILES, NARROW_TILES, NARROW_SPLIT_TILES, WIDE_TILES, HALF_TILES,
+       SINGLE_TILES, ALL_TILES };
+#define FEW_FROM WHOLE2_TILES
+TILES_OF(bfloat, tile_bfloat, out)
+#ifdef FT_BFLOAT_DOTS /* all others are those of ft_avx512 */
+static const tile_function tiles[ALL_TILES][HIGHEST][2] = {[BFLOAT_TILES] = NAMES_OF(bfloat)};
+#else
+TILES_OF(whole8, tile_whole, 8, 1, PLAIN, out)
+TILES_OF(whole4, tile_whole, 4, 1, PLAIN, out)
+FEW_TILES_OF(whole2, tile_whole, 2, 1, PLAIN, out)
+FEW_TILES_OF(split2, tile_whole, 2, 2, PLAIN, out)
+FEW_TILES_OF(split3, tile_whole, 3, 2, PLAIN, out)
+FEW_TILES_OF(whole5, tile_whole, 5, 1, PLAIN, out)
+FEW_TILES_OF(split6, tile_whole, 6, 2, PLAIN, out)
+FEW_TILES_OF(narrow4, tile_whole, 4, 1, NARROW, out)
+FEW_TILES_OF(narrow_split4, tile_whole, 4, 2, NARROW, out)
+FEW_TILES_OF(wide4, tile_whole, 4, 1, WIDE, out)
+FEW_TILES_OF(half, tile_float, 0, out)
+FEW_TILES_OF(single, tile_float, 1, out)
+static const tile_function tiles[ALL_TILES][HIGHEST][2] = {
+    NAMES_OF(whole8), NAMES_OF(whole4), NAMES_OF(bfloat), FEW_NAMES_OF(whole2),
+    FEW_NAMES_OF(split2), FEW_NAMES_OF(split3), FEW_NAMES_OF(whole5), FEW_NAMES_OF(split6),
+    FEW_NAMES_OF(narrow4), FEW_NAMES_OF(narrow_split4), FEW_NAMES_OF(wide4), FEW_NAMES_OF(half),
+    FEW_NAMES_OF(single)};
+#endif
+
+/* Which of `tiles` compute products with a matrix. */
+static int tiles_of(const ft_matrix *matrix) {
+    if (matrix->format != FT_WHOLE)
+        return matrix->format == FT_BFLOAT16  ? BFLOAT_TILES
+               : matrix->format == FT_FLOAT16 ? HALF_TILES
+                                              : SINGLE_TILES;
+    if (matrix->table) {
+        if (!ft_is_narrow(matrix->table))
+            return WIDE_TILES;
+        return matrix->group == 16 ? NARROW_SPLIT_TILES : NARROW_TILES;
+    }
+    switch (matrix->bits) {
+    case 2: return matrix->group == 16 ? SPLIT2_TILES : WHOLE2_TILES;
+    case 3: return SPLIT3_TILES;
+    case 4: return WHOLE4_TILES;
+    case 5: return WHOLE5_TILES;
+    case 6: return SPLIT6_TILES;
+    default: return WHOLE8_TILES;
+    }
+}
 
 /* How many blocks at once, by the number of rows. Few wait for the memory, which is quickest
    where it is read in one stream; more rows share what is loaded of them between two blocks, whose
@@ -480,16 +638,24 @@ static const int widths[HIGHEST] = WIDTHS;
 /* Up to STRIP blocks by up to TILE rows; out (height, count * 16). */
 static void product(const ft_matrix *matrix, const int32_t *blocks, int32_t count,
                     const ft_rows *rows, int32_t first, int32_t height, float *out) {
-    float part[TILE * STRIP * BLOCK];
+    const int which = tiles_of(matrix), highest = which < FEW_FROM ? HIGHEST : FEW_HIGHEST;
+    float part_out[TILE * STRIP * BLOCK];
+#ifdef FT_BFLOAT_DOTS
+    if (which != BFLOAT_TILES) {
+        ft_avx512.product(matrix, blocks, count, rows, first, height, out);
+        return;
+    }
+#endif
     for (int32_t row = 0; row < height;) {
-        int32_t rows_here = height - row < HIGHEST ? height - row : HIGHEST;
+        int32_t rows_here = height - row < highest ? height - row : highest;
         for (int32_t done = 0; done < count;) {
-            int width = widths[rows_here - 1];
+            int width = which < FEW_FROM ? widths[rows_here - 1] : 1;
             if (width > count - done)
                 width = 1;
-            tiles[rows_here - 1][width - 1](matrix, blocks + done, rows, first + row, part);
+            tiles[which][rows_here - 1][width - 1](matrix, blocks + done, rows, first + row,
+                                                   part_out);
             for (int m = 0; m < rows_here; m++)
-                memcpy(out + ((row + m) * count + done) * BLOCK, part + m * width * BLOCK,
+                memcpy(out + ((row + m) * count + done) * BLOCK, part_out + m * width * BLOCK,
                        (size_t)width * BLOCK * sizeof(float));
             done += width;
         }

@@ -3,44 +3,96 @@
 #include "foretell_native.h"
 #include "simd.h"
 
-int32_t ft_forms(const ft_matrix *matrix) {
-    return matrix->format == FT_BFLOAT16 ? FT_AS_BFLOAT : FT_AS_WHOLE;
+void ft_copy_row(const ft_rows *rows, int32_t row, const ft_rows *out, int32_t to, int32_t forms) {
+    const int64_t inputs = rows->inputs, from = row * inputs, into = to * inputs;
+    const size_t groups = (size_t)inputs / GROUP * sizeof(ft_group);
+    if (forms & FT_AS_WHOLE) {
+        memcpy(out->numbers + into, rows->numbers + from, (size_t)inputs);
+        memcpy(out->groups + into / GROUP, rows->groups + from / GROUP, groups);
+    }
+    if (forms & FT_AS_BFLOAT)
+        memcpy(out->narrow + into, rows->narrow + from, 2 * (size_t)inputs);
+    if (forms & FT_AS_FLOAT)
+        memcpy(out->wide + into, rows->wide + from, 4 * (size_t)inputs);
 }
 
-void ft_copy_row(const ft_rows *rows, int32_t row, const ft_rows *out, int32_t to, int32_t forms) {
-    const int64_t inputs = rows->inputs, groups = inputs / GROUP, bytes = forms & FT_AS_BFLOAT ? 2 : 1;
-    memcpy(out->numbers + bytes * to * inputs, rows->numbers + bytes * row * inputs,
-           (size_t)(bytes * inputs));
-    if (!(forms & FT_AS_WHOLE))
-        return;
-    memcpy(out->scales + to * groups, rows->scales + row * groups, 4 * (size_t)groups);
-    memcpy(out->sums + to * groups, rows->sums + row * groups, 4 * (size_t)groups);
+/* One of the 32 whole numbers of a group, as it is stored: `group` is where the group's bytes of
+   this output begin, of which each vector of 64 has 4. */
+static int32_t number_at(const uint8_t *group, int32_t bits, int32_t input) {
+    const int32_t quarter = input / 4;
+    const uint8_t *at = group + input % 4;
+    if (bits == 8)
+        return at[64 * quarter];
+    int32_t number;
+    if (bits < 4)
+        number = at[64 * (quarter / 4)] >> 2 * (quarter % 4) & 3;
+    else
+        number = at[64 * (quarter % 4)] >> 4 * (quarter / 4) & 15;
+    if (bits == 3 || bits == 5)
+        number |= (at[64 * (bits - 1)] >> quarter & 1) << (bits - 1);
+    if (bits == 6)
+        number |= (at[256 + 64 * (quarter / 4)] >> 2 * (quarter % 4) & 3) << 4;
+    return number;
+}
+
+/* A group's scale, or least value, of output `lane` of a block. */
+static float scale_at(const uint8_t *scales, int32_t scaling, int32_t group, int32_t in_super,
+                      int32_t lane) {
+    switch (scaling) {
+    case FT_HALF: return ft_half(((const uint16_t *)scales)[group * BLOCK + lane]);
+    case FT_SUPER: {
+        const uint8_t *super = scales + group / in_super * (2 + in_super) * BLOCK;
+        int8_t factor = (int8_t)super[(2 + group % in_super) * BLOCK + lane];
+        return ft_half(((const uint16_t *)super)[lane]) * (float)factor;
+    }
+    case FT_SINGLE: return ((const float *)scales)[group * BLOCK + lane];
+    case FT_POWER: return ft_power(scales[group * BLOCK + lane]);
+    case FT_FLOAT8: return ft_float8(scales[group * BLOCK + lane]);
+    case FT_POINT: return (float)scales[group * BLOCK + lane];
+    default: return 0.0f;
+    }
+}
+
+/* Row `lane` of a block of floats, (inputs,) in single precision. */
+static void unpack_floats(const ft_matrix *matrix, const uint8_t *block, int32_t lane, float *out) {
+    const uint16_t *halves = (const uint16_t *)block;
+    for (int32_t k = 0; k < matrix->inputs; k++)
+        switch (matrix->format) {
+        case FT_BFLOAT16:
+            out[k] = ft_bfloat(halves[k / 2 * 2 * BLOCK + lane * 2 + k % 2]);
+            break;
+        case FT_FLOAT16: out[k] = ft_half(halves[k * BLOCK + lane]); break;
+        default: out[k] = ((const float *)block)[k * BLOCK + lane];
+        }
 }
 
 /* Row `output` of a matrix, (inputs,) in single precision. */
 static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
-    int32_t inputs = matrix->inputs, lane = output % BLOCK, narrow = matrix->format == FT_INT4;
-    int64_t block = output / BLOCK, groups = inputs / GROUP;
-    if (matrix->format == FT_BFLOAT16) {
-        const uint16_t *from = (const uint16_t *)matrix->weights + block * inputs * BLOCK;
-        for (int32_t k = 0; k < inputs; k++)
-            out[k] = ft_bfloat(from[k / 2 * 2 * BLOCK + lane * 2 + k % 2]);
+    const int32_t lane = output % BLOCK, bits = matrix->bits;
+    const int64_t block = output / BLOCK;
+    const uint8_t *weights = matrix->weights + block * ft_weight_bytes(matrix);
+    if (matrix->format != FT_WHOLE) {
+        unpack_floats(matrix, weights, lane, out);
         return;
     }
-    const uint8_t *from = matrix->weights + (block * inputs * BLOCK >> narrow) + lane * 4;
-    for (int32_t group = 0; group < groups; group++) {
-        int64_t place = (block * groups + group) * BLOCK + lane;
-        float scale = ft_half(matrix->scales[place]);
-        float least = matrix->minima ? ft_half(matrix->minima[place]) : 0.0f;
-        for (int32_t k = 0; k < GROUP; k++) {
-            int32_t number;
-            if (narrow) {
-                uint8_t pair = from[(group * 4 + k % 16 / 4) * 64 + k % 4];
-                number = (k < 16 ? pair & 15 : pair >> 4) - (matrix->minima ? 0 : 8);
-            } else {
-                number = from[(group * 8 + k / 4) * 64 + k % 4] - 128;
-            }
-            out[group * GROUP + k] = scale * (float)number + least;
+    const int32_t part = matrix->group < GROUP ? matrix->group : GROUP;
+    const int32_t in_super = SUPER / matrix->group, least_scaling = matrix->least_scaling;
+    const uint8_t *scales = matrix->scales + block * ft_scale_bytes(matrix, matrix->scaling);
+    const uint8_t *minima = matrix->scales; /* read by nobody where there are none */
+    if (least_scaling != FT_NONE)
+        minima = matrix->minima + block * ft_scale_bytes(matrix, least_scaling);
+    for (int32_t first = 0; first < matrix->inputs; first += part) {
+        const int32_t group = first / matrix->group;
+        const uint8_t *from = weights + first / GROUP * 64 * bits + lane * 4;
+        const float scale = scale_at(scales, matrix->scaling, group, in_super, lane);
+        const float least = scale_at(minima, least_scaling, group, in_super, lane);
+        for (int32_t k = first; k < first + part; k++) {
+            int32_t number = number_at(from, bits, k % GROUP);
+            number = matrix->table ? matrix->table[number] : number - matrix->offset;
+            if (least_scaling == FT_POINT)
+                out[k] = scale * ((float)number - least);
+            else
+                out[k] = scale * (float)number + (least_scaling == FT_NONE ? -0.0f : least);
         }
     }
 }

@@ -38,6 +38,17 @@ INLINE float ft_bfloat(uint16_t bits) {
     return value;
 }
 
+/* 2 to the power e - 128, below the normal numbers too. */
+INLINE float ft_power(uint8_t e) {
+    uint32_t bits = e < 2 ? 0x200000u << e : (uint32_t)(e - 1) << 23;
+    float value;
+    memcpy(&value, &bits, 4);
+    return value;
+}
+
+/* Half of a number of 4 bits of exponent and 3 of mantissa, without a sign. */
+INLINE float ft_float8(uint8_t bits) { return ft_half((uint16_t)(bits << 7)) * 128.0f; }
+
 /* To bfloat16, to the nearest, ties to even; NaN stays NaN. */
 INLINE uint16_t ft_to_bfloat(float value) {
     uint32_t bits;
@@ -100,6 +111,48 @@ INLINE veci i_dot(veci a, bytes w, const int8_t *x) {
 }
 #define I_DOT_WIDE i_dot
 #define WIDE_OFFSET 128 /* of weights of 8 bits as I_DOT_WIDE reads them */
+/* Sums of products of unsigned weights, which may have to be added to others before they are too
+   large: of 2, 3 and 4 bits those of 8 vectors are not, of 5 bits of 4, of 6 bits of 2. */
+typedef veci part;
+INLINE part p_none(void) { return i_set(0); }
+INLINE part p_dot(part a, bytes w, const int8_t *x) { return i_dot(a, w, x); }
+INLINE veci p_sum(veci a, part b) { return i_add(a, b); }
+/* The bits of each byte from `right` on (negative: moved up) that are in the mask. Shifts have no
+   number that is known only later. */
+#define RIGHT(N) case N: a = _mm512_srli_epi16(a, N); break;
+#define LEFT(N) case -N: a = _mm512_slli_epi16(a, N); break;
+INLINE bytes b_bits(bytes a, const int right, const int mask) {
+    switch (right) {
+        RIGHT(1) RIGHT(2) RIGHT(3) RIGHT(4) RIGHT(5) RIGHT(6) LEFT(1) LEFT(2) LEFT(3) LEFT(4)
+    default: break;
+    }
+    return _mm512_and_si512(a, _mm512_set1_epi8((char)mask));
+}
+INLINE bytes b_or(bytes a, bytes b) { return _mm512_or_si512(a, b); }
+/* A table of 16 bytes, `more` added to each, and what stands in it for numbers of 4 bits. */
+INLINE bytes b_table(const int8_t *table, int more) {
+    __m128i one = _mm_loadu_si128((const __m128i *)table);
+    return _mm512_broadcast_i32x4(_mm_add_epi8(one, _mm_set1_epi8((char)more)));
+}
+INLINE bytes b_lookup(bytes table, bytes a) { return _mm512_shuffle_epi8(table, a); }
+/* Scales: whole numbers with and without a sign, powers of 2 (see FT_POWER), small floats. */
+INLINE vec v_bytes(const uint8_t *p) {
+    return v_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+INLINE __m512i wide_bytes(const uint8_t *p) {
+    return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE vec v_points(const uint8_t *p) { return v_float(wide_bytes(p)); }
+INLINE vec v_power(const uint8_t *p) {
+    __m512i e = wide_bytes(p), one = _mm512_set1_epi32(1);
+    __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, one), 23);
+    __m512i below = _mm512_slli_epi32(_mm512_add_epi32(e, one), 21);
+    return _mm512_castsi512_ps(_mm512_max_epi32(normal, below));
+}
+INLINE vec v_float8(const uint8_t *p) {
+    __m256i bits = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
+    return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_slli_epi16(bits, 7)), _mm512_set1_ps(128.0f));
+}
 /* The first and the second of 16 pairs of bfloat16. */
 INLINE vec v_first(bytes a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
 INLINE vec v_second(bytes a) {
@@ -174,19 +227,19 @@ INLINE vec v_sums(const vec *a) {
 typedef struct { __m256 a, b; } vec;
 typedef struct { __m256i a, b; } veci;
 typedef veci bytes;
-#define BOTH(F, X, Y) ((vec){F((X).a, (Y).a), F((X).b, (Y).b)})
+#define BOTH(F, X, Y) {F((X).a, (Y).a), F((X).b, (Y).b)}
 INLINE vec v_load(const float *p) { return (vec){_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 INLINE void v_store(float *p, vec x) {
     _mm256_storeu_ps(p, x.a);
     _mm256_storeu_ps(p + 8, x.b);
 }
 INLINE vec v_set(float x) { return (vec){_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
-INLINE vec v_add(vec x, vec y) { return BOTH(_mm256_add_ps, x, y); }
-INLINE vec v_sub(vec x, vec y) { return BOTH(_mm256_sub_ps, x, y); }
-INLINE vec v_mul(vec x, vec y) { return BOTH(_mm256_mul_ps, x, y); }
-INLINE vec v_div(vec x, vec y) { return BOTH(_mm256_div_ps, x, y); }
-INLINE vec v_max(vec x, vec y) { return BOTH(_mm256_max_ps, x, y); }
-INLINE vec v_min(vec x, vec y) { return BOTH(_mm256_min_ps, x, y); }
+INLINE vec v_add(vec x, vec y) { return (vec)BOTH(_mm256_add_ps, x, y); }
+INLINE vec v_sub(vec x, vec y) { return (vec)BOTH(_mm256_sub_ps, x, y); }
+INLINE vec v_mul(vec x, vec y) { return (vec)BOTH(_mm256_mul_ps, x, y); }
+INLINE vec v_div(vec x, vec y) { return (vec)BOTH(_mm256_div_ps, x, y); }
+INLINE vec v_max(vec x, vec y) { return (vec)BOTH(_mm256_max_ps, x, y); }
+INLINE vec v_min(vec x, vec y) { return (vec)BOTH(_mm256_min_ps, x, y); }
 INLINE vec v_fma(vec x, vec y, vec z) {
     return (vec){_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
 }
@@ -271,6 +324,59 @@ INLINE veci i_dot_wide(veci a, bytes w, const int8_t *p) {
 }
 #define I_DOT_WIDE i_dot_wide
 #define WIDE_OFFSET 0
+/* 16 bits each. */
+typedef veci part;
+INLINE part p_none(void) { return i_set(0); }
+INLINE part p_dot(part a, bytes w, const int8_t *p) {
+    int32_t four;
+    memcpy(&four, p, 4);
+    __m256i x = _mm256_set1_epi32(four);
+    return (part){_mm256_add_epi16(a.a, _mm256_maddubs_epi16(w.a, x)),
+                  _mm256_add_epi16(a.b, _mm256_maddubs_epi16(w.b, x))};
+}
+INLINE veci p_sum(veci a, part b) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return (veci){_mm256_add_epi32(a.a, _mm256_madd_epi16(b.a, one)),
+                  _mm256_add_epi32(a.b, _mm256_madd_epi16(b.b, one))};
+}
+INLINE __m256i half_bits(__m256i x, const int right, const int mask) {
+    x = right > 0 ? _mm256_srli_epi16(x, right) : right < 0 ? _mm256_slli_epi16(x, -right) : x;
+    return _mm256_and_si256(x, _mm256_set1_epi8((char)mask));
+}
+INLINE bytes b_bits(bytes x, const int right, const int mask) {
+    return (bytes){half_bits(x.a, right, mask), half_bits(x.b, right, mask)};
+}
+INLINE bytes b_or(bytes x, bytes y) { return (bytes)BOTH(_mm256_or_si256, x, y); }
+INLINE bytes b_table(const int8_t *table, int more) {
+    __m128i one = _mm_loadu_si128((const __m128i *)table);
+    __m256i both = _mm256_broadcastsi128_si256(_mm_add_epi8(one, _mm_set1_epi8((char)more)));
+    return (bytes){both, both};
+}
+INLINE bytes b_lookup(bytes table, bytes x) { return (bytes)BOTH(_mm256_shuffle_epi8, table, x); }
+INLINE __m128i eight_bytes(const uint8_t *p) { return _mm_loadl_epi64((const __m128i *)p); }
+INLINE vec v_bytes(const uint8_t *p) {
+    return v_float((veci){_mm256_cvtepi8_epi32(eight_bytes(p)),
+                          _mm256_cvtepi8_epi32(eight_bytes(p + 8))});
+}
+INLINE veci wide_bytes(const uint8_t *p) {
+    return (veci){_mm256_cvtepu8_epi32(eight_bytes(p)), _mm256_cvtepu8_epi32(eight_bytes(p + 8))};
+}
+INLINE vec v_points(const uint8_t *p) { return v_float(wide_bytes(p)); }
+INLINE __m256 half_power(__m256i e) {
+    __m256i one = _mm256_set1_epi32(1);
+    __m256i normal = _mm256_slli_epi32(_mm256_sub_epi32(e, one), 23);
+    __m256i below = _mm256_slli_epi32(_mm256_add_epi32(e, one), 21);
+    return _mm256_castsi256_ps(_mm256_max_epi32(normal, below));
+}
+INLINE vec v_power(const uint8_t *p) {
+    veci e = wide_bytes(p);
+    return (vec){half_power(e.a), half_power(e.b)};
+}
+INLINE __m256 half_float8(const uint8_t *p) {
+    __m128i bits = _mm_slli_epi16(_mm_cvtepu8_epi16(eight_bytes(p)), 7);
+    return _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(128.0f));
+}
+INLINE vec v_float8(const uint8_t *p) { return (vec){half_float8(p), half_float8(p + 8)}; }
 INLINE vec v_first(bytes x) {
     return (vec){_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)),
                  _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
@@ -338,6 +444,31 @@ INLINE veci i_dot(veci a, bytes w, const int8_t *x) {
 }
 #define I_DOT_WIDE i_dot
 #define WIDE_OFFSET 128
+typedef veci part;
+INLINE part p_none(void) { return i_set(0); }
+INLINE part p_dot(part a, bytes w, const int8_t *x) { return i_dot(a, w, x); }
+INLINE veci p_sum(veci a, part b) { return i_add(a, b); }
+INLINE bytes b_bits(bytes a, const int right, const int mask) {
+    for (int i = 0; i < 64; i++)
+        a.v[i] = (uint8_t)((right < 0 ? a.v[i] << -right : a.v[i] >> right) & mask);
+    return a;
+}
+INLINE bytes b_or(bytes a, bytes b) { for (int i = 0; i < 64; i++) a.v[i] |= b.v[i]; return a; }
+INLINE bytes b_table(const int8_t *table, int more) {
+    bytes r;
+    for (int i = 0; i < 64; i++)
+        r.v[i] = (uint8_t)(table[i % 16] + more);
+    return r;
+}
+INLINE bytes b_lookup(bytes table, bytes a) {
+    for (int i = 0; i < 64; i++)
+        a.v[i] = table.v[a.v[i] & 15];
+    return a;
+}
+INLINE vec v_bytes(const uint8_t *p) { vec r; EACH r.v[i] = (float)(int8_t)p[i]; return r; }
+INLINE vec v_points(const uint8_t *p) { vec r; EACH r.v[i] = (float)p[i]; return r; }
+INLINE vec v_power(const uint8_t *p) { vec r; EACH r.v[i] = ft_power(p[i]); return r; }
+INLINE vec v_float8(const uint8_t *p) { vec r; EACH r.v[i] = ft_float8(p[i]); return r; }
 INLINE uint16_t b_pair(bytes a, int i) {
     uint16_t bits;
     memcpy(&bits, a.v + 2 * i, 2);

@@ -108,6 +108,56 @@ INLINE veci i_dot_wide(veci a, bytes w, const int8_t *p) {
 }
 #define I_DOT_WIDE i_dot_wide
 #define WIDE_OFFSET 0
+typedef veci part;
+INLINE part p_none(void) { return i_set(0); }
+INLINE part p_dot(part a, bytes w, const int8_t *x) { return i_dot(a, w, x); }
+INLINE veci p_sum(veci a, part b) { return i_add(a, b); }
+INLINE uint8x16_t quarter_bits(uint8x16_t x, int8x16_t left, uint8x16_t mask) {
+    return vandq_u8(vshlq_u8(x, left), mask);
+}
+INLINE bytes b_bits(bytes x, const int right, const int mask) {
+    int8x16_t left = vdupq_n_s8((int8_t)-right);
+    uint8x16_t kept = vdupq_n_u8((uint8_t)mask);
+    return (bytes){quarter_bits(x.a, left, kept), quarter_bits(x.b, left, kept),
+                   quarter_bits(x.c, left, kept), quarter_bits(x.d, left, kept)};
+}
+INLINE bytes b_or(bytes x, bytes y) { return (bytes)TWO(vorrq_u8, x, y); }
+INLINE bytes b_table(const int8_t *table, int more) {
+    uint8x16_t one = vaddq_u8(vreinterpretq_u8_s8(vld1q_s8(table)), vdupq_n_u8((uint8_t)more));
+    return (bytes){one, one, one, one};
+}
+INLINE bytes b_lookup(bytes table, bytes x) { return (bytes)TWO(vqtbl1q_u8, table, x); }
+INLINE veci wide_bytes(const uint8_t *p) {
+    uint8x16_t all = vld1q_u8(p);
+    uint16x8_t low = vmovl_u8(vget_low_u8(all)), high = vmovl_u8(vget_high_u8(all));
+    return (veci){vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(low))),
+                  vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(low))),
+                  vreinterpretq_s32_u32(vmovl_u16(vget_low_u16(high))),
+                  vreinterpretq_s32_u32(vmovl_u16(vget_high_u16(high)))};
+}
+INLINE vec v_points(const uint8_t *p) { return v_float(wide_bytes(p)); }
+INLINE vec v_bytes(const uint8_t *p) {
+    int8x16_t all = vreinterpretq_s8_u8(vld1q_u8(p));
+    int16x8_t low = vmovl_s8(vget_low_s8(all)), high = vmovl_s8(vget_high_s8(all));
+    return v_float((veci){vmovl_s16(vget_low_s16(low)), vmovl_s16(vget_high_s16(low)),
+                          vmovl_s16(vget_low_s16(high)), vmovl_s16(vget_high_s16(high))});
+}
+INLINE float32x4_t quarter_power(int32x4_t e) {
+    int32x4_t one = vdupq_n_s32(1);
+    int32x4_t normal = vshlq_n_s32(vsubq_s32(e, one), 23);
+    int32x4_t below = vshlq_n_s32(vaddq_s32(e, one), 21);
+    return vreinterpretq_f32_s32(vmaxq_s32(normal, below));
+}
+INLINE vec v_power(const uint8_t *p) {
+    veci e = wide_bytes(p);
+    return (vec)ONE(quarter_power, e);
+}
+INLINE vec v_float8(const uint8_t *p) {
+    uint16_t halves[16];
+    for (int i = 0; i < 16; i++)
+        halves[i] = (uint16_t)(p[i] << 7);
+    return v_mul(v_half(halves), v_set(128.0f));
+}
 INLINE float32x4_t quarter_first(uint8x16_t x) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(x), 16));
 }

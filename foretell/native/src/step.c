@@ -79,15 +79,31 @@ EXPORT int32_t ft_choose(const char *name) {
 
 static int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
-static int64_t rows_bytes(int64_t count, int64_t inputs) {
-    return aligned(2 * count * inputs) + 2 * aligned(4 * count * inputs / GROUP);
+/* Room for rows in these forms. */
+static int64_t rows_bytes(int64_t count, int64_t inputs, int32_t forms) {
+    const int64_t numbers = count * inputs;
+    return (forms & FT_AS_WHOLE
+                ? aligned(numbers) + aligned(numbers / GROUP * (int64_t)sizeof(ft_group))
+                : 0) +
+           (forms & FT_AS_BFLOAT ? aligned(2 * numbers) : 0) +
+           (forms & FT_AS_FLOAT ? aligned(4 * numbers) : 0);
 }
 
-static ft_rows rows_at(char *memory, int64_t count, int32_t inputs) {
-    ft_rows rows = {.inputs = inputs, .numbers = (int8_t *)memory};
-    memory += aligned(2 * count * inputs);
-    rows.scales = (float *)memory;
-    rows.sums = (int32_t *)(memory + aligned(4 * count * inputs / GROUP));
+static ft_rows rows_at(char *memory, int64_t count, int32_t inputs, int32_t forms) {
+    const int64_t numbers = count * inputs;
+    ft_rows rows = {.inputs = inputs};
+    if (forms & FT_AS_WHOLE) {
+        rows.numbers = (int8_t *)memory;
+        memory += aligned(numbers);
+        rows.groups = (ft_group *)memory;
+        memory += aligned(numbers / GROUP * (int64_t)sizeof(ft_group));
+    }
+    if (forms & FT_AS_BFLOAT) {
+        rows.narrow = (uint16_t *)memory;
+        memory += aligned(2 * numbers);
+    }
+    if (forms & FT_AS_FLOAT)
+        rows.wide = (float *)memory;
     return rows;
 }
 
@@ -120,7 +136,7 @@ static int32_t strip_blocks(const ft_matrix *matrix, int32_t index, int32_t *blo
 /* Rows of a tile where there are `count`: products of whole numbers over many rows want few, for
    their sums and those of the groups to stay in registers. */
 static int32_t tile_rows(const ft_matrix *matrix, int32_t count) {
-    return matrix->format != FT_BFLOAT16 && count > 2 * TILE ? TILE / 2 : TILE;
+    return matrix->format == FT_WHOLE && count > 2 * TILE ? TILE / 2 : TILE;
 }
 
 /* Strip `index` of y (+)= rows W^T, of `count` rows from `first` on. */
@@ -129,9 +145,7 @@ static void multiply_strip(const ft_matrix *matrix, int32_t index, const ft_rows
     float tile[TILE * STRIP * BLOCK];
     int32_t blocks[STRIP], width = strip_blocks(matrix, index, blocks), part = width;
     const int32_t tall = tile_rows(matrix, count);
-    int64_t block_bytes = (int64_t)matrix->inputs * BLOCK;
-    if (matrix->format == FT_BFLOAT16)
-        block_bytes *= 2;
+    const int64_t block_bytes = ft_weight_bytes(matrix);
     /* What several tiles of rows read stays in the nearest cache. */
     while (count > TILE && part > 1 && part * block_bytes > NEAREST_BYTES)
         part /= 2;
@@ -188,10 +202,11 @@ EXPORT int32_t ft_product(const ft_matrix *matrix, const float *x, int32_t rows,
                           int32_t threads) {
     if (rows < 0 || ft_check_matrix(matrix, 0, 0) != FT_DONE)
         return FT_MISFIT;
-    char *memory = memory_of(rows_bytes(rows, matrix->inputs));
+    const int32_t forms = ft_forms(matrix);
+    char *memory = memory_of(rows_bytes(rows, matrix->inputs, forms));
     if (!memory)
         return FT_NO_MEMORY;
-    product_job job = {matrix, x, rows, y, rows_at(memory, rows, matrix->inputs)};
+    product_job job = {matrix, x, rows, y, rows_at(memory, rows, matrix->inputs, forms)};
     ft_run(product_work, &job, threads);
     free(memory);
     return FT_DONE;
@@ -263,6 +278,7 @@ typedef struct {
 typedef struct {
     const ft_model *model;
     const ft_step *step;
+    int32_t forms;            /* of activations that are read */
     float *hidden;            /* (nodes, hidden): the residual stream; of few nodes each thread's */
     float *branch;            /* (nodes, hidden): what is to be added to it */
     float *qkv;               /* (nodes, (heads + 2 * kv_heads) * width) */
@@ -297,6 +313,31 @@ typedef struct {
     float factor;             /* of that */
 } private;
 
+static int32_t forms_of_mlp(const ft_matrix *gate, const ft_matrix *up, const ft_matrix *down) {
+    int32_t forms = gate && gate->outputs ? ft_forms(gate) : 0;
+    forms |= up->outputs ? ft_forms(up) : 0;
+    return forms | (down->outputs ? ft_forms(down) : 0);
+}
+
+/* The forms of activations that a model's matrices read. */
+static int32_t forms_of(const ft_model *model) {
+    int32_t forms = ft_forms(&model->head);
+    for (int32_t l = 0; l < model->layers; l++) {
+        const ft_layer *layer = model->layer + l;
+        const ft_experts *experts = layer->experts;
+        forms |= ft_forms(&layer->query) | ft_forms(&layer->key) | ft_forms(&layer->value);
+        forms |= ft_forms(&layer->out) | forms_of_mlp(&layer->gate, &layer->up, &layer->down);
+        if (!experts)
+            continue;
+        forms |= ft_forms(&experts->router);
+        forms |= experts->share.outputs ? ft_forms(&experts->share) : 0;
+        for (int32_t i = 0; i < experts->count; i++)
+            forms |= forms_of_mlp(experts->gate ? experts->gate + i : NULL, experts->up + i,
+                                  experts->down + i);
+    }
+    return forms;
+}
+
 static int is_few(const step_job *job) { return job->step->nodes <= FEW; }
 
 static private private_of(const step_job *job, int thread) {
@@ -310,11 +351,11 @@ static private private_of(const step_job *job, int thread) {
     memory += 2 * state;
     own.keys = (float *)memory;
     memory += aligned(4 * 32 * (int64_t)model->width);
-    own.few = rows_at(memory, 2 * FEW, model->hidden);
-    own.few_beside = rows_at(memory, 2 * FEW, 2 * model->hidden);
-    memory += rows_bytes(2 * FEW, 2 * model->hidden);
-    own.few_second = rows_at(memory, FEW, model->hidden);
-    memory += rows_bytes(FEW, model->hidden);
+    own.few = rows_at(memory, 2 * FEW, model->hidden, job->forms);
+    own.few_beside = rows_at(memory, 2 * FEW, 2 * model->hidden, job->forms);
+    memory += rows_bytes(2 * FEW, 2 * model->hidden, job->forms);
+    own.few_second = rows_at(memory, FEW, model->hidden, job->forms);
+    memory += rows_bytes(FEW, model->hidden, job->forms);
     own.attention = (float *)memory;
     if (is_few(job))
         for (int32_t row = 0; row < job->step->nodes; row++)
@@ -644,7 +685,7 @@ static void head(ft_team *team, int thread, step_job *job, private *own) {
     const ft_model *model = job->model;
     const ft_step *step = job->step;
     const ft_matrix *matrix = &model->head;
-    const int32_t forms = ft_forms(matrix), twice = forms == FT_AS_WHOLE;
+    const int32_t forms = ft_forms(matrix), twice = matrix->format == FT_WHOLE;
     const int32_t few = step->row_count <= FEW;
     const ft_rows *rows = few ? &own->few : &job->normed;
     const int32_t wanted = step->row_count;
@@ -850,7 +891,8 @@ static int64_t lay_out_mixture(step_job *job, char *memory) {
         return 0;
     const int64_t sizes[] = {4 * nodes * (count + 1), 4 * slots, 4 * slots, 4 * (count + 1),
                              4 * count, slots * (int64_t)sizeof(slot), 4 * slots,
-                             rows_bytes(slots, model->hidden), rows_bytes(slots, inner),
+                             rows_bytes(slots, model->hidden, job->forms),
+                             rows_bytes(slots, inner, job->forms),
                              4 * slots * model->hidden};
     char *at[sizeof sizes / sizeof *sizes];
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
@@ -861,8 +903,8 @@ static int64_t lay_out_mixture(step_job *job, char *memory) {
         job->mix = (mixture){
             .scores = (float *)at[0], .chosen = (int32_t *)at[1], .weights = (float *)at[2],
             .first = (int32_t *)at[3], .active = (int32_t *)at[4], .slots = (slot *)at[5],
-            .places = (int32_t *)at[6], .gathered = rows_at(at[7], slots, model->hidden),
-            .inner = rows_at(at[8], slots, (int32_t)inner), .given = (float *)at[9]};
+            .places = (int32_t *)at[6], .gathered = rows_at(at[7], slots, model->hidden, job->forms),
+            .inner = rows_at(at[8], slots, (int32_t)inner, job->forms), .given = (float *)at[9]};
     return used;
 }
 
@@ -874,6 +916,7 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     const ft_step *step = job->step;
     const int64_t nodes = step->nodes > 2 * step->row_count ? step->nodes : 2 * step->row_count;
     const int32_t attended = model->heads * model->width;
+    const int32_t forms = job->forms = forms_of(model);
     int32_t read = model->hidden, inner_width = 0, parallel = 0;
     for (int32_t l = 0; l < model->layers; l++) {
         const ft_layer *layer = model->layer + l;
@@ -885,14 +928,15 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     const int32_t widest = attended > read ? attended : read;
     job->private_bytes = (FEW + 2) * aligned(4 * (int64_t)model->hidden) +
                          aligned(4 * 32 * (int64_t)model->width) +
-                         rows_bytes(2 * FEW, 2 * model->hidden) + rows_bytes(FEW, model->hidden) +
-                         aligned(attention);
+                         rows_bytes(2 * FEW, 2 * model->hidden, forms) +
+                         rows_bytes(FEW, model->hidden, forms) + aligned(attention);
     const int64_t branch = aligned(4 * nodes * model->hidden);
     const int64_t hidden = job->between ? 0 : branch;
     const int64_t qkv = job->between ? 0 : aligned(4 * nodes * qkv_numbers(model));
-    const int64_t rows = rows_bytes(nodes, widest), inner = rows_bytes(nodes, inner_width);
+    const int64_t rows = rows_bytes(nodes, widest, forms);
+    const int64_t inner = rows_bytes(nodes, inner_width, forms);
     const int64_t mixed = lay_out_mixture(job, NULL);
-    const int64_t beside = parallel ? rows_bytes(nodes, model->hidden) : 0;
+    const int64_t beside = parallel ? rows_bytes(nodes, model->hidden, forms) : 0;
     const int64_t firsts = aligned(4 * (int64_t)step->job_count + 4);
     char *memory = memory_of(hidden + branch + qkv + rows + beside + inner + mixed + 4 * firsts +
                              shared + threads * job->private_bytes);
@@ -903,12 +947,12 @@ static char *lay_out(step_job *job, int32_t threads, int64_t shared, int64_t att
     job->branch = (float *)(place += hidden);
     job->qkv = job->between ? job->between->qkv : (float *)(place + branch);
     place += branch + qkv;
-    job->normed = job->normed_beside = job->attended = rows_at(place, nodes, widest);
+    job->normed = job->normed_beside = job->attended = rows_at(place, nodes, widest, forms);
     job->normed.inputs = model->hidden;
     job->normed_beside.inputs = 2 * model->hidden;
     job->attended.inputs = attended;
-    job->beside = rows_at(place += rows, nodes, model->hidden);
-    job->inner = rows_at(place += beside, nodes, inner_width);
+    job->beside = rows_at(place += rows, nodes, model->hidden, forms);
+    job->inner = rows_at(place += beside, nodes, inner_width, forms);
     lay_out_mixture(job, place += inner);
     job->first_node = (int32_t *)(place += mixed);
     job->order = (int32_t *)(place += firsts);

@@ -27,7 +27,8 @@ from foretell.engine.engine import Engine
 from foretell.errors import BadConfig, BadFile, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.packed import PackedLinear, pack_layers
-from foretell.native.packing import FORMATS, quantize_matrix, unpack_matrix
+from foretell.native.packing import unpack_matrix
+from foretell.native.rounding import DTYPES, quantize_matrix
 from foretell.testing.toy import Toy, ToyParallel
 from tests import laws, tiny
 from tests.models.decoder.families import VOCAB
@@ -229,7 +230,7 @@ def test_tied_embeddings_stay_whole_on_the_side_of_the_input() -> None:
     assert isinstance(untied, Decoder) and head_share(untied) == pytest.approx(share)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 @pytest.mark.parametrize("count", [1, 16, 37])
 def test_a_packed_matrix_gives_up_rows(format: str, count: int) -> None:
     torch.manual_seed(4)

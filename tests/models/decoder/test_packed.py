@@ -8,6 +8,7 @@ import copy
 import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
 
 import pytest
 import torch
@@ -31,7 +32,8 @@ from foretell.models.decoder.packed import (
     weight_bytes,
     without_rounding,
 )
-from foretell.native.packing import FORMATS, GROUP, Packed, unpack_matrix
+from foretell.native.packing import GROUP, unpack_matrix
+from foretell.native.rounding import DTYPES
 from tests.models.decoder.families import tiny
 from tests.models.decoder.test_families import PROMPTS
 from tests.native.machines import built, no_library
@@ -49,8 +51,7 @@ def computed(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def without_minima(layer: PackedLinear) -> PackedLinear:
     """A layer of 4 bits around zero with the same numbers."""
-    old = layer.packed
-    packed = Packed(old.format, old.outputs, old.inputs, old.weights, old.scales)
+    packed = replace(layer.packed, minima=None, least_scaling="none", offset=8)
     return PackedLinear(packed, layer.bias, layer.in_features)
 
 
@@ -83,7 +84,7 @@ def test_the_product_is_that_of_the_rounded_numbers(
 
 
 @built
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 def test_torch_s_product_is_near_the_library_s(format: str) -> None:
     torch.manual_seed(0)
     layer, x = PackedLinear.of(nn.Linear(96, 70), format), torch.randn(9, 96)
@@ -94,7 +95,7 @@ def test_torch_s_product_is_near_the_library_s(format: str) -> None:
 
 
 @pytest.mark.usefixtures("computed")
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 def test_a_row_does_not_depend_on_the_others_to_the_last_bit(format: str) -> None:
     torch.manual_seed(0)
     layer, x = PackedLinear.of(nn.Linear(50, 70), format), torch.randn(33, 50)
@@ -109,7 +110,7 @@ def test_a_row_does_not_depend_on_the_others_to_the_last_bit(format: str) -> Non
 
 
 @pytest.mark.usefixtures("computed")
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 def test_joined_layers_give_what_they_gave_and_share_the_memory(format: str) -> None:
     torch.manual_seed(0)
     parts = [PackedLinear.of(nn.Linear(24, n), format) for n in (16, 32, 16)]
@@ -126,7 +127,7 @@ def test_joined_layers_give_what_they_gave_and_share_the_memory(format: str) -> 
 
 
 @pytest.mark.usefixtures("computed")
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 def test_embeddings_are_the_rows_of_the_head(format: str) -> None:
     torch.manual_seed(0)
     head = PackedLinear.of(nn.Linear(50, 70, bias=False), format)
@@ -149,7 +150,7 @@ def test_a_tied_model_keeps_one_matrix() -> None:
 
 
 @pytest.mark.usefixtures("computed")
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", DTYPES)
 def test_settled_layers_give_what_they_gave_and_share_what_they_shared(format: str) -> None:
     torch.manual_seed(0)
     parts = [PackedLinear.of(nn.Linear(40, n), format) for n in (16, 32, 16)]
@@ -242,7 +243,7 @@ def test_the_embedded_model_loses_little(format: str, most: float) -> None:
 def test_of_4_bits_the_head_keeps_8() -> None:
     hf = llama()
     assert pack_layers(hf, "int4") == 2 * 7 + 1
-    formats = {n: m.packed.format for n, m in hf.named_modules() if isinstance(m, PackedLinear)}
+    formats = {n: m.packed.name for n, m in hf.named_modules() if isinstance(m, PackedLinear)}
     assert formats.pop("lm_head") == "int8" and {*formats.values()} == {"int4"}
 
 

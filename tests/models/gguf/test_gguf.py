@@ -15,6 +15,7 @@ from foretell.errors import ForetellError, Unsupported
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.gguf import gguf
 from foretell.native import library
+from foretell.native.gguf_blocks import TYPES
 from foretell.native.packing import unpack_matrix
 from tests import tiny
 
@@ -27,7 +28,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-KINDS = ("Q8_0", "Q4_0", "Q4_1", "BF16")
+KINDS = ("Q8_0", "Q4_0", "Q5_1", "F16")
 TEXTS = ("def add(a, b):", "return x")
 
 
@@ -42,7 +43,7 @@ def rounded(weight: torch.Tensor, kind: str) -> torch.Tensor:
     return torch.from_numpy(numbers)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", (*KINDS, "Q4_1", "Q5_0", "BF16", "MXFP4"))
 def test_matrices_keep_the_file_s_numbers(kind: str, tmp_path: Path) -> None:
     found: Any = gguf.read_packed(file_of(kind, tmp_path))
     wanted: Any = tiny.llama(**SIZES)
@@ -86,9 +87,12 @@ def test_logits_are_near_those_of_the_unpacked_file(tmp_path: Path) -> None:
     assert (ours - theirs).norm() <= 0.05 * theirs.norm()
 
 
-def test_other_formats_are_left_to_llama_cpp(tmp_path: Path) -> None:
+def test_other_formats_are_left_to_llama_cpp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = file_of("F16", tmp_path)
-    with pytest.raises(LookupError, match=r"has the format F16, and it takes Q8_0, Q4_0, Q4_1"):
+    monkeypatch.delitem(TYPES, "F16")
+    with pytest.raises(LookupError, match=r"has the format F16, and it takes F32, BF16, Q8_0"):
         gguf.read_packed(file)
     with pytest.raises(Unsupported, match="backend='native' cannot run on"):
         foretell.load(file, backend="native")

@@ -75,7 +75,7 @@ class HeadModel(Model):
         self.stream = torch.float32 if is_packed else target.dtype
         head.to(self.device, self.stream)
         if is_packed:
-            pack_layers(head, target.head.packed.format)
+            pack_layers(head, target.head.packed.rounding)
         self.output = Output(target, kept_tokens, head.matrix)
         self.tokens = self.output.tokens
         if is_packed and NativeLayer.suits_head(self):
