@@ -1,0 +1,92 @@
+"""Gemma 1, 2 and 3: norms of 1 + w, which files hold as they are multiplied, and embeddings times
+the root of their width, of which no key tells.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from foretell.models.gguf.architecture import Architecture, shifted
+from foretell.models.gguf.architectures.llama import GATED, TOP
+from foretell.models.gguf.header import Header
+
+# Layers of the models of 27 B, whose scores are scaled by what a head has of the width, not its own
+# width: no key says so.
+LARGE = {"gemma2": 46, "gemma3": 62}
+LOCAL_BASE = 10000.0  # of the rotation in windows of Gemma 3
+PATTERN = 6  # layers of Gemma 3, of which one sees everything
+SHIFTED_TOP = TOP | {"model.norm": shifted("output_norm")}
+AFTER_NORMS = {
+    "input_layernorm": shifted("attn_norm"),
+    "post_attention_layernorm": shifted("post_attention_norm"),
+    "pre_feedforward_layernorm": shifted("ffn_norm"),
+    "post_feedforward_layernorm": shifted("post_ffw_norm"),
+}
+
+
+def complete_gemma2(header: Header, values: dict[str, Any]) -> None:
+    """Caps that a file leaves unsaid are those of all its models."""
+    values["attn_logit_softcapping"] = header.get("attn_logit_softcapping", 50.0)
+    values["final_logit_softcapping"] = header.get("final_logit_softcapping", 30.0)
+    values["query_pre_attn_scalar"] = _query_scale(header, values)
+
+
+def complete_gemma3(header: Header, values: dict[str, Any]) -> None:
+    """One layer of six turns by the file's rotation and sees everything; the others see a window
+    and turn by one of their own.
+    """
+    values["query_pre_attn_scalar"] = _query_scale(header, values)
+    layer_count = header.require_value("block_count")
+    pattern = header.get("attention.sliding_window_pattern", PATTERN)
+    if isinstance(pattern, list):
+        is_local = [bool(entry) for entry in pattern]
+    elif isinstance(pattern, bool) or not header.get("attention.sliding_window"):
+        is_local = [
+            bool(header.get("attention.sliding_window")) and pattern is not False
+        ] * layer_count
+    else:
+        is_local = [(index + 1) % pattern != 0 for index in range(layer_count)]
+    if len(is_local) != layer_count:
+        raise LookupError(
+            f"its sliding_window_pattern has {len(is_local)} values, and not one for each layer"
+        )
+    values["layer_types"] = [
+        "sliding_attention" if local else "full_attention" for local in is_local
+    ]
+    local_base = float(header.get("rope.freq_base_swa", LOCAL_BASE))
+    values["rope_parameters"] = {
+        "full_attention": values["rope_parameters"],
+        "sliding_attention": {"rope_type": "default", "rope_theta": local_base},
+    }
+
+
+def _query_scale(header: Header, values: dict[str, Any]) -> int:
+    if header.get("block_count") == LARGE[header.architecture]:
+        return int(values["hidden_size"] // values["num_attention_heads"])
+    return int(values["head_dim"])
+
+
+ARCHITECTURES = {
+    "gemma": Architecture(
+        "gemma",
+        GATED
+        | {
+            "input_layernorm": shifted("attn_norm"),
+            "post_attention_layernorm": shifted("ffn_norm"),
+        },
+        SHIFTED_TOP,
+    ),
+    "gemma2": Architecture("gemma2", GATED | AFTER_NORMS, SHIFTED_TOP, complete=complete_gemma2),
+    "gemma3": Architecture(
+        "gemma3_text",
+        GATED
+        | AFTER_NORMS
+        | {
+            "self_attn.q_norm": shifted("attn_q_norm"),
+            "self_attn.k_norm": shifted("attn_k_norm"),
+        },
+        SHIFTED_TOP,
+        keys=frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
+        complete=complete_gemma3,
+    ),
+}

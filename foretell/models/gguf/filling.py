@@ -1,0 +1,188 @@
+"""The numbers of a .gguf file put into an empty model: each tensor once, and each part of the model
+from those that its architecture names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from foretell.models.decoder.packed import PackedEmbedding, PackedLinear
+from foretell.models.gguf.architecture import Architecture, Source
+from foretell.models.gguf.header import ROTATION_TENSORS, Header
+
+# A layer of (the file's matrix, its bias or None).
+Make = Callable[[Any, "torch.Tensor | None"], "nn.Linear | PackedLinear"]
+
+
+@dataclass
+class Matrix:
+    """Some rows of a matrix of a file, as they lie there: whole blocks each. It has what is read of
+    a tensor of the package `gguf`.
+    """
+
+    name: str
+    tensor_type: Any
+    shape: tuple[int, int]  # inputs, outputs
+    data: np.ndarray
+
+
+def read_floats(tensor: Any) -> torch.Tensor:
+    """A tensor of a file in float32, its sizes in torch's order."""
+    from gguf import dequantize
+
+    return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+
+
+class Filler:
+    """Fills one model from one file. Raises LookupError where they do not belong to each other."""
+
+    def __init__(self, header: Header, architecture: Architecture, dtype: torch.dtype):
+        self.architecture, self.dtype = architecture, dtype
+        self.tensors = {
+            name: tensor for name, tensor in header.tensors.items() if name not in ROTATION_TENSORS
+        }
+        self.unused = set(self.tensors)
+        self.config: Any = None
+
+    def fill_model(self, hf_model: Any, make_layer: Make) -> None:
+        """Puts all tensors into a model without numbers, its matrices by `make_layer`."""
+        self.config = hf_model.config
+        modules = dict(hf_model.named_modules())
+        embedding, head = hf_model.get_input_embeddings(), hf_model.get_output_embeddings()
+        path = next(path for path, module in modules.items() if module is embedding)
+        table = self._build_layer(path, embedding, make_layer)
+        if isinstance(table, PackedLinear):
+            scale = float(getattr(embedding, "scalar_embed_scale", 1.0))
+            hf_model.set_input_embeddings(PackedEmbedding(table, self.dtype, scale))
+        else:
+            embedding.weight = table.weight
+        for path, module in modules.items():
+            if module is head and self.config.tie_word_embeddings:
+                hf_model.set_output_embeddings(table)
+            elif _is_matrix(module):
+                layer = self._build_layer(path, module, make_layer)
+                if type(module) is nn.Linear or isinstance(layer, PackedLinear):
+                    parent_path, _, name = path.rpartition(".")
+                    setattr(modules[parent_path], name, layer)
+                else:
+                    module.weight = nn.Parameter(layer.weight.t().contiguous(), False)
+                    module.bias = layer.bias
+            elif module is not embedding:
+                self._fill_module(path, module)
+        if self.unused:
+            names = ", ".join(sorted(self.unused)[:3])
+            raise LookupError(f"it has {names}, which are unknown here")
+
+    def _fill_module(self, path: str, module: nn.Module) -> None:
+        """Fills the parts of a module that is no matrix, and none of its children's."""
+        for name, part in list(module.named_parameters(recurse=False)):
+            numbers = self._read_part(f"{path}.{name}", tuple(part.shape)).to(self.dtype)
+            setattr(module, name, nn.Parameter(numbers, False))
+        for name, part in list(module.named_buffers(recurse=False)):
+            if name not in module._non_persistent_buffers_set:
+                numbers = self._read_part(f"{path}.{name}", tuple(part.shape)).to(part.dtype)
+                setattr(module, name, numbers)
+
+    def _build_layer(self, path: str, stock: Any, make_layer: Make) -> nn.Linear | PackedLinear:
+        """A matrix with its bias; embeddings are one without."""
+        source, (name,), _ = self._find_source(f"{path}.weight")
+        tensor = self._take(name)
+        has_inputs_first = not isinstance(stock, nn.Linear | nn.Embedding)
+        outputs, inputs = stock.weight.shape[:: -1 if has_inputs_first else 1]
+        sizes = tuple(int(size) for size in reversed(tensor.shape))
+        rows = None if source.order is None else source.order(self.config, sizes[0])
+        row_count = sizes[0] if rows is None else len(rows)
+        if _without_ones((row_count, *sizes[1:])) != _without_ones((outputs, inputs)):
+            raise _shape_error(name, sizes, (outputs, inputs))
+        data = tensor.data.reshape(sizes[0], -1) if len(sizes) == 2 else tensor.data.reshape(1, -1)
+        data = data if rows is None else data[rows]
+        bias = None
+        if getattr(stock, "bias", None) is not None:
+            bias = self._read_bias(f"{path}.bias", outputs)
+        return make_layer(Matrix(name, tensor.tensor_type, (inputs, outputs), data), bias)
+
+    def _read_bias(self, path: str, outputs: int) -> torch.Tensor:
+        _, (name,), _ = self._find_source(path)
+        if name not in self.tensors and self.architecture.zero_biases:
+            return torch.zeros(outputs)
+        return self._read_part(path, (outputs,))
+
+    def _read_part(self, path: str, shape: tuple[int, ...]) -> torch.Tensor:
+        """The numbers of a part of the model in float32."""
+        source, names, head_index = self._find_source(path)
+        parts = [read_floats(self._take(name)) for name in names]
+        if head_index is not None:
+            parts = [part[head_index] if head_index < len(part) else part for part in parts]
+        row_axis = parts[0].ndim - (1 if parts[0].ndim == 1 or names[0].endswith(".bias") else 2)
+        if len({part.shape for part in parts}) > 1:
+            raise LookupError(f"{' and '.join(names)} have different shapes")
+        if source.interleaved:
+            numbers = torch.stack(parts, row_axis + 1).flatten(row_axis, row_axis + 1)
+        else:
+            numbers = torch.cat(parts, row_axis) if len(parts) > 1 else parts[0]
+        if source.order is not None:
+            rows = torch.from_numpy(source.order(self.config, numbers.shape[row_axis]))
+            numbers = numbers.index_select(row_axis, rows)
+        if source.turned and row_axis < numbers.ndim - 1:
+            numbers = numbers.transpose(-1, -2).contiguous()
+        if _without_ones(tuple(numbers.shape)) != _without_ones(shape):
+            raise _shape_error(names[0], tuple(numbers.shape), shape)
+        return numbers.reshape(shape) - source.offset
+
+    def _find_source(self, path: str) -> tuple[Source, tuple[str, ...], int | None]:
+        """What fills a part of the model, the whole names of its tensors, and which head's it is of
+        those for which the file has one tensor.
+        """
+        layers, beginning = f"{self.architecture.layers}.", ""
+        entries, below = self.architecture.top, path
+        if path.startswith(layers):
+            entries = self.architecture.layer
+            layer_index, _, below = path.removeprefix(layers).partition(".")
+            beginning = f"blk.{layer_index}."
+        module_path, _, end = below.rpartition(".")
+        parent_path, _, number = module_path.rpartition(".")
+        head_index = int(number) if number.isdigit() else None
+        module_path = module_path if head_index is None else f"{parent_path}.*"
+        found = entries.get(below)
+        if found is not None:
+            end = "weight"
+        else:
+            found = entries.get(module_path)
+        if found is None:
+            raise LookupError(f"what fills {path} is unknown here")
+        source = Source((found,)) if isinstance(found, str) else found
+        while True:
+            names = tuple(
+                f"{beginning}{name}" if "." in name else f"{beginning}{name}.{end}"
+                for name in source.names
+            )
+            if source.alternative is None or names[0] in self.tensors:
+                return source, names, head_index
+            source = source.alternative
+
+    def _take(self, name: str) -> Any:
+        if name not in self.tensors:
+            raise LookupError(f"it lacks {name}")
+        self.unused.discard(name)
+        return self.tensors[name]
+
+
+def _is_matrix(module: nn.Module) -> bool:
+    from transformers.pytorch_utils import Conv1D
+
+    return type(module) in (nn.Linear, Conv1D)
+
+
+def _without_ones(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Files leave out sizes of 1."""
+    return tuple(size for size in sizes if size != 1)
+
+
+def _shape_error(name: str, sizes: tuple[int, ...], shape: tuple[int, ...]) -> LookupError:
+    return LookupError(f"{name} has the shape {sizes}, and its header says {shape}")
