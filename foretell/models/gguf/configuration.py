@@ -41,7 +41,7 @@ def build_config(header: Header, architecture: Architecture) -> Any:
         header.require_value(key_name)
     _check_lists(header, architecture)
     _check_layers(header)
-    stated_fields = architecture.fields | {
+    stated_fields = {**architecture.fields} | {
         key_name: field_name
         for key_name, names in reversed(STATED.items())
         for field_name in names[::-1]
@@ -74,7 +74,7 @@ def build_config(header: Header, architecture: Architecture) -> Any:
     if architecture.complete is not None:
         architecture.complete(header, values)
     config = config_class(**values)
-    check_stated(header, config, stated_fields)
+    check_stated(header, config, stated_fields, architecture.keys)
     return config
 
 

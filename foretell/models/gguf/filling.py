@@ -18,6 +18,7 @@ from foretell.models.gguf.header import ROTATION_TENSORS, Header
 
 # A layer of (the file's matrix, its bias or None).
 Make = Callable[[Any, "torch.Tensor | None"], "nn.Linear | PackedLinear"]
+ENDS = (".weight", ".bias")
 
 
 @dataclass
@@ -86,26 +87,36 @@ class Filler:
             setattr(module, name, nn.Parameter(numbers, False))
         for name, part in list(module.named_buffers(recurse=False)):
             if name not in module._non_persistent_buffers_set:
-                numbers = self._read_part(f"{path}.{name}", tuple(part.shape)).to(part.dtype)
-                setattr(module, name, numbers)
+                buffer = self._read_part(f"{path}.{name}", tuple(part.shape)).to(part.dtype)
+                setattr(module, name, buffer)
 
     def _build_layer(self, path: str, stock: Any, make_layer: Make) -> nn.Linear | PackedLinear:
         """A matrix with its bias; embeddings are one without."""
-        source, (name,), _ = self._find_source(f"{path}.weight")
-        tensor = self._take(name)
         has_inputs_first = not isinstance(stock, nn.Linear | nn.Embedding)
         outputs, inputs = stock.weight.shape[:: -1 if has_inputs_first else 1]
-        sizes = tuple(int(size) for size in reversed(tensor.shape))
-        rows = None if source.order is None else source.order(self.config, sizes[0])
-        row_count = sizes[0] if rows is None else len(rows)
-        if _without_ones((row_count, *sizes[1:])) != _without_ones((outputs, inputs)):
-            raise _shape_error(name, sizes, (outputs, inputs))
-        data = tensor.data.reshape(sizes[0], -1) if len(sizes) == 2 else tensor.data.reshape(1, -1)
-        data = data if rows is None else data[rows]
+        matrix = self._read_rows(f"{path}.weight", (outputs, inputs))
         bias = None
         if getattr(stock, "bias", None) is not None:
             bias = self._read_bias(f"{path}.bias", outputs)
-        return make_layer(Matrix(name, tensor.tensor_type, (inputs, outputs), data), bias)
+        return make_layer(matrix, bias)
+
+    def _read_rows(self, path: str, shape: tuple[int, int]) -> Matrix:
+        """A matrix as it lies in the file, its rows in the model's order."""
+        source, names, _ = self._find_source(path)
+        tensors = [self._take(name) for name in names]
+        if source.compose is not None or len({tensor.tensor_type for tensor in tensors}) > 1:
+            return _matrix_of_floats(names[0], self._read_part(path, shape))
+        row_count = sum(int(tensor.n_elements) // int(tensor.shape[0]) for tensor in tensors)
+        rows = None if source.order is None else source.order(self.config, row_count)
+        sizes = (row_count if rows is None else len(rows), int(tensors[0].shape[0]))
+        if sizes != shape or any(len(tensor.shape) > 2 for tensor in tensors):
+            stated_sizes = tuple(int(size) for size in reversed(tensors[0].shape))
+            raise _shape_error(names[0], stated_sizes, shape)
+        parts = [np.atleast_2d(tensor.data) for tensor in tensors]
+        data = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        return Matrix(
+            names[0], tensors[0].tensor_type, shape[::-1], data if rows is None else data[rows]
+        )
 
     def _read_bias(self, path: str, outputs: int) -> torch.Tensor:
         _, (name,), _ = self._find_source(path)
@@ -120,9 +131,11 @@ class Filler:
         if head_index is not None:
             parts = [part[head_index] if head_index < len(part) else part for part in parts]
         row_axis = parts[0].ndim - (1 if parts[0].ndim == 1 or names[0].endswith(".bias") else 2)
-        if len({part.shape for part in parts}) > 1:
+        if source.compose is not None:
+            numbers = source.compose(self.config, parts)
+        elif len({part.shape for part in parts}) > 1:
             raise LookupError(f"{' and '.join(names)} have different shapes")
-        if source.interleaved:
+        elif source.interleaved:
             numbers = torch.stack(parts, row_axis + 1).flatten(row_axis, row_axis + 1)
         else:
             numbers = torch.cat(parts, row_axis) if len(parts) > 1 else parts[0]
@@ -159,7 +172,7 @@ class Filler:
         source = Source((found,)) if isinstance(found, str) else found
         while True:
             names = tuple(
-                f"{beginning}{name}" if "." in name else f"{beginning}{name}.{end}"
+                f"{beginning}{name}" if name.endswith(ENDS) else f"{beginning}{name}.{end}"
                 for name in source.names
             )
             if source.alternative is None or names[0] in self.tensors:
@@ -171,6 +184,13 @@ class Filler:
             raise LookupError(f"it lacks {name}")
         self.unused.discard(name)
         return self.tensors[name]
+
+
+def _matrix_of_floats(name: str, numbers: torch.Tensor) -> Matrix:
+    from gguf import GGMLQuantizationType
+
+    outputs, inputs = numbers.shape
+    return Matrix(name, GGMLQuantizationType.F32, (inputs, outputs), numbers.numpy())
 
 
 def _is_matrix(module: nn.Module) -> bool:

@@ -77,7 +77,7 @@ def _checked_header(file_path: Path) -> Header:
     gguf_limits.check_file(file_path)
     try:
         header = read_header(file_path)
-        check_keys(header, find_architecture(header).keys)
+        check_keys(header, find_architecture(header).own_keys)
     except Exception as error:
         raise _read_error(error) from error
     return header

@@ -238,14 +238,19 @@ def is_neutral(header: Header, key_name: str) -> bool:
     return header.get(key_name) in NOTHING.get(key_name, ())
 
 
-def check_stated(header: Header, config: Any, fields: Mapping[str, str]) -> None:
+def check_stated(
+    header: Header, config: Any, fields: Mapping[str, str], own_keys: frozenset[str] = frozenset()
+) -> None:
     """Raises LookupError with the first key that a configuration does not state as the file.
 
-    `fields`: of a key, its field where that is not the first of the usual ones.
+    `fields`: of a key, its field where that is not the first of the usual ones. `own_keys`: those
+    of which the architecture makes something else.
     """
     for key in header.values:
         key_name = key.removeprefix(f"{header.architecture}.")
-        if key_name == key or key_name not in STATED | fields or is_neutral(header, key_name):
+        if key_name == key or key_name not in {**STATED, **fields} or key_name in own_keys:
+            continue
+        if is_neutral(header, key_name):
             continue
         value = header.get(key_name)
         names = (fields[key_name],) if key_name in fields else STATED[key_name]

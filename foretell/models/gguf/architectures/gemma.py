@@ -6,17 +6,22 @@ from __future__ import annotations
 
 from typing import Any
 
-from foretell.models.gguf.architecture import Architecture, shifted
-from foretell.models.gguf.architectures.llama import GATED, TOP
+from foretell.models.gguf.architecture import (
+    PATTERN,
+    Architecture,
+    Source,
+    shifted,
+    window_types,
+)
+from foretell.models.gguf.architectures.llama import ATTENTION, MLP, TOP
 from foretell.models.gguf.header import Header
 
-# Layers of the models of 27 B, whose scores are scaled by what a head has of the width, not its own
-# width: no key says so.
+# Layers of the models of 27 B, whose scores are scaled by what a head has of the width and not by
+# its own width, of which no key tells either.
 LARGE = {"gemma2": 46, "gemma3": 62}
-LOCAL_BASE = 10000.0  # of the rotation in windows of Gemma 3
-PATTERN = 6  # layers of Gemma 3, of which one sees everything
+LOCAL_BASE = 10000.0  # of the rotation in Gemma 3's windows
 SHIFTED_TOP = TOP | {"model.norm": shifted("output_norm")}
-AFTER_NORMS = {
+NORMS_AROUND: dict[str, str | Source] = {
     "input_layernorm": shifted("attn_norm"),
     "post_attention_layernorm": shifted("post_attention_norm"),
     "pre_feedforward_layernorm": shifted("ffn_norm"),
@@ -25,34 +30,19 @@ AFTER_NORMS = {
 
 
 def complete_gemma2(header: Header, values: dict[str, Any]) -> None:
-    """Caps that a file leaves unsaid are those of all its models."""
+    """Caps that a file leaves unsaid are those of all its models; windows come by turns."""
     values["attn_logit_softcapping"] = header.get("attn_logit_softcapping", 50.0)
     values["final_logit_softcapping"] = header.get("final_logit_softcapping", 30.0)
     values["query_pre_attn_scalar"] = _query_scale(header, values)
+    values["layer_types"] = window_types(header, 2)
 
 
 def complete_gemma3(header: Header, values: dict[str, Any]) -> None:
     """One layer of six turns by the file's rotation and sees everything; the others see a window
-    and turn by one of their own.
+    and turn by a base of their own.
     """
     values["query_pre_attn_scalar"] = _query_scale(header, values)
-    layer_count = header.require_value("block_count")
-    pattern = header.get("attention.sliding_window_pattern", PATTERN)
-    if isinstance(pattern, list):
-        is_local = [bool(entry) for entry in pattern]
-    elif isinstance(pattern, bool) or not header.get("attention.sliding_window"):
-        is_local = [
-            bool(header.get("attention.sliding_window")) and pattern is not False
-        ] * layer_count
-    else:
-        is_local = [(index + 1) % pattern != 0 for index in range(layer_count)]
-    if len(is_local) != layer_count:
-        raise LookupError(
-            f"its sliding_window_pattern has {len(is_local)} values, and not one for each layer"
-        )
-    values["layer_types"] = [
-        "sliding_attention" if local else "full_attention" for local in is_local
-    ]
+    values["layer_types"] = window_types(header, 6)
     local_base = float(header.get("rope.freq_base_swa", LOCAL_BASE))
     values["rope_parameters"] = {
         "full_attention": values["rope_parameters"],
@@ -69,24 +59,32 @@ def _query_scale(header: Header, values: dict[str, Any]) -> int:
 ARCHITECTURES = {
     "gemma": Architecture(
         "gemma",
-        GATED
+        ATTENTION
+        | MLP
         | {
             "input_layernorm": shifted("attn_norm"),
             "post_attention_layernorm": shifted("ffn_norm"),
         },
         SHIFTED_TOP,
     ),
-    "gemma2": Architecture("gemma2", GATED | AFTER_NORMS, SHIFTED_TOP, complete=complete_gemma2),
+    "gemma2": Architecture(
+        "gemma2",
+        ATTENTION | MLP | NORMS_AROUND,
+        SHIFTED_TOP,
+        keys=frozenset({PATTERN}),
+        complete=complete_gemma2,
+    ),
     "gemma3": Architecture(
         "gemma3_text",
-        GATED
-        | AFTER_NORMS
+        ATTENTION
+        | MLP
+        | NORMS_AROUND
         | {
             "self_attn.q_norm": shifted("attn_q_norm"),
             "self_attn.k_norm": shifted("attn_k_norm"),
         },
         SHIFTED_TOP,
-        keys=frozenset({"attention.sliding_window_pattern", "rope.freq_base_swa"}),
+        keys=frozenset({PATTERN, "rope.freq_base_swa"}),
         complete=complete_gemma3,
     ),
 }
