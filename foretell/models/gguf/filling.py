@@ -83,11 +83,11 @@ class Filler:
     def _fill_module(self, path: str, module: nn.Module) -> None:
         """Fills the parts of a module that is no matrix, and none of its children's."""
         for name, part in list(module.named_parameters(recurse=False)):
-            numbers = self._read_part(f"{path}.{name}", tuple(part.shape)).to(self.dtype)
-            setattr(module, name, nn.Parameter(numbers, False))
-        for name, part in list(module.named_buffers(recurse=False)):
+            weight = self._read_part(f"{path}.{name}", tuple(part.shape)).to(self.dtype)
+            setattr(module, name, nn.Parameter(weight, False))
+        for name, stock in list(module.named_buffers(recurse=False)):
             if name not in module._non_persistent_buffers_set:
-                buffer = self._read_part(f"{path}.{name}", tuple(part.shape)).to(part.dtype)
+                buffer = self._read_part(f"{path}.{name}", tuple(stock.shape)).to(stock.dtype)
                 setattr(module, name, buffer)
 
     def _build_layer(self, path: str, stock: Any, make_layer: Make) -> nn.Linear | PackedLinear:

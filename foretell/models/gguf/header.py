@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from foretell.models.gguf.parts import open_parts
+
 # Keys of an architecture, without its name, that a configuration states in these fields of its own,
 # the first of them that it has.
 STATED: dict[str, tuple[str, ...]] = {
@@ -165,30 +167,12 @@ class Header:
         return value
 
 
-class _Values(Mapping[str, Any]):
-    """The fields of a reader, each read when it is asked for: lists of tokens are long."""
-
-    def __init__(self, fields: Mapping[str, Any]):
-        self.fields = fields
-
-    def __getitem__(self, key: str) -> Any:
-        return self.fields[key].contents()
-
-    def __iter__(self) -> Any:
-        return (key for key in self.fields if not key.startswith("GGUF."))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def read_header(file_path: Path) -> Header:
-    """Raises what the package `gguf` does for a file that it cannot read."""
-    from gguf import GGUFReader
+    """The header of a file, or of the model whose first part it is, with the tensors of all parts.
 
-    reader = GGUFReader(file_path)
-    return Header(
-        file_path, _Values(reader.fields), {tensor.name: tensor for tensor in reader.tensors}
-    )
+    Raises LookupError and BadModel, see `open_parts`.
+    """
+    return Header(file_path, *open_parts(file_path))
 
 
 def check_keys(header: Header, own_keys: frozenset[str] = frozenset()) -> None:
@@ -209,8 +193,6 @@ def _check_key(header: Header, key: str) -> None:
     if key.startswith(SILENT_BEGINNINGS):
         return
     if key in SPLIT:
-        if key == "split.count" and header.values[key] > 1:
-            raise LookupError("its header has split.count: it is a part, and it takes a whole file")
         return
     if key.startswith("tokenizer."):
         key_name = key.removeprefix("tokenizer.")

@@ -359,11 +359,13 @@ def write_file(
     keys: Mapping[str, Any] | None = None,
     spoil: Callable[[str, np.ndarray], np.ndarray | None] | None = None,
     rules: bool = True,
+    part_length: int = 0,
 ) -> Path:
     """A file of a model in float32. `keys`: others, None: it lacks that one. `spoil`: what becomes
     of a tensor; None: it is left out. `rules`: without them numbers stay as transformers has them.
+    `part_length`: how many tensors a part has; 0: it is one file. Returns the first part.
     """
-    writer = lib.GGUFWriter(path, case.architecture)
+    writer = lib.GGUFWriter(path, case.architecture, split_max_tensors=part_length)
     for key, value in {**_usual_keys(hf.config), **case.keys, **(keys or {})}.items():
         if value is not None:
             writer.add_key_value(f"{case.architecture}.{key}", value, *key_types(value))
@@ -378,7 +380,7 @@ def write_file(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return path if not part_length else sorted(path.parent.glob(f"{path.stem}-00001-of-*"))[0]
 
 
 def _usual_keys(config: Any) -> dict[str, Any]:

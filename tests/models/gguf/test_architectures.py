@@ -100,10 +100,9 @@ def test_a_gate_is_not_what_it_gates(name: str, tmp_path: Path) -> None:
 
     def swap(at: str, data: np.ndarray) -> np.ndarray:
         parts = at.split(".")
-        kind, _, end = parts[2].partition("_exps") if len(parts) > 2 else (at, "", "")
-        parts[2:3] = (
-            [SWAPPED[kind] + parts[2].removeprefix(kind)] if kind in SWAPPED else parts[2:3]
-        )
+        kind = parts[2].removesuffix("_exps") if len(parts) > 2 else ""
+        if kind in SWAPPED:
+            parts[2] = parts[2].replace(kind, SWAPPED[kind])
         return written[".".join(parts)]
 
     path = write_file(case, hf, tmp_path / "swapped.gguf", spoil=swap)
