@@ -476,7 +476,7 @@ class NativeBackend(Backend):
         embedding_matrix = self.loop.embed.head[0].matrix
         following = steps.Following(
             embeddings=ctypes.pointer(embedding_matrix),
-            scale=self.loop.scale,
+            scale=self.loop.scale * self.loop.embed.scale,
             names=steps.names_address(self.loop.kept, self.model.head),
             count=follow_count,
             tokens=tokens.data_ptr(),

@@ -187,10 +187,13 @@ class PackedLinear(nn.Module):
 
 
 class PackedEmbedding(nn.Module):
-    """Embeddings that are the head's rows: ids (...) -> (..., E), in the model's number format."""
+    """Embeddings that are the head's rows times `scale`: ids (...) -> (..., E), in the model's
+    number format.
+    """
 
-    def __init__(self, head: PackedLinear, dtype: torch.dtype):
+    def __init__(self, head: PackedLinear, dtype: torch.dtype, scale: float = 1.0):
         super().__init__()
+        self.scale = scale
         self.head = [head]  # a list, so that it is no part of this module
         # Of the number format of rows; a buffer, so that it changes with the model's.
         self.like: torch.Tensor
@@ -198,6 +201,10 @@ class PackedEmbedding(nn.Module):
 
     def rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         """ids (n,) -> (n, E) float32. Raises IndexError for one that has no row."""
+        rows = self._head_rows(token_ids)
+        return rows if self.scale == 1 else rows * self.scale
+
+    def _head_rows(self, token_ids: torch.Tensor) -> torch.Tensor:
         head = self.head[0]
         if library.is_available():
             return library.read_matrix_rows(head.matrix, token_ids)[:, : head.in_features]

@@ -87,18 +87,19 @@ class PackedExperts(nn.Module):
         return output
 
 
+def is_stacked(module: nn.Module) -> bool:
+    """Whether a module of transformers holds the matrices of several experts, stacked."""
+    parts = dict(module.named_parameters(recurse=False))
+    return all(name in parts and parts[name].ndim == 3 for name in ("gate_up_proj", "down_proj"))
+
+
 def pack_experts(hf_model: Any, format: str) -> int:
     """Packs the experts of every layer of a model; returns of how many."""
     stacked = [
         (parent, name, child)
         for parent in hf_model.modules()
         for name, child in parent.named_children()
-        if getattr(child, "gate_up_proj", None) is not None
-        and getattr(child, "down_proj", None) is not None
-        and all(
-            isinstance(getattr(child, part), nn.Parameter) and getattr(child, part).ndim == 3
-            for part in ("gate_up_proj", "down_proj")
-        )
+        if is_stacked(child)
     ]
     for parent, name, child in stacked:
         setattr(parent, name, PackedExperts.of(child, format))
@@ -106,9 +107,9 @@ def pack_experts(hf_model: Any, format: str) -> int:
 
 
 def pack_router(module: Any) -> PackedLinear:
-    """The matrix by which a router scores experts, packed in its own number format."""
+    """The matrix by which a router scores experts, packed in float32: near ties decide."""
     weight, bias = module.weight, getattr(module, "bias", None)
     linear = nn.Linear(weight.shape[1], weight.shape[0], False, "meta")
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
     linear.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
-    return PackedLinear.of(linear, "bfloat16")
+    return PackedLinear.of(linear, "float32")

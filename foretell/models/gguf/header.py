@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from foretell.models.gguf.parts import open_parts
+
 # Keys of an architecture, without its name, that a configuration states in these fields of its own,
 # the first of them that it has.
 STATED: dict[str, tuple[str, ...]] = {
@@ -165,39 +167,25 @@ class Header:
         return value
 
 
-class _Values(Mapping[str, Any]):
-    """The fields of a reader, each read when it is asked for: lists of tokens are long."""
-
-    def __init__(self, fields: Mapping[str, Any]):
-        self.fields = fields
-
-    def __getitem__(self, key: str) -> Any:
-        return self.fields[key].contents()
-
-    def __iter__(self) -> Any:
-        return (key for key in self.fields if not key.startswith("GGUF."))
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
 def read_header(file_path: Path) -> Header:
-    """Raises what the package `gguf` does for a file that it cannot read."""
-    from gguf import GGUFReader
+    """The header of a file, or of the model whose first part it is, with the tensors of all parts.
 
-    reader = GGUFReader(file_path)
-    return Header(
-        file_path, _Values(reader.fields), {tensor.name: tensor for tensor in reader.tensors}
-    )
+    Raises LookupError and BadModel, see `open_parts`.
+    """
+    return Header(file_path, *open_parts(file_path))
 
 
-def check_keys(header: Header) -> None:
-    """Raises LookupError with the first key that nobody here reads."""
+def check_keys(header: Header, own_keys: frozenset[str] = frozenset()) -> None:
+    """Raises LookupError with the first key that nobody here reads.
+
+    `own_keys`: those that the architecture reads by itself, without its name.
+    """
     file_type = header.values.get("general.type", "model")
     if file_type != "model":
         raise LookupError(f"its header has general.type={file_type!r}, and it takes a model")
     for key in header.values:
-        _check_key(header, key)
+        if key.removeprefix(f"{header.architecture}.") not in own_keys:
+            _check_key(header, key)
 
 
 def _check_key(header: Header, key: str) -> None:
@@ -205,8 +193,6 @@ def _check_key(header: Header, key: str) -> None:
     if key.startswith(SILENT_BEGINNINGS):
         return
     if key in SPLIT:
-        if key == "split.count" and header.values[key] > 1:
-            raise LookupError("its header has split.count: it is a part, and it takes a whole file")
         return
     if key.startswith("tokenizer."):
         key_name = key.removeprefix("tokenizer.")
@@ -229,20 +215,29 @@ def _check_key(header: Header, key: str) -> None:
         )
 
 
-def check_stated(header: Header, config: Any) -> None:
-    """Raises LookupError with the first key that a configuration does not state as the file."""
+def is_neutral(header: Header, key_name: str) -> bool:
+    """Whether the value of a key is one that says nothing."""
+    return header.get(key_name) in NOTHING.get(key_name, ())
+
+
+def check_stated(
+    header: Header, config: Any, fields: Mapping[str, str], own_keys: frozenset[str] = frozenset()
+) -> None:
+    """Raises LookupError with the first key that a configuration does not state as the file.
+
+    `fields`: of a key, its field where that is not the first of the usual ones. `own_keys`: those
+    of which the architecture makes something else.
+    """
     for key in header.values:
         key_name = key.removeprefix(f"{header.architecture}.")
-        if key_name == key or key_name not in STATED:
+        if key_name == key or key_name not in {**STATED, **fields} or key_name in own_keys:
+            continue
+        if is_neutral(header, key_name):
             continue
         value = header.get(key_name)
-        if value in NOTHING.get(key_name, ()):
-            continue
-        config_field = next(
-            (config_field for config_field in STATED[key_name] if hasattr(config, config_field)),
-            None,
-        )
-        stated_value = None if config_field is None else getattr(config, config_field)
+        names = (fields[key_name],) if key_name in fields else STATED[key_name]
+        field_name = next((name for name in names if hasattr(config, name)), None)
+        stated_value = None if field_name is None else getattr(config, field_name)
         if not _values_equal(value, stated_value):
             raise LookupError(
                 f"its header has {key}={_shorten_value(value)}, and what computes it "
@@ -275,7 +270,9 @@ def rotation_parameters(header: Header, head_width: int) -> dict[str, Any]:
             f"{head_width} "
             "wide: parts of heads are not computed here"
         )
-    scaling_kind, factor = header.get("rope.scaling.type", "linear"), _scaling_factor(header)
+    by_length = "rope_factors_long.weight" in header.tensors
+    usual_kind = "longrope" if by_length else "linear"
+    scaling_kind, factor = header.get("rope.scaling.type", usual_kind), _scaling_factor(header)
     base_parameters = {
         "rope_type": "default",
         "rope_theta": float(header.get("rope.freq_base", 10000.0)),
@@ -284,6 +281,11 @@ def rotation_parameters(header: Header, head_width: int) -> dict[str, Any]:
         raise LookupError(
             f"its header has {architecture}.rope.scaling.type={scaling_kind!r}, "
             f"and it takes {', '.join(KINDS)}"
+        )
+    if by_length and scaling_kind != "longrope":
+        raise LookupError(
+            f"it has rope_factors_long.weight beside {architecture}.rope.scaling.type="
+            f"{scaling_kind!r}"
         )
     for key_name, usual_values in YARN_USUAL.items():
         value = header.get(key_name, usual_values[0])

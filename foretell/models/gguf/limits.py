@@ -29,13 +29,17 @@ ALIGNMENT = "general.alignment"
 
 @dataclass
 class Found:
-    """The contents of a header: values by key, of a list how many it has; tensors by name with
-    their sizes, the innermost first.
+    """The contents of a header: values by key, of a list how many entries it has, of which kind,
+    and at which byte they begin; tensors by name with their sizes, the innermost first, their
+    formats, and at which byte they begin.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
+    places: dict[str, tuple[int, int]] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    formats: dict[str, int] = field(default_factory=dict)
+    offsets: dict[str, int] = field(default_factory=dict)
 
 
 def check_file(file_path: Path) -> Found:
@@ -125,6 +129,7 @@ class _Reader:
 
     def _skip_list(self, key_name: str) -> int:
         value_kind, entry_count = self._take_number("I"), int(self._take_number("Q"))
+        self.header_found.places[key_name] = value_kind, self.at
         entry_size = (
             8 if value_kind == STRING else struct.calcsize(f"<{_number_form(key_name, value_kind)}")
         )
@@ -179,6 +184,8 @@ class _Reader:
             end_byte = data_start + offset + math.prod(shape) // block_length * block_bytes
             if offset % alignment or end_byte > len(self.data):
                 raise ValueError(f"{tensor_name} ends at byte {end_byte} of {len(self.data)}")
+            self.header_found.formats[tensor_name] = tensor_format
+            self.header_found.offsets[tensor_name] = data_start + offset
 
 
 def _number_form(key_name: str, value_kind: int) -> str:

@@ -227,7 +227,6 @@ REFUSED = {
     "llama.attention.layer_norm_epsilon": 1e-5,
     "llama.attention.head_count_kv": [2, 1],
     "llama.attention.temperature_length": 64,
-    "llama.expert_count": 8,
     "llama.expert_weights_scale": 2.5,
     "llama.vocab_size": 331,
     "llama.nextn_predict_layers": 1,

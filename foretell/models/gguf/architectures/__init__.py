@@ -1,0 +1,1 @@
+"""Architectures of .gguf files, a group a file: found by listing this folder."""
