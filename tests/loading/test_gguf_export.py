@@ -11,7 +11,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import foretell
-from foretell.loading.gguf_export import main, read_tokenizer
+from foretell.loading.gguf_export import main
+from foretell.models.gguf.tokenizer import read_tokenizer
 from tests import tiny
 from tests.files import full_disk
 
