@@ -76,18 +76,20 @@ def read_texts(file_path: Path, key_name: str) -> list[str]:
         raise BadModel(f"{file_path}: {key_name} is no list of texts; convert the model again")
     texts: list[str] = []
     unpack_length = struct.Struct("<Q").unpack_from
-    with file_path.open("rb") as file:
-        with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
-            for _ in range(entry_count):
-                text_end = start + 8 + unpack_length(mapped, start)[0]
-                try:
-                    texts.append(mapped[start + 8 : text_end].decode())
-                except UnicodeDecodeError:
-                    raise BadModel(
-                        f"{file_path}: entry {len(texts)} of {key_name} is no UTF-8; fetch it "
-                        "again, or convert the model again"
-                    ) from None
-                start = text_end
+    with (
+        file_path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        for place in range(entry_count):
+            text_end = start + 8 + unpack_length(mapped, start)[0]
+            try:
+                texts.append(mapped[start + 8 : text_end].decode())
+            except UnicodeDecodeError:
+                raise BadModel(
+                    f"{file_path}: entry {place} of {key_name} is no UTF-8; fetch it again, or "
+                    "convert the model again"
+                ) from None
+            start = text_end
     return texts
 
 

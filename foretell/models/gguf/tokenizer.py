@@ -144,7 +144,7 @@ def _build_bytes(fields: TokenFields) -> _Parts:
         raise fields.refusal("ggml.merges", f"is not there, which {fields.model!r} needs")
     vocabulary = fields.index_texts()
     _check_merges(fields, vocabulary, fields.merges)
-    normalizer = normalizers.NFC() if rule.composed else None
+    normalizer: Any = normalizers.NFC() if rule.composed else None
     options = {"ignore_merges": rule.whole_words}
     if not rule.by_bytes:
         normalizer = normalizers.Replace(" ", SPACE)

@@ -197,7 +197,15 @@ def test_pieces_of_bert_are_as_transformers_has_them(lowercase: bool, tmp_path: 
         mask_token_id=4,
         normalizer__lowercase=lowercase,
     )
-    for text in ("unaffable", "The unaffs", "th\u00e9 ab,bs", "\u4f60\u4f60", "[MASK] qqq", "", "A's"):
+    for text in (
+        "unaffable",
+        "The unaffs",
+        "th\u00e9 ab,bs",
+        "\u4f60\u4f60",
+        "[MASK] qqq",
+        "",
+        "A's",
+    ):
         ids = coder(text)["input_ids"]
         assert ids == theirs(text)["input_ids"], text
         assert coder.decode(ids, skip_special_tokens=True) == theirs.decode(
@@ -217,7 +225,7 @@ def test_pieces_are_bytes_of_the_text(coder: Any, tmp_path: Path) -> None:
     assert words.specials == {"<unk>": 0, "<s>": 1, "</s>": 2}
     bounds = Fewest(coder)
     for text in texts_of(100):
-        assert 0 < bounds.longest and bounds.tokens(text) <= len(coder(text)["input_ids"])
+        assert bounds.longest > 0 and bounds.tokens(text) <= len(coder(text)["input_ids"])
 
 
 def test_grammars_read_them(coder: Any, tmp_path: Path) -> None:
@@ -314,7 +322,9 @@ WRONG = {
     "ggml.scores has one number for all tokens (-1.0)": scored(
         scores=[-1.0] * len(scored()["tokens"])
     ),
-    f"ggml.scores has {END} numbers, and tokenizer.ggml.tokens has {END + 1}": short(scored(), "scores"),
+    f"ggml.scores has {END} numbers, and tokenizer.ggml.tokens has {END + 1}": short(
+        scored(), "scores"
+    ),
     "ggml.scores has the number nan for 7": spoilt(scored(), "scores", 7, float("nan")),
     "ggml.scores is no list of numbers": scored(scores=["a"]),
     f"ggml.token_type has {END} numbers": short(scored(), "token_type"),
@@ -333,12 +343,13 @@ WRONG = {
     "of tokenizer.ggml.merges is no UTF-8": encoded(listed(), "merges"),
     f"ggml.bos_token_id is 9999, and the file has the tokens 0 to {END}": scored(bos_token_id=9999),
     "ggml.mask_token_id is 'x', and": scored(mask_token_id="x"),
-    "ggml.bos_token_id is not there, and a text begins": listed(
-        bos_token_id=None, pre="llama-bpe"
-    ),
+    "ggml.bos_token_id is not there, and a text begins": listed(bos_token_id=None, pre="llama-bpe"),
     "ggml.remove_extra_whitespaces is true": scored(remove_extra_whitespaces=True),
     "ggml.seperator_token_id is not there": {
-        "model": "bert", "tokens": ["[UNK]", "a"], "unknown_token_id": 0, "cls_token_id": 0
+        "model": "bert",
+        "tokens": ["[UNK]", "a"],
+        "unknown_token_id": 0,
+        "cls_token_id": 0,
     },
     "chat_template does not parse (line 2: ": scored(chat_template="a\n{% for %}"),
     "chat_template.tools does not parse (line 1: ": scored(chat_template__tools="{{ a"),

@@ -66,9 +66,7 @@ def scored(**more: Any) -> dict[str, Any]:
 def texts_of(count: int, seed: int = 0, parts: Sequence[str] = PARTS) -> list[str]:
     """Texts at random."""
     dice = random.Random(seed)
-    return [
-        "".join(dice.choice(parts) for _ in range(dice.randint(0, 30))) for _ in range(count)
-    ]
+    return ["".join(dice.choice(parts) for _ in range(dice.randint(0, 30))) for _ in range(count)]
 
 
 class Sentencepiece:
@@ -92,6 +90,7 @@ class Sentencepiece:
             key=len,
             reverse=True,
         )
+        self.beginnings = {user[0] for user in self.users}
         self.by_bytes = BYTE in types
         self.unknown, self.prefix = keys["unknown_token_id"], prefix
 
@@ -103,7 +102,8 @@ class Sentencepiece:
         frozen: list[bool] = []
         place = 0
         while place < len(text):
-            user = next((user for user in self.users if text.startswith(user, place)), None)
+            users = self.users if text[place] in self.beginnings else ()
+            user = next((user for user in users if text.startswith(user, place)), None)
             symbols.append(user or text[place])
             frozen.append(user is not None)
             place += len(user or text[place])
