@@ -8,11 +8,12 @@ Three kinds are built. `gpt2`: bytes merged in the order of a list, in words tha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 from tokenizers.pre_tokenizers import BertPreTokenizer, Sequence
 
@@ -237,29 +238,29 @@ def _derive_merges(fields: TokenFields) -> list[tuple[str, str]]:
     if scores is None:
         raise fields.refusal("ggml.scores", f"is not there, which {fields.model!r} needs")
     pieces = [token for token in fields.of_types(NORMAL, UNUSED) if len(fields.texts[token]) > 1]
-    if len(pieces) > 1 and len({*scores[pieces].tolist()}) == 1:
+    if len(pieces) > 1 and np.ptp(scores[pieces]) == 0:
         reason = f"has one number for all tokens ({scores[pieces[0]]}), which is no order"
         raise fields.refusal("ggml.scores", reason)
-    parts = {fields.texts[token]: token for token in fields.of_types(NORMAL, UNUSED)}
+    parts = {fields.texts[token] for token in fields.of_types(NORMAL, UNUSED)}
     merges: list[tuple[str, str]] = []
-    for token in sorted(pieces, key=lambda token: (-scores[token], token)):
+    score_list = scores.tolist()
+    for token in sorted(pieces, key=lambda token: (-score_list[token], token)):
         merges += _split_piece(fields.texts[token], parts)
     for token in fields.of_types(UNUSED):
         # sentencepiece would merge to it and take it apart again, which merges cannot say.
-        if next(_split_piece(fields.texts[token], parts), None) is not None:
+        if _split_piece(fields.texts[token], parts):
             reason = f"says that {fields.texts[token]!r} is not used, and merges lead to it"
             raise fields.refusal("ggml.token_type", reason, ELSEWHERE)
     return merges
 
 
-def _split_piece(piece: str, parts: dict[str, int]) -> Iterator[tuple[str, str]]:
+def _split_piece(piece: str, parts: Set[str]) -> list[tuple[str, str]]:
     """The ways to make a piece of two."""
-    for cut in range(1, len(piece)):
-        left = piece[:cut]
-        if left in parts:
-            right = piece[cut:]
-            if right in parts:
-                yield left, right
+    return [
+        (piece[:cut], piece[cut:])
+        for cut in range(1, len(piece))
+        if piece[:cut] in parts and piece[cut:] in parts
+    ]
 
 
 # --- the longest pieces

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from transformers import AutoTokenizer, BertTokenizer
@@ -15,6 +16,7 @@ from foretell.api.token_bounds import Fewest
 from foretell.core.tokenizer_bytes import TokenizerWords
 from foretell.errors import BadModel
 from foretell.models.gguf.tokenizer import read_tokenizer
+from foretell.serve.served import Served
 from tests import tiny
 from tests.models.gguf import tokens
 from tests.models.gguf.tokens import BYTES, SPACE, Sentencepiece, scored, texts_of, write_file
@@ -237,6 +239,23 @@ def test_grammars_read_them(coder: Any, tmp_path: Path) -> None:
             wanted = text.replace(SPACE, " ") if each is coder else text
             assert forms.decode_bytes(ids).decode() == wanted
         assert forms.is_special_token(each.eos_token_id) and forms.eos_token == each.eos_token_id
+
+
+def test_a_server_says_what_a_token_stands_for(coder: Any) -> None:
+    served = Served(cast(Any, SimpleNamespace(tokenizer=coder)), "it")
+    texts = scored()["tokens"]
+    wanted = {
+        "  ": b"  ",
+        "<s>": b"<s>",
+        "<0xC3>": b"\xc3",
+        f"{SPACE}ab": b" ab",
+        "[cut]": b"[cut]",
+    }
+    for text, token_bytes in wanted.items():
+        token = texts.index(text)
+        assert served.token_bytes(token) == token_bytes
+        assert served.is_special(token) == (text in ("  ", "<s>", "[cut]"))
+    assert served.token_bytes(len(texts)) == b"", "a row of the model that is no token"
 
 
 def test_types_say_what_is_special(coder: Any) -> None:
