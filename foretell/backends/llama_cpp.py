@@ -74,7 +74,7 @@ class GGUF(Model):
         self.branches = weakref.WeakSet[Branch]()
         self.free_ids: list[int] = []
         self.id_count = 0
-        self.model_handle = open_model(lib, file_path, vocab_only=False)
+        self.model_handle = open_model(lib, file_path)
         self.tokenizer = Vocabulary(lib, self.model_handle)
         self.vocab = len(self.tokenizer)
         self.weight_bytes = int(lib.llama_model_size(self.model_handle))

@@ -318,10 +318,10 @@ def _load_gguf(source_name: str, backend: str = "auto", exact_bits: bool = False
 
 def _native_gguf(title: str, file_path: Path) -> _Loaded:
     """Loads matrices as they lie in the file. Raises LookupError where the C library cannot."""
-    from foretell.loading.gguf_export import read_tokenizer
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.fused import fused_blocks
     from foretell.models.gguf import gguf
+    from foretell.models.gguf.tokenizer import read_tokenizer
 
     hf = gguf.read_packed(file_path)
     try:
@@ -351,7 +351,9 @@ def load_tokenizer(
     """The tokenizer of what `load` takes; code that comes with it never runs. Raises BadModel."""
     source_name = resolve(str(source))
     if _is_gguf(source_name):
-        return _file_tokenizer(Path(source_name).expanduser())
+        from foretell.models.gguf.tokenizer import read_tokenizer
+
+        return read_tokenizer(Path(source_name).expanduser())  # type: ignore[no-any-return]
     from transformers import AutoTokenizer
 
     location = location_of(source_name, revision)
@@ -365,22 +367,6 @@ def load_tokenizer(
             "give `demo`, a folder with tokenizer.json or a hub id"
         ) from error
     return tokenizer  # type: ignore[no-any-return]
-
-
-def _file_tokenizer(file_path: Path) -> Any:
-    """The tokenizer of a .gguf file: transformers', else llama.cpp's own of rules unknown here."""
-    from foretell.loading.gguf_export import read_tokenizer
-    from foretell.models.gguf.limits import check_file
-    from foretell.models.gguf.vocabulary import load_vocabulary
-
-    check_file(file_path)
-    try:
-        return read_tokenizer(file_path)
-    except BadModel as error:
-        try:
-            return load_vocabulary(file_path)
-        except Unsupported:  # llama.cpp is not there
-            raise error from None
 
 
 def _local_folder(name: str) -> Path | None:

@@ -79,7 +79,7 @@ class Served:
         tokenizer: Any = self.lm.tokenizer
         if isinstance(tokenizer, Vocabulary):
             return tokenizer.is_special(token)
-        return tokenizer is not None and token in tokenizer.added_tokens_decoder
+        return tokenizer is not None and token in self._added_texts
 
     def _bytes_of(self, token: int) -> bytes:
         tokenizer: Any = self.lm.tokenizer
@@ -87,12 +87,20 @@ class Served:
             return b""
         if isinstance(tokenizer, Vocabulary):
             return tokenizer.token_bytes(token)
+        if token in self._added_texts:
+            return self._added_texts[token].encode()
         piece: Any = tokenizer.convert_ids_to_tokens(token)
         if piece is None:  # a row of the model that is no token
             return b""
-        if token in tokenizer.added_tokens_decoder:
-            return str(piece).encode()
         return piece_bytes(str(piece), self._byte_level)
+
+    @cached_property
+    def _added_texts(self) -> dict[int, str]:
+        """Tokens that are found before all others, as texts: some tokenizers have thousands, and
+        write those of spaces in another way elsewhere.
+        """
+        tokenizer: Any = self.lm.tokenizer
+        return {token: str(added) for token, added in tokenizer.added_tokens_decoder.items()}
 
     @cached_property
     def _byte_level(self) -> bool:

@@ -107,25 +107,25 @@ NOTHING: dict[str, tuple[Any, ...]] = {
 SILENT_BEGINNINGS = ("general.", "quantize.", "mradermacher.")
 SPLIT = ("split.no", "split.count", "split.tensors.count")
 REFUSED_BEGINNINGS = ("adapter.", "imatrix.", "clip.", "diffusion.", "xielu.")
-# Keys of the tokenizer, without their beginning; those that are read, see unpacking.py.
+# Keys of the tokenizer, without their beginning; those that are read, see token_fields.py.
 TOKENS_READ = frozenset(
     (
         "ggml.model ggml.pre ggml.tokens ggml.token_type ggml.scores ggml.merges "
         "ggml.bos_token_id ggml.eos_token_id ggml.eot_token_id ggml.eom_token_id "
         "ggml.unknown_token_id ggml.padding_token_id ggml.add_bos_token ggml.add_eos_token "
-        "ggml.add_space_prefix chat_template"
+        "ggml.add_space_prefix ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
+        "chat_template"
     ).split()
 )
 TOKENS_SILENT = frozenset(
     (
-        "ggml.token_type_count ggml.seperator_token_id ggml.mask_token_id ggml.cls_token_id "
+        "ggml.token_type_count ggml.add_sep_token "  # of two texts, and here each is one
         "huggingface.json chat_templates ggml.fim_pre_token_id ggml.fim_suf_token_id "
         "ggml.fim_mid_token_id ggml.fim_pad_token_id ggml.fim_rep_token_id ggml.fim_sep_token_id "
         "ggml.prefix_token_id ggml.suffix_token_id ggml.middle_token_id"
     ).split()
 )
 TOKENS_REFUSED: dict[str, tuple[Any, ...]] = {
-    "ggml.add_sep_token": (False,),
     "ggml.remove_extra_whitespaces": (False,),
     "ggml.precompiled_charsmap": (),
     "rwkv.world": (),

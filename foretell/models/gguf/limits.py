@@ -15,6 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from foretell.errors import BadModel
 
 MAGIC = b"GGUF"
@@ -25,6 +27,7 @@ MOST_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 FORMS = ("B", "b", "H", "h", "I", "i", "f", "?", None, None, "Q", "q", "d")  # of numbers, by kind
 ALIGNMENT = "general.alignment"
+TOKENIZER = "tokenizer."  # beginning of the keys of which every letter counts
 
 
 @dataclass
@@ -64,6 +67,45 @@ def _read_header(file_path: Path, modified_ns: int, file_size: int) -> Found:
             raise ValueError("it is empty")
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
             return _Reader(mapped).read_header()
+
+
+def read_texts(file_path: Path, key_name: str) -> list[str]:
+    """The texts of a list in the header. Raises BadModel where it is a list of something else, or
+    one of them is no UTF-8, and KeyError where the file has no such list.
+    """
+    header = check_file(file_path)
+    entry_count, (value_kind, start) = header.lengths[key_name], header.places[key_name]
+    if value_kind != STRING:
+        raise BadModel(f"{file_path}: {key_name} is no list of texts; convert the model again")
+    texts: list[str] = []
+    unpack_length = struct.Struct("<Q").unpack_from
+    with (
+        file_path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
+    ):
+        for place in range(entry_count):
+            text_end = start + 8 + unpack_length(mapped, start)[0]
+            try:
+                texts.append(mapped[start + 8 : text_end].decode())
+            except UnicodeDecodeError:
+                raise BadModel(
+                    f"{file_path}: entry {place} of {key_name} is no UTF-8; fetch it again, or "
+                    "convert the model again"
+                ) from None
+            start = text_end
+    return texts
+
+
+def read_numbers(file_path: Path, key_name: str) -> np.ndarray:
+    """The numbers of a list in the header, (n,). Raises BadModel where it is a list of something
+    else, and KeyError where the file has no such list.
+    """
+    header = check_file(file_path)
+    entry_count, (value_kind, start) = header.lengths[key_name], header.places[key_name]
+    if value_kind == STRING:
+        raise BadModel(f"{file_path}: {key_name} is no list of numbers; convert the model again")
+    form = f"<{_number_form(key_name, value_kind)}"
+    return np.fromfile(file_path, form, entry_count, offset=start)
 
 
 class _Reader:
@@ -121,11 +163,18 @@ class _Reader:
         if value_kind == ARRAY:
             header.lengths[key_name] = self._skip_list(key_name)
         elif value_kind == STRING:
-            header.values[key_name] = self._take_bytes(int(self._take_number("Q"))).decode(
-                "utf-8", "replace"
-            )
+            header.values[key_name] = self._take_text(key_name)
         else:
             header.values[key_name] = self._take_number(_number_form(key_name, value_kind))
+
+    def _take_text(self, key_name: str) -> str:
+        text_bytes = self._take_bytes(int(self._take_number("Q")))
+        if not key_name.startswith(TOKENIZER):  # what is said of a file changes nothing
+            return text_bytes.decode("utf-8", "replace")
+        try:
+            return text_bytes.decode("utf-8")
+        except UnicodeDecodeError:
+            raise ValueError(f"{key_name} is no UTF-8") from None
 
     def _skip_list(self, key_name: str) -> int:
         value_kind, entry_count = self._take_number("I"), int(self._take_number("Q"))

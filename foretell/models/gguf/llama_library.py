@@ -60,10 +60,9 @@ def load_library() -> Any:
     return _library
 
 
-def open_model(lib: Any, file_path: Path, vocab_only: bool) -> Any:
+def open_model(lib: Any, file_path: Path) -> Any:
     """A handle of the file's model, to be freed with `llama_model_free`. Raises BadModel."""
     options = lib.llama_model_default_params()
-    options.vocab_only = vocab_only
     options.n_gpu_layers = 0
     Log.errors.clear()
     handle = lib.llama_model_load_from_file(str(file_path).encode(), options)

@@ -5,22 +5,16 @@ transformers' tokenizers.
 from __future__ import annotations
 
 import ctypes
-import weakref
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from foretell.errors import BadConfig, first_message_line
-from foretell.models.gguf.limits import check_file
-from foretell.models.gguf.llama_library import load_library, open_model
 
 
 class Vocabulary:
     """The tokenizer of a file. `ends`: the ids that end a text, as llama.cpp finds them. `handle`:
     an open model, which must outlive this.
     """
-
-    close: Any = None  # frees the handle, where nobody else has it
 
     def __init__(self, lib: Any, handle: Any):
         self.lib = lib
@@ -157,13 +151,3 @@ class Letters:
 
     def __call__(self, text: bytes) -> list[int]:
         return self.words._encode_bytes(text, add_special=False, parse_special=False)
-
-
-def load_vocabulary(file_path: Path) -> Vocabulary:
-    """The tokenizer of a file, without its weights. Raises BadModel or Unsupported."""
-    check_file(file_path)
-    lib = load_library()
-    handle = open_model(lib, file_path, vocab_only=True)
-    vocabulary = Vocabulary(lib, handle)
-    vocabulary.close = weakref.finalize(vocabulary, lib.llama_model_free, handle)
-    return vocabulary

@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 
 from foretell.errors import BadModel
-from foretell.loading.gguf_export import read_tokenizer, unpack_file
+from foretell.loading.gguf_export import unpack_file
 from foretell.models.gguf import gguf
 from foretell.models.gguf import limits as gguf_limits
+from foretell.models.gguf.tokenizer import read_tokenizer
 from foretell.native import library
 from tests import tiny
 from tests.models.decoder import families

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ pytest.importorskip("gguf", reason="needs the package gguf, to write files")
 
 import foretell
 from foretell.errors import BadConfig
-from foretell.models.gguf.vocabulary import Vocabulary, load_vocabulary
+from foretell.models.gguf.llama_library import load_library, open_model
+from foretell.models.gguf.vocabulary import Vocabulary
 from tests import tiny
 
 CODE = "def add(a, b):\n    return a"
@@ -24,10 +26,11 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def words(file: Path) -> Vocabulary:
-    found = load_vocabulary(file)
-    assert isinstance(found, Vocabulary)
-    return found
+def words(file: Path) -> Iterator[Vocabulary]:
+    lib = load_library()
+    handle = open_model(lib, file)
+    yield Vocabulary(lib, handle)
+    lib.llama_model_free(handle)
 
 
 @pytest.mark.parametrize(
