@@ -5,9 +5,11 @@
 Every prompt is run by every contender, one at a time, in an order shuffled each time, `--rounds`
 times over after a round that warms up. Each side has a process of its own. What drafters have
 learnt is forgotten between rounds. A set of `--sets` may also be a file of prompts, or `random`:
-random tokens, of which nothing can be predicted at --temperature 1.5. Long work can be split by
-`--sets` and joined with `--merge a.json b.json`; ratios are taken within one part, so a part needs
-those that shall be compared. A document in dev/measured/real.json is what scripts/docs.py shows.
+random tokens, of which nothing can be predicted at --temperature 1.5. A .gguf file, or a name that
+stands for one such as gemma3-270m, is run in its own formats by both sides, `--dtypes file`. Long
+work can be split by `--sets` and joined with `--merge a.json b.json`; ratios are taken within one
+part, so a part needs those that shall be compared. A document in dev/measured/real.json is what
+scripts/docs.py shows.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ def parsed(given: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=str(__doc__).splitlines()[0])
     add = parser.add_argument
     add("--model", default="smollm2", help="a name, a folder or a hub id")
-    add("--dtypes", default="bf16,int8,int4", help="number formats, with commas")
+    add("--dtypes", help="number formats, with commas; file: as a .gguf file has them")
     add("--methods", default="plain;auto;suffix", help="ours, with semicolons")
     add("--sets", default=",".join(bench.SETS), help="with commas: names, files or random")
     everybody = ",".join([sides.OURS, *peers.peer_names()])
@@ -93,7 +95,7 @@ def measured(args: argparse.Namespace) -> document.Document:
         temperature=args.temperature,
         rounds=1 if args.quick else args.rounds,
     )
-    dtypes = sides.check_dtypes(args.dtypes.split(","))
+    dtypes = sides.check_dtypes((args.dtypes or sides.usual_dtypes(args.model)).split(","))
     chosen = checked_contenders(args.contenders.split(","))
     for spec in args.methods.split(";"):
         check_method(spec)

@@ -23,7 +23,7 @@ def fetch(
     ] = None,
     as_json: Json = False,
 ) -> int:
-    """Fetch a real model where it is not here, and print its folder; or list the known ones."""
+    """Fetch a real model where it is not here, and print where it is; or list the known ones."""
     from foretell.loading import fetch as fetching
     from foretell.loading.names import aliases, find_alias
 
@@ -40,13 +40,13 @@ def fetch(
             }
         )
     elif name is not None:
-        emit(str(fetching.fetched_folder(known_models[0])))
+        emit(str(fetching.fetched_path(known_models[0])))
     else:
-        rows = table("name", "what it is", "licence", Column("folder", overflow="fold"))
+        rows = table("name", "what it is", "licence", Column("path", overflow="fold"))
         for alias in known_models:
-            folder = fetching.fetched_folder(alias)
-            shown_folder = "not fetched" if folder is None else str(folder)
-            rows.add_row(Text(alias.name, "bold"), alias.about, alias.licence, shown_folder)
+            path = fetching.fetched_path(alias)
+            shown_path = "not fetched" if path is None else str(path)
+            rows.add_row(Text(alias.name, "bold"), alias.about, alias.licence, shown_path)
         show(rows)
     return 0
 
@@ -54,5 +54,9 @@ def fetch(
 def _alias_document(alias: Alias) -> dict[str, Any]:
     from foretell.loading import fetch as fetching
 
-    folder = fetching.fetched_folder(alias)
-    return dataclasses.asdict(alias) | {"folder": None if folder is None else str(folder)}
+    path = fetching.fetched_path(alias)
+    folder = path.parent if path is not None and alias.run == "file" else path
+    return dataclasses.asdict(alias) | {
+        "path": None if path is None else str(path),
+        "folder": None if folder is None else str(folder),
+    }

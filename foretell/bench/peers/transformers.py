@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from foretell.bench.peers import Peer, Place, Run
@@ -153,9 +153,13 @@ def start(options: dict[str, Any]) -> Callable[..., Run]:
 
 
 def _load_model(source: str, place: Place) -> PreTrainedModel:
-    hf = AutoModelForCausalLM.from_pretrained(
-        source, dtype=getattr(torch, place.dtype), use_safetensors=True
-    )
+    options: dict[str, Any] = {"dtype": getattr(torch, place.dtype), "use_safetensors": True}
+    location: str | Path = source
+    if source.endswith(".gguf"):  # it has no products in the formats of one, and unpacks it
+        location = Path(source).parent
+        unpacking = GgufConfig(dequantize=True)
+        options |= {"gguf_file": Path(source).name, "quantization_config": unpacking}
+    hf = AutoModelForCausalLM.from_pretrained(location, **options)
     stored_config = hf.generation_config
     end_token = (
         stored_config.eos_token_id

@@ -101,3 +101,8 @@ def test_a_hub_id_is_looked_up_among_what_was_loaded(
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert model_folder("owner/name") == model == model_folder(str(model))
+
+
+def test_a_gguf_file_is_no_folder_to_convert() -> None:
+    with pytest.raises(Unsupported, match=r"model\.gguf: is no folder .* compare llama\.cpp"):
+        model_folder("/models/model.gguf")

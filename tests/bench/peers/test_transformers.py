@@ -74,6 +74,16 @@ def test_what_the_authors_of_a_model_advise_does_not_change_the_law(tmp_path: Pa
     )
 
 
+def test_a_gguf_file_is_unpacked(tmp_path: Path) -> None:
+    file = tiny.gguf(tiny.llama(), tmp_path / "model.gguf")
+    ids = tiny.lm().encode(PROMPT)
+    way = peers.contenders("transformers", Place(str(file), None, "float32", "cpu"))[0]
+    assert (
+        way.run(ids, 12, 0.0, 0).tokens
+        == tiny.lm().generate(ids, "plain", max_new_tokens=12).tokens
+    )
+
+
 def test_peers_are_found_by_their_files() -> None:
     assert "transformers" in peers.peer_names()
     assert "__init__" not in peers.peer_names()

@@ -14,6 +14,7 @@ from foretell.bench import peers
 from foretell.bench.peers import Place, Run
 from foretell.bench.peers._worker import Worker
 from foretell.errors import BadConfig, RequestFailed, Unsupported
+from tests import tiny
 
 PLACE = Place("model", None, "int8", "cpu", 2, (0,))
 ANSWERS = """
@@ -53,6 +54,20 @@ def test_names_of_formats() -> None:
     assert "ctranslate2" in sides.peers_of("int8")
     assert "ctranslate2" not in sides.peers_of("int4")
     assert "transformers" not in sides.peers_of("bfloat16")
+    assert sides.check_dtypes(["file"]) == ["file"] and sides.peers_of("file") == ["llama.cpp"]
+
+
+def test_a_file_is_compared_in_its_own_formats(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sides.usual_dtypes("gemma3-270m") == sides.usual_dtypes("./x.gguf") == "file"
+    assert sides.usual_dtypes("smollm2") == sides.usual_dtypes("a/folder") == "bf16,int8,int4"
+    model = tiny.llama(hidden_size=128, intermediate_size=256, head_dim=32)
+    file = tiny.gguf(model, tmp_path / "model.gguf", kind="Q4_0")
+    assert sides.bits_of("file", str(file)) in (5, 6), "4.5 of its matrices, 32 of the rest"
+    monkeypatch.setattr(sides, "Here", lambda: Script(tmp_path))
+    with pytest.raises(BadConfig, match=r"--dtypes file: a model is no \.gguf file"):
+        sides.open_host("a model", "file", 2)
 
 
 def test_our_methods_share_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
