@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from foretell.errors import first_message_line
+from foretell.errors import BadModel, first_message_line
 from foretell.models.decoder.packed import PackedLinear
 from foretell.models.gguf import limits as gguf_limits
 from foretell.models.gguf.architecture import find_architecture
@@ -38,12 +38,9 @@ def read_packed(file_path: Path) -> PreTrainedModel:
     if not library.is_available():
         raise LookupError("the C library is not there")
     header = _checked_header(file_path)
-    for tensor_name, tensor in header.tensors.items():
-        format_name = tensor.tensor_type.name
-        if len(tensor.shape) > 1 and format_name not in FORMATS:
-            raise LookupError(
-                f"{tensor_name} has the format {format_name}, and it takes {', '.join(FORMATS)}"
-            )
+    stacked = next((name for name in header.tensors if "_exps." in name), None)
+    if stacked is not None:
+        raise LookupError(f"{stacked} holds the matrices of all experts, which stay packed nowhere")
     return _build_model(header, torch.bfloat16, _packed_linear)
 
 
@@ -65,7 +62,12 @@ def read_unpacked(file_path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _packed_linear(tensor: Any, bias: torch.Tensor | None) -> PackedLinear:
-    packed = _read_matrix(tensor, 0)
+    format_name = tensor.tensor_type.name
+    if format_name not in FORMATS:
+        raise LookupError(
+            f"{tensor.name} has the format {format_name}, and it takes {', '.join(FORMATS)}"
+        )
+    packed = _read_matrix(tensor)
     narrow_bias = None if bias is None else bias.to(torch.bfloat16)
     return PackedLinear(packed, narrow_bias, packed.inputs)
 
@@ -78,13 +80,15 @@ def _checked_header(file_path: Path) -> Header:
     try:
         header = read_header(file_path)
         check_keys(header, find_architecture(header).own_keys)
+    except BadModel:  # of another part
+        raise
     except Exception as error:
         raise _read_error(error) from error
     return header
 
 
 def _read_error(error: Exception) -> LookupError:
-    """Why a file cannot be read: the reader and transformers raise nearly anything."""
+    """Why a file cannot be read: configurations of transformers raise nearly anything."""
     if type(error) is LookupError:  # one of ours, and no KeyError of theirs
         return error
     return LookupError(f"it cannot be read ({first_message_line(error)})")
@@ -105,21 +109,16 @@ def _build_model(header: Header, dtype: torch.dtype, make_layer: Make) -> PreTra
     return hf_model.eval()  # type: ignore[no-any-return]
 
 
-def _read_matrix(tensor: Any, head_count: int) -> Packed:
-    """Reads a matrix in the C library's layout.
-
-    `head_count`: how many heads its outputs are; then those of a head alternate between its halves,
-    as the file's own rotation wants them. 0: they stand in order.
-    """
+def _read_matrix(tensor: Any) -> Packed:
+    """Reads a matrix in the C library's layout."""
     format_name = tensor.tensor_type.name
     inputs, outputs = (int(size) for size in tensor.shape)
     if inputs % GROUP:
         raise LookupError(f"{tensor.name} has {inputs} inputs, no multiple of {GROUP}")
     rows = torch.from_numpy(np.array(tensor.data)).view(torch.uint8)
     if format_name == "BF16":
-        weight = _in_order(rows.view(torch.bfloat16).view(outputs, inputs), head_count)
-        return pack_bfloat16(weight)
-    blocks = _in_order(rows.view(outputs, inputs // GROUP, BLOCK_BYTES[format_name]), head_count)
+        return pack_bfloat16(rows.view(torch.bfloat16).view(outputs, inputs))
+    blocks = rows.view(outputs, inputs // GROUP, BLOCK_BYTES[format_name])
     scales = blocks[..., :2].contiguous().view(torch.float16)[..., 0]
     if format_name == "Q8_0":
         return pack_numbers("int8", blocks[..., 2:].contiguous().view(torch.int8), scales, None)
@@ -128,11 +127,3 @@ def _read_matrix(tensor: Any, head_count: int) -> Packed:
         minima = blocks[..., 2:4].contiguous().view(torch.float16)[..., 0]
     pairs = blocks[..., -GROUP // 2 :]
     return pack_numbers("int4", torch.cat([pairs & 15, pairs >> 4], -1), scales, minima)
-
-
-def _in_order(rows: torch.Tensor, head_count: int) -> torch.Tensor:
-    """Rows (N, ...) whose heads' halves alternate, one half after the other."""
-    if not head_count:
-        return rows
-    halves = rows.view(head_count, -1, 2, *rows.shape[1:])
-    return halves.transpose(1, 2).reshape(rows.shape)
