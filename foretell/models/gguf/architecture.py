@@ -109,8 +109,8 @@ def find_architecture(header: Header) -> Architecture:
     found = known_architectures().get(header.architecture)
     if found is None:
         raise LookupError(
-            f"its architecture is {header.architecture!r}, which is not described here; it takes "
-            f"{', '.join(sorted(known_architectures()))}"
+            f"its architecture is {header.architecture!r}, which is not described here; "
+            "docs/gguf.md has those that are"
         )
     for (key, value), other in found.instead.items():
         stated_value = header.get(key)

@@ -103,9 +103,9 @@ def _build_model(header: Header, dtype: torch.dtype, make_layer: Make) -> PreTra
         config = build_config(header, architecture)
         with init_empty_weights(include_buffers=False):
             hf_model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        Filler(header, architecture, dtype).fill_model(hf_model, make_layer)
     except Exception as error:
         raise _read_error(error) from error
-    Filler(header, architecture, dtype).fill_model(hf_model, make_layer)
     return hf_model.eval()  # type: ignore[no-any-return]
 
 

@@ -52,6 +52,11 @@ def test_every_architecture_has_a_case() -> None:
     assert set(known_architectures()) <= set(lib.MODEL_ARCH_NAMES.values())
 
 
+def test_the_page_names_every_architecture() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "gguf.md").read_text("utf-8")
+    assert not [name for name in known_architectures() if f"`{name}`" not in page]
+
+
 # Of a family, tensors that are changed as a slip in reading would change them.
 def _without_one(name: str, data: np.ndarray) -> np.ndarray:
     return data - 1 if name.endswith("norm.weight") else data
@@ -178,13 +183,40 @@ def test_a_tensor_that_is_missing_is_named(name: str, tensor: str, tmp_path: Pat
         gguf.read_unpacked(path, torch.float32)
 
 
-def test_a_family_that_is_unknown_is_named_with_those_that_are_known(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "tensor"),
+    [
+        ("llama", "blk.0.attn_q.weight"),
+        ("gptneox", "blk.0.attn_qkv.bias"),
+        ("deepseek 3", "blk.1.attn_k_b.weight"),
+        ("qwen3moe", "blk.0.ffn_up_exps.weight"),
+        ("granitemoe with a shared expert", "blk.0.ffn_up_shexp.weight"),
+        ("gpt-oss", "blk.1.ffn_gate_exps.bias"),
+        ("stablelm with norms", "blk.0.attn_k_norm.weight"),
+        ("lfm2", "blk.0.shortconv.conv.weight"),
+    ],
+)
+def test_a_tensor_of_another_size_is_refused_in_a_line(
+    name: str, tensor: str, tmp_path: Path
+) -> None:
+    def cut(at: str, data: np.ndarray) -> np.ndarray:
+        if at != tensor:
+            return data
+        return data[:-1] if data.ndim == 1 else data.reshape(-1, data.shape[-1])[:-1, :-1]
+
+    path = write_file(CASES[name], original(name)[0], tmp_path / "m.gguf", spoil=cut)
+    with pytest.raises(LookupError) as refused:
+        gguf.read_unpacked(path, torch.float32)
+    assert type(refused.value) is LookupError and "\n" not in str(refused.value)
+
+
+def test_a_family_that_is_unknown_is_named(tmp_path: Path) -> None:
     writer = lib.GGUFWriter(tmp_path / "m.gguf", "rwkv7")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    with pytest.raises(LookupError, match="'rwkv7', which is not described here; it takes arcee"):
+    with pytest.raises(LookupError, match="'rwkv7', which is not described here"):
         gguf.read_unpacked(tmp_path / "m.gguf", torch.float32)
 
 
