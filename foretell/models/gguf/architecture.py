@@ -34,6 +34,8 @@ REQUIRED = (
 RMS = "attention.layer_norm_rms_epsilon"
 LAYER_NORM = "attention.layer_norm_epsilon"
 PATTERN = "attention.sliding_window_pattern"
+# Keys of an architecture whose last layers may be there for drafts of several tokens alone.
+PREDICTING = ("nextn_predict_layers", "block_count")
 
 
 @dataclass(frozen=True)
@@ -69,8 +71,8 @@ class Architecture:
     `fields`: of a key, its field where that is not the usual one. `keys`: those that `complete`
     reads besides. `required`: those without which it cannot be read. `biases`: of a field, the
     tensors that have biases if it is set. `zero_biases`: a bias that the file lacks is zero.
-    `partial_rotation`: a part of each head may turn. `instead`: of a key, the description that
-    holds where a header has it.
+    `partial_rotation`: a part of each head may turn. `instead`: of a key and a value, None
+    for any that says something, the description that holds where a header has it.
     """
 
     model_type: str
@@ -84,7 +86,7 @@ class Architecture:
     zero_biases: bool = False
     partial_rotation: bool = False
     complete: Complete | None = None
-    instead: Mapping[str, Architecture] = field(default_factory=dict)
+    instead: Mapping[tuple[str, int | None], Architecture] = field(default_factory=dict)
 
     @property
     def own_keys(self) -> frozenset[str]:
@@ -107,10 +109,27 @@ def find_architecture(header: Header) -> Architecture:
     found = known_architectures().get(header.architecture)
     if found is None:
         raise LookupError(
-            f"its architecture is {header.architecture!r}, which is not described here; it takes "
-            f"{', '.join(sorted(known_architectures()))}"
+            f"its architecture is {header.architecture!r}, which is not described here; "
+            "docs/gguf.md has those that are"
         )
-    return next((other for key, other in found.instead.items() if header.get(key)), found)
+    for (key, value), other in found.instead.items():
+        stated_value = header.get(key)
+        if stated_value and value in (None, stated_value):
+            return other
+    return found
+
+
+def count_layers(header: Header, architecture: Architecture) -> int:
+    """How many layers compute a token: those after them, which predict further ones, are not read.
+
+    Raises LookupError.
+    """
+    layer_count = int(header.require_value("block_count"))
+    if PREDICTING[0] in architecture.keys:
+        layer_count -= int(header.get(PREDICTING[0], 0))
+    if layer_count < 1:
+        raise LookupError(f"its header says that it has {layer_count} layers")
+    return layer_count
 
 
 def halves_in_turn(head_field: str) -> Order:

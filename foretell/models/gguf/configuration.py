@@ -6,7 +6,7 @@ from dataclasses import fields as dataclass_fields
 from typing import Any
 
 from foretell.models.gguf import limits as gguf_limits
-from foretell.models.gguf.architecture import Architecture
+from foretell.models.gguf.architecture import Architecture, count_layers
 from foretell.models.gguf.header import (
     STATED,
     Header,
@@ -59,6 +59,7 @@ def build_config(header: Header, architecture: Architecture) -> Any:
     )
     values |= {
         "vocab_size": _count_tokens(header),
+        "num_hidden_layers": count_layers(header, architecture),
         "tie_word_embeddings": HEAD not in header.tensors,
         "bos_token_id": header.values.get("tokenizer.ggml.bos_token_id"),
         "pad_token_id": header.values.get("tokenizer.ggml.padding_token_id"),
@@ -81,7 +82,7 @@ def build_config(header: Header, architecture: Architecture) -> Any:
 def _rotation(header: Header, architecture: Architecture, head_width: int) -> dict[str, Any]:
     """The `rope_parameters` of heads that are turned whole, or in part where the family can."""
     if not architecture.partial_rotation:
-        return rotation_parameters(header, head_width)
+        return rotation_parameters(header, head_width, architecture.keys)
     turned_width = header.get("rope.dimension_count", head_width)
     if not 0 < turned_width <= head_width or turned_width % 2:
         raise LookupError(
@@ -91,7 +92,8 @@ def _rotation(header: Header, architecture: Architecture, head_width: int) -> di
     part = turned_width / head_width
     if int(head_width * part) != turned_width:
         part = (turned_width + 0.5) / head_width  # a product that is rounded down
-    return rotation_parameters(header, turned_width) | {"partial_rotary_factor": part}
+    parameters = rotation_parameters(header, turned_width, architecture.keys)
+    return parameters | {"partial_rotary_factor": part}
 
 
 def _bias_fields(header: Header, architecture: Architecture) -> dict[str, bool]:

@@ -14,7 +14,7 @@ from torch import nn
 
 from foretell.models.decoder.packed import PackedEmbedding, PackedLinear
 from foretell.models.decoder.packed_experts import PackedExperts, is_stacked
-from foretell.models.gguf.architecture import Architecture, Source
+from foretell.models.gguf.architecture import Architecture, Source, count_layers
 from foretell.models.gguf.header import ROTATION_TENSORS, Header
 
 # A layer of (the file's matrix, its bias or None).
@@ -35,10 +35,16 @@ class Matrix:
 
 
 def read_floats(tensor: Any) -> torch.Tensor:
-    """A tensor of a file in float32, its sizes in torch's order."""
+    """A tensor of a file in float32, its sizes in torch's order. Raises LookupError."""
     from gguf import dequantize
 
-    return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    try:
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        raise LookupError(
+            f"{tensor.name} has the format {tensor.tensor_type.name}, which is not unpacked here"
+        ) from error
+    return torch.from_numpy(numbers.astype(np.float32))
 
 
 class Filler:
@@ -46,8 +52,14 @@ class Filler:
 
     def __init__(self, header: Header, architecture: Architecture, dtype: torch.dtype):
         self.architecture, self.dtype = architecture, dtype
+        unread = tuple(
+            f"blk.{layer}."
+            for layer in range(count_layers(header, architecture), header.get("block_count"))
+        )
         self.tensors = {
-            name: tensor for name, tensor in header.tensors.items() if name not in ROTATION_TENSORS
+            name: tensor
+            for name, tensor in header.tensors.items()
+            if name not in ROTATION_TENSORS and not name.startswith(unread)
         }
         self.unused = set(self.tensors)
         self.config: Any = None

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from foretell.errors import first_message_line
+from foretell.errors import BadModel, first_message_line
 from foretell.models.decoder.packed import PackedLinear
 from foretell.models.gguf import limits as gguf_limits
 from foretell.models.gguf.architecture import find_architecture
@@ -35,12 +35,6 @@ def read_packed(file_path: Path) -> PreTrainedModel:
     if not library.is_available():
         raise LookupError("the C library is not there")
     header = _checked_header(file_path)
-    for tensor_name, tensor in header.tensors.items():
-        format_name = tensor.tensor_type.name
-        if len(tensor.shape) > 1 and format_name not in TYPES:
-            raise LookupError(
-                f"{tensor_name} has the format {format_name}, and it takes {', '.join(TYPES)}"
-            )
     return _build_model(header, torch.bfloat16, _packed_linear)
 
 
@@ -62,9 +56,14 @@ def read_unpacked(file_path: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _packed_linear(tensor: Any, bias: torch.Tensor | None) -> PackedLinear:
+    format_name = tensor.tensor_type.name
+    if format_name not in TYPES:
+        raise LookupError(
+            f"{tensor.name} has the format {format_name}, and it takes {', '.join(TYPES)}"
+        )
     inputs, outputs = (int(size) for size in tensor.shape)
     rows = np.asarray(tensor.data).reshape(outputs, -1).view(np.uint8)
-    packed = pack_blocks(tensor.tensor_type.name, rows, inputs)
+    packed = pack_blocks(format_name, rows, inputs)
     narrow_bias = None if bias is None else bias.to(torch.bfloat16)
     return PackedLinear(packed, narrow_bias, inputs)
 
@@ -77,13 +76,15 @@ def _checked_header(file_path: Path) -> Header:
     try:
         header = read_header(file_path)
         check_keys(header, find_architecture(header).own_keys)
+    except BadModel:  # of another part
+        raise
     except Exception as error:
         raise _read_error(error) from error
     return header
 
 
 def _read_error(error: Exception) -> LookupError:
-    """Why a file cannot be read: the reader and transformers raise nearly anything."""
+    """Why a file cannot be read: configurations of transformers raise nearly anything."""
     if type(error) is LookupError:  # one of ours, and no KeyError of theirs
         return error
     return LookupError(f"it cannot be read ({first_message_line(error)})")
@@ -98,7 +99,7 @@ def _build_model(header: Header, dtype: torch.dtype, make_layer: Make) -> PreTra
         config = build_config(header, architecture)
         with init_empty_weights(include_buffers=False):
             hf_model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        Filler(header, architecture, dtype).fill_model(hf_model, make_layer)
     except Exception as error:
         raise _read_error(error) from error
-    Filler(header, architecture, dtype).fill_model(hf_model, make_layer)
     return hf_model.eval()  # type: ignore[no-any-return]

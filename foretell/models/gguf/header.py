@@ -257,9 +257,12 @@ def _shorten_value(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def rotation_parameters(header: Header, head_width: int) -> dict[str, Any]:
+def rotation_parameters(
+    header: Header, head_width: int, own_keys: frozenset[str] = frozenset()
+) -> dict[str, Any]:
     """The `rope_parameters` of transformers for heads of `head_width` that are turned whole.
 
+    `own_keys`: those that the architecture reads by itself.
     Raises LookupError for what they cannot say.
     """
     architecture = header.architecture
@@ -289,7 +292,7 @@ def rotation_parameters(header: Header, head_width: int) -> dict[str, Any]:
         )
     for key_name, usual_values in YARN_USUAL.items():
         value = header.get(key_name, usual_values[0])
-        if value not in usual_values:
+        if value not in usual_values and key_name not in own_keys:
             raise LookupError(
                 f"its header has {architecture}.{key_name}={_shorten_value(value)}, which is not "
                 "computed here"

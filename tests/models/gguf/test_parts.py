@@ -16,7 +16,8 @@ from foretell.models.gguf import gguf
 from foretell.models.gguf.header import read_header
 from foretell.models.gguf.parts import open_parts
 from tests import tiny
-from tests.models.gguf.files import CASES, model_of, write_file
+from tests.models.gguf.cases import CASES, model_of
+from tests.models.gguf.files import write_file
 
 FORMATS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q5_1")
 SIZES = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}

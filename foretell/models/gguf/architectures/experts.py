@@ -94,7 +94,7 @@ ARCHITECTURES = {
         biases={"attention_bias": BIASES["attention_bias"]},
         complete=complete_granite,
         instead={
-            "expert_shared_feed_forward_length": Architecture(
+            ("expert_shared_feed_forward_length", None): Architecture(
                 "granitemoeshared",
                 ATTENTION
                 | IN_TURN

@@ -33,37 +33,37 @@ def complete_lfm2(header: Header, values: dict[str, Any]) -> None:
         )
     values["num_key_value_heads"] = kinds.pop()
     values["layer_types"] = ["full_attention" if count else "conv" for count in head_counts]
-    values["block_auto_adjust_ff_dim"] = False
+    values["block_auto_adjust_ff_dim"] = False  # what the file says is adjusted
     values["conv_bias"] = "blk.0.shortconv.conv.bias" in header.tensors
 
 
+LFM_LAYER: dict[str, str | Source] = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "conv.conv": "shortconv.conv.weight",
+    "conv.in_proj": "shortconv.in_proj.weight",
+    "conv.out_proj": "shortconv.out_proj.weight",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.w3": "ffn_up",
+}
+LFM_TOP: dict[str, str | Source] = {
+    "model.embed_tokens": "token_embd",
+    # The norm after the last layer, whatever files call it.
+    "model.embedding_norm": Source(("token_embd_norm",), alternative=Source(("output_norm",))),
+    "lm_head": "output",
+}
 ARCHITECTURES = {
     "lfm2": Architecture(
         "lfm2",
-        {
-            "operator_norm": "attn_norm",
-            "ffn_norm": "ffn_norm",
-            "conv.conv": "shortconv.conv.weight",
-            "conv.in_proj": "shortconv.in_proj.weight",
-            "conv.out_proj": "shortconv.out_proj.weight",
-            "self_attn.q_proj": "attn_q",
-            "self_attn.k_proj": "attn_k",
-            "self_attn.v_proj": "attn_v",
-            "self_attn.out_proj": "attn_output",
-            "self_attn.q_layernorm": "attn_q_norm",
-            "self_attn.k_layernorm": "attn_k_norm",
-            "feed_forward.w1": "ffn_gate",
-            "feed_forward.w2": "ffn_down",
-            "feed_forward.w3": "ffn_up",
-        },
-        {
-            "model.embed_tokens": "token_embd",
-            # The norm after the last layer, whatever files call it.
-            "model.embedding_norm": Source(
-                ("token_embd_norm",), alternative=Source(("output_norm",))
-            ),
-            "lm_head": "output",
-        },
+        LFM_LAYER,
+        LFM_TOP,
         keys=frozenset({"attention.head_count_kv"}),
         required=REQUIRED_LFM,
         complete=complete_lfm2,

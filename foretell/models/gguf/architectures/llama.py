@@ -82,7 +82,7 @@ ARCHITECTURES = {
         biases=BIASES,
         zero_biases=True,
         instead={
-            "expert_count": Architecture(
+            ("expert_count", None): Architecture(
                 "mixtral", ATTENTION | IN_TURN | NORMS | EXPERTS, TOP, required=REQUIRED_EXPERTS
             )
         },

@@ -77,7 +77,7 @@ ARCHITECTURES = {
         ATTENTION | MLP | HEAD_NORMS | NORMS_AFTER,
         TOP,
         instead={
-            "attention.sliding_window": Architecture(
+            ("attention.sliding_window", None): Architecture(
                 "olmo3",
                 ATTENTION | MLP | HEAD_NORMS | NORMS_AFTER,
                 TOP,
