@@ -158,6 +158,12 @@ INLINE vec v_float8(const uint8_t *p) {
         halves[i] = (uint16_t)(p[i] << 7);
     return v_mul(v_half(halves), v_set(128.0f));
 }
+INLINE bytes b_pairs(const uint16_t *p) {
+    uint32_t two;
+    memcpy(&two, p, 4);
+    uint8x16_t all = vreinterpretq_u8_u32(vdupq_n_u32(two));
+    return (bytes){all, all, all, all};
+}
 INLINE float32x4_t quarter_first(uint8x16_t x) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(x), 16));
 }
