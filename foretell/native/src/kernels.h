@@ -232,17 +232,17 @@ enum { PLAIN, NARROW, WIDE }; /* numbers as they are; tables from -16 to 15, and
 #define NARROW_OFFSET 16
 static const int8_t no_table[16];
 
-/* Quarter `q` of the 8 of a group: the numbers of 4 inputs of 16 outputs. */
+/* Quad `q` of the 8 of a group: the numbers of 4 inputs of 16 outputs. */
 INLINE bytes decode(const uint8_t *group, const int q, const int bits, const int lookup,
                     bytes table) {
     if (bits == 8)
         return b_load(group + 64 * q);
     bytes w;
-    if (bits < 4) /* fields of 2 bits: a vector holds 4 quarters */
+    if (bits < 4) /* fields of 2 bits: a vector holds 4 quads */
         w = b_bits(b_load(group + 64 * (q / 4)), 2 * (q % 4), 3);
     else
         w = q < 4 ? b_low(b_load(group + 64 * q)) : b_high(b_load(group + 64 * (q - 4)));
-    if (bits == 3 || bits == 5) /* one more vector, bit i of quarter i */
+    if (bits == 3 || bits == 5) /* one more vector, bit i of quad i */
         w = b_or(w, b_bits(b_load(group + 64 * (bits - 1)), q - bits + 1, 1 << (bits - 1)));
     if (bits == 6) /* two more, of fields of 2 bits */
         w = b_or(w, b_bits(b_load(group + 256 + 64 * (q / 4)), 2 * (q % 4) - 4, 48));
@@ -281,7 +281,7 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                        const ft_rows *rows, int32_t first, const int height, const int bits,
                        const int split, const int lookup, float *out) {
     const int wide = bits == 8 || lookup == WIDE;
-    /* Quarters whose products are added up before they could be too large. */
+    /* Quads whose products are added up before they could be too large. */
     const int summed = bits == 6 ? 2 : bits == 5 || lookup == NARROW ? 4 : 8 / split;
     const int32_t inputs = matrix->inputs, groups = inputs / GROUP;
     const int64_t block_bytes = (int64_t)inputs * 2 * bits, group_bytes = 64 * bits;

@@ -210,6 +210,12 @@ INLINE float v_sum(vec x) {
     float32x2_t pair = vadd_f32(vget_low_f32(part), vget_high_f32(part));
     return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
 }
+INLINE vec v_sums(const vec *x) {
+    float part[16];
+    for (int i = 0; i < 16; i++)
+        part[i] = v_sum(x[i]);
+    return v_load(part);
+}
 INLINE float v_top(vec x) {
     float32x4_t low = vmaxq_f32(x.a, x.b), high = vmaxq_f32(x.c, x.d);
     return vmaxvq_f32(vmaxq_f32(low, high));
