@@ -213,15 +213,15 @@ def pack_whole(
     missing_outputs = -outputs % BLOCK
     if missing_outputs:
         numbers = F.pad(numbers, (0, 0, 0, missing_outputs))
-    # (block, output, group, quarter, input) -> quarters of (block, group, output, input)
-    quarters = numbers.view(-1, BLOCK, inputs // GROUP, 8, 4).permute(3, 0, 2, 1, 4)
+    # (block, output, group, quad, input) -> quads of (block, group, output, input)
+    quads = numbers.view(-1, BLOCK, inputs // GROUP, 8, 4).permute(3, 0, 2, 1, 4)
     if bits == 8:
-        vectors = list(quarters)
+        vectors = list(quads)
     else:
         low_bits = 4 if bits >= 4 else 2
-        vectors = _join_fields([quarter & (1 << low_bits) - 1 for quarter in quarters], low_bits)
+        vectors = _join_fields([quad & (1 << low_bits) - 1 for quad in quads], low_bits)
         if bits > low_bits:
-            upper = [quarter >> low_bits for quarter in quarters]
+            upper = [quad >> low_bits for quad in quads]
             vectors += _join_fields(upper, bits - low_bits)
     scaling, scale_values = _pack_scales(scales, "power", missing_outputs)
     least_scaling, least_values = "none", None
@@ -243,14 +243,14 @@ def pack_whole(
     )
 
 
-def _join_fields(quarters: list[torch.Tensor], bits: int) -> list[torch.Tensor]:
-    """Puts 8 quarters of few bits into fields of vectors: of 4 bits each fourth one together, of
+def _join_fields(quads: list[torch.Tensor], bits: int) -> list[torch.Tensor]:
+    """Puts 8 quads of few bits into fields of vectors: of 4 bits each fourth one together, of
     fewer those beside each other.
     """
     count = 8 // bits
-    places = [quarters[i::4] for i in range(4)] if bits == 4 else None
+    places = [quads[i::4] for i in range(4)] if bits == 4 else None
     if places is None:
-        places = [quarters[i : i + count] for i in range(0, 8, count)]
+        places = [quads[i : i + count] for i in range(0, 8, count)]
     vectors = []
     for fields in places:
         vector = fields[0]
@@ -315,23 +315,21 @@ def unpack_numbers(packed: Packed) -> torch.Tensor:
     bits = packed.bits
     vectors = packed.weights.view(packed.blocks, -1, bits, BLOCK, 4).unbind(2)
     if bits == 8:
-        quarters = list(vectors)
+        quads = list(vectors)
     else:
         low_bits = 4 if bits >= 4 else 2
         low_count = 8 * low_bits // 8
-        quarters = _split_fields(vectors[:low_count], low_bits)
+        quads = _split_fields(vectors[:low_count], low_bits)
         if bits > low_bits:
             upper = _split_fields(vectors[low_count:], bits - low_bits)
-            quarters = [
-                quarter | more << low_bits for quarter, more in zip(quarters, upper, strict=True)
-            ]
-    # quarters of (block, group, output, input) -> (block, output, group, quarter, input)
-    numbers = torch.stack(quarters).permute(1, 3, 2, 0, 4)
+            quads = [quad | more << low_bits for quad, more in zip(quads, upper, strict=True)]
+    # quads of (block, group, output, input) -> (block, output, group, quad, input)
+    numbers = torch.stack(quads).permute(1, 3, 2, 0, 4)
     return numbers.reshape(-1, packed.inputs)[: packed.outputs]
 
 
 def _split_fields(vectors: Sequence[torch.Tensor], bits: int) -> list[torch.Tensor]:
-    """The 8 quarters of `_join_fields`."""
+    """The 8 quads of `_join_fields`."""
     mask, places = (1 << bits) - 1, range(8 // bits)
     if bits == 4:
         return [vector >> place * bits & mask for place in places for vector in vectors]

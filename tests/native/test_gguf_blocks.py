@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from foretell.models.decoder.packed import product_by_torch
+from foretell.models.decoder.packed import PackedEmbedding, PackedLinear, product_by_torch
 from foretell.native import library
 from foretell.native.gguf_blocks import TYPES, pack_blocks
-from foretell.native.packing import Packed, unpack_matrix
-from tests.native.machines import built, kernels, kinds
+from foretell.native.packing import Packed, centred_numbers, pack_whole, unpack_matrix
+from tests.native.machines import built, kernels, kinds, no_library
 
 pytestmark = built
 FLOATS = {"F32": np.float32, "F16": np.float16}
@@ -116,6 +116,60 @@ def test_products_are_those_of_the_numbers_row_by_row(name: str) -> None:
         if name != "BF16" or kind != "avx512_bf16":
             found.append(whole)
     assert all(torch.equal(whole, found[-1]) for whole in found)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_parts_and_rows_of_every_layout(name: str) -> None:
+    packed = pack_blocks(name, random_rows(name, 53, 256), 256)
+    numbers, ids = unpack_matrix(packed), torch.tensor([52, 0, 17, 17, 33])
+    taken = packed.take(ids)
+    taken.check()
+    assert torch.equal(bits(unpack_matrix(taken)), bits(numbers[ids]))
+    first, rest = packed.part(0, 32), packed.part(2, 21)
+    joined = Packed.join([first, rest])
+    assert (
+        torch.equal(bits(unpack_matrix(joined)), bits(numbers)) and joined.nbytes == packed.nbytes
+    )
+    assert first.weights.data_ptr() == packed.weights.data_ptr()
+    table = PackedEmbedding(PackedLinear(packed, None, 256), torch.float32)
+    assert torch.equal(bits(table(ids)), bits(numbers[ids]))
+    with no_library():
+        assert torch.equal(bits(table(ids)), bits(numbers[ids]))
+    if packed.is_whole:
+        whole, width, scales, minima = centred_numbers(packed)
+        groups = whole.float().unflatten(1, (-1, packed.group)) - (1 << width - 1)
+        near = groups * scales[..., None] + (0 if minima is None else minima[..., None])
+        assert torch.allclose(
+            near.flatten(1), numbers, rtol=1e-5, atol=1e-5 * float(numbers.abs().max())
+        )
+
+
+def test_zero_points_are_those_of_the_numbers() -> None:
+    """What files of GPTQ and AWQ hold: scale * (number - zero point) in long groups."""
+    torch.manual_seed(0)
+    for width, group in ((4, 128), (8, 64), (3, 32), (2, 128)):
+        numbers, points = (
+            torch.randint(0, 1 << width, shape, dtype=torch.uint8)
+            for shape in ((40, 256), (40, 256 // group))
+        )
+        scales = torch.rand(points.shape).half() / 100
+        packed = pack_whole(numbers, width, group, scales, points)
+        spread = [part.float().repeat_interleave(group, 1) for part in (scales, points)]
+        exact = spread[0] * (numbers - spread[1])
+        assert torch.equal(unpack_matrix(packed), exact) and torch.equal(all_rows(packed), exact)
+        x = torch.randn(3, 256)
+        for kind in kinds():
+            with kernels(kind):
+                found = library.multiply_rows(library.describe_matrix(packed), x, 1)
+            twin = product_by_torch(packed, x)
+            assert (found - twin).abs().max() <= 1e-3 * twin.abs().max()
+
+
+def test_scales_that_float16_lacks_stay_as_they_are() -> None:
+    numbers = torch.randint(0, 16, (20, 64), dtype=torch.uint8)
+    packed = pack_whole(numbers, 4, 32, torch.full((20, 2), 1 / 3), torch.full((20, 2), 1 / 7))
+    assert (packed.scaling, packed.least_scaling) == ("single", "single")
+    assert torch.equal(all_rows(packed), numbers * torch.tensor(1 / 3) + torch.tensor(1 / 7))
 
 
 def test_rows_go_where_they_are_wanted() -> None:

@@ -307,7 +307,92 @@ static void check_rounding(void) {
     free(minima);
 }
 
+/* --- matrices of files */
+
+/* A type of numbers, those of a block and its bytes, and how the library stores them. */
+typedef struct {
+    int32_t type, numbers, bytes;
+    matrix_form form;
+} file_type;
+
+static const file_type file_types[] = {
+    {0, 1, 4, {"F32", FT_FLOAT32, 0, 0, 0, 0, 0, NULL}},
+    {1, 1, 2, {"F16", FT_FLOAT16, 0, 0, 0, 0, 0, NULL}},
+    {30, 1, 2, {"BF16", FT_BFLOAT16, 0, 0, 0, 0, 0, NULL}},
+    {8, 32, 34, {"Q8_0", FT_WHOLE, 8, 32, 128, FT_HALF, FT_NONE, NULL}},
+    {2, 32, 18, {"Q4_0", FT_WHOLE, 4, 32, 8, FT_HALF, FT_NONE, NULL}},
+    {3, 32, 20, {"Q4_1", FT_WHOLE, 4, 32, 0, FT_HALF, FT_HALF, NULL}},
+    {6, 32, 22, {"Q5_0", FT_WHOLE, 5, 32, 16, FT_HALF, FT_NONE, NULL}},
+    {7, 32, 24, {"Q5_1", FT_WHOLE, 5, 32, 0, FT_HALF, FT_HALF, NULL}},
+    {10, 256, 84, {"Q2_K", FT_WHOLE, 2, 16, 0, FT_SUPER, FT_SUPER, NULL}},
+    {11, 256, 110, {"Q3_K", FT_WHOLE, 3, 16, 4, FT_SUPER, FT_NONE, NULL}},
+    {12, 256, 144, {"Q4_K", FT_WHOLE, 4, 32, 0, FT_SUPER, FT_SUPER, NULL}},
+    {13, 256, 176, {"Q5_K", FT_WHOLE, 5, 32, 0, FT_SUPER, FT_SUPER, NULL}},
+    {14, 256, 210, {"Q6_K", FT_WHOLE, 6, 16, 32, FT_SUPER, FT_NONE, NULL}},
+    {20, 32, 18, {"IQ4_NL", FT_WHOLE, 4, 32, 0, FT_HALF, FT_NONE, bent}},
+    {23, 256, 136, {"IQ4_XS", FT_WHOLE, 4, 32, 0, FT_SUPER, FT_NONE, bent}},
+    {34, 256, 54, {"TQ1_0", FT_WHOLE, 2, 256, 1, FT_HALF, FT_NONE, NULL}},
+    {35, 256, 66, {"TQ2_0", FT_WHOLE, 2, 256, 1, FT_HALF, FT_NONE, NULL}},
+    {39, 32, 17, {"MXFP4", FT_WHOLE, 4, 32, 0, FT_POWER, FT_NONE, small}},
+    {40, 64, 36, {"NVFP4", FT_WHOLE, 4, 16, 0, FT_FLOAT8, FT_NONE, small}},
+};
+
+/* Memory of just its size for the numbers of a matrix. */
+static ft_matrix empty_matrix(const matrix_form *of, int32_t outputs, int32_t inputs) {
+    ft_matrix matrix = {of->format, outputs, (inputs + GROUP - 1) / GROUP * GROUP,
+                        (outputs + BLOCK - 1) / BLOCK, of->bits, of->group, of->offset,
+                        of->scaling, of->least_scaling, 0, 0, 0, of->table, 0};
+    matrix.weights = room((size_t)(matrix.blocks * ft_weight_bytes(&matrix)));
+    if (of->scaling)
+        matrix.scales = room((size_t)(matrix.blocks * ft_scale_bytes(&matrix, of->scaling)));
+    if (of->least_scaling)
+        matrix.minima = room((size_t)(matrix.blocks * ft_scale_bytes(&matrix, of->least_scaling)));
+    return matrix;
+}
+
+/* Rows in another order are the same rows, and what a file cannot have is refused. */
+static void check_packing(const file_type *of) {
+    const int32_t inputs = of->numbers == 1 ? 45 : 512;
+    const int64_t row_bytes = inputs / of->numbers * of->bytes, all = row_bytes * OUTPUTS;
+    uint8_t *rows = room((size_t)all);
+    int64_t order[OUTPUTS];
+    for (int64_t i = 0; i < all; i++)
+        rows[i] = (uint8_t)(random_bits() >> 8);
+    for (int64_t i = 0; i < OUTPUTS; i++)
+        order[i] = OUTPUTS - 1 - i;
+    ft_raw raw = {of->type, inputs, OUTPUTS, rows, row_bytes, NULL};
+    ft_matrix plain = empty_matrix(&of->form, OUTPUTS, inputs);
+    ft_matrix turned = empty_matrix(&of->form, OUTPUTS, inputs);
+    const int32_t first = ft_pack(&raw, &plain, MOST_THREADS_HERE);
+    raw.order = order;
+    if (first != FT_DONE || ft_pack(&raw, &turned, 1) != FT_DONE)
+        fail("rows of a file are refused", of->form.name);
+    const size_t bytes = (size_t)plain.inputs * 4;
+    float *one = room(bytes), *other = room(bytes);
+    for (int64_t i = 0; i < OUTPUTS; i++) {
+        ft_rows_of(&plain, &i, 1, one);
+        ft_rows_of(&turned, order + i, 1, other);
+        if (memcmp(one, other, bytes))
+            fail("a row is another in another order", of->form.name);
+    }
+    order[3] = OUTPUTS;
+    if (ft_pack(&raw, &turned, 1) != FT_OUTSIDE)
+        fail("a row that is not there is not refused", of->form.name);
+    raw.order = NULL;
+    raw.row_bytes--;
+    if (ft_pack(&raw, &turned, 1) != FT_MISFIT)
+        fail("rows of another size are not refused", of->form.name);
+    plain.table = turned.table = NULL;
+    drop_matrix(&plain);
+    drop_matrix(&turned);
+    free(rows);
+    free(one);
+    free(other);
+}
+
 int main(void) {
+    for (int i = 0; i < COUNT(file_types); i++)
+        check_packing(file_types + i);
     for (int i = 0; i < COUNT(kinds); i++) {
         if (!ft_choose(kinds[i]))
             continue;

@@ -9,7 +9,11 @@
 #if defined(FT_AVX512)
 #define UNROLL _Pragma("GCC unroll 16")
 #define HIGHEST TILE /* rows of a tile */
-#elif defined(FT_AVX2) || defined(FT_NEON)
+#elif defined(FT_AVX2)
+#define UNROLL _Pragma("GCC unroll 8")
+#define HIGHEST 4
+#define WIDTHS {1, 1, 1, 1}
+#elif defined(FT_NEON)
 #define UNROLL _Pragma("GCC unroll 8")
 #define HIGHEST 2
 #define WIDTHS {1, 1}
@@ -331,53 +335,46 @@ enum { PLAIN, NARROW, WIDE }; /* numbers as they are; tables from -16 to 15, and
 #define NARROW_OFFSET 16
 static const int8_t no_table[16];
 
-/* Bits of 4 inputs of 16 outputs, of which there are 8 in a group: of quarters `j` and `j + 4`. */
-INLINE void decode(const uint8_t *group, const int j, const int bits, const int lookup,
-                   bytes table, bytes *low, bytes *high) {
-    if (bits == 8) {
-        *low = b_load(group + 64 * j);
-        *high = b_load(group + 64 * (j + 4));
-        return;
-    }
-    if (bits < 4) { /* fields of 2 bits: a vector holds 4 quarters */
-        *low = b_bits(b_load(group), 2 * j, 3);
-        *high = b_bits(b_load(group + 64), 2 * j, 3);
-    } else {
-        bytes both = b_load(group + 64 * j);
-        *low = b_low(both);
-        *high = b_high(both);
-    }
-    if (bits == 3 || bits == 5) { /* one more vector, bit i of quarter i */
-        const int to = bits - 1;
-        bytes more = b_load(group + 64 * to);
-        *low = b_or(*low, b_bits(more, j - to, 1 << to));
-        *high = b_or(*high, b_bits(more, j + 4 - to, 1 << to));
-    }
-    if (bits == 6) { /* two more, of fields of 2 bits */
-        *low = b_or(*low, b_bits(b_load(group + 256), 2 * j - 4, 48));
-        *high = b_or(*high, b_bits(b_load(group + 320), 2 * j - 4, 48));
-    }
-    if (lookup != PLAIN) {
-        *low = b_lookup(table, *low);
-        *high = b_lookup(table, *high);
-    }
+/* Quad `q` of the 8 of a group: the numbers of 4 inputs of 16 outputs. */
+INLINE bytes decode(const uint8_t *group, const int q, const int bits, const int lookup,
+                    bytes table) {
+    if (bits == 8)
+        return b_load(group + 64 * q);
+    bytes w;
+    if (bits < 4) /* fields of 2 bits: a vector holds 4 quads */
+        w = b_bits(b_load(group + 64 * (q / 4)), 2 * (q % 4), 3);
+    else
+        w = q < 4 ? b_low(b_load(group + 64 * q)) : b_high(b_load(group + 64 * (q - 4)));
+    if (bits == 3 || bits == 5) /* one more vector, bit i of quad i */
+        w = b_or(w, b_bits(b_load(group + 64 * (bits - 1)), q - bits + 1, 1 << (bits - 1)));
+    if (bits == 6) /* two more, of fields of 2 bits */
+        w = b_or(w, b_bits(b_load(group + 256 + 64 * (q / 4)), 2 * (q % 4) - 4, 48));
+    return lookup == PLAIN ? w : b_lookup(table, w);
 }
 
-/* The scales, or least values, of 16 outputs and one group, from those of all groups; 2 to the power
-   `doublings` groups are in 256 inputs. */
-INLINE vec scales_of(const uint8_t *scales, int32_t scaling, int32_t group, int32_t doublings) {
-    switch (scaling) {
-    case FT_HALF: return v_half((const uint16_t *)scales + group * BLOCK);
-    case FT_SUPER: {
-        const int32_t in_super = 1 << doublings;
-        const uint8_t *super = scales + (group >> doublings) * (2 + in_super) * BLOCK;
-        vec factor = v_half((const uint16_t *)super);
-        return v_mul(factor, v_bytes(super + (2 + (group & (in_super - 1))) * BLOCK));
+/* Scales, or least values, of 16 outputs in float32, for `count` parts of `size` inputs from input
+   `first` on, all of them in the same 256. */
+static __attribute__((noinline)) void read_scales(const uint8_t *scales, int32_t scaling,
+                                                  int32_t group, int32_t first, int32_t size,
+                                                  int32_t count, float *out) {
+    const int doublings = __builtin_ctz((unsigned)group);
+    vec factor = v_set(1.0f);
+    if (scaling == FT_SUPER) { /* from here on those of the one super-block */
+        scales += first / SUPER * (2 + SUPER / group) * BLOCK;
+        factor = v_half((const uint16_t *)scales);
+        scales += 2 * BLOCK;
+        first %= SUPER;
     }
-    case FT_SINGLE: return v_load((const float *)scales + group * BLOCK);
-    case FT_POWER: return v_power(scales + group * BLOCK);
-    case FT_FLOAT8: return v_float8(scales + group * BLOCK);
-    default: return v_points(scales + group * BLOCK);
+    for (int32_t i = 0; i < count; i++, out += BLOCK) {
+        const int64_t place = (int64_t)((first + i * size) >> doublings) * BLOCK;
+        switch (scaling) {
+        case FT_HALF: v_store(out, v_half((const uint16_t *)scales + place)); break;
+        case FT_SUPER: v_store(out, v_mul(factor, v_bytes(scales + place))); break;
+        case FT_SINGLE: v_store(out, v_load((const float *)scales + place)); break;
+        case FT_POWER: v_store(out, v_power(scales + place)); break;
+        case FT_FLOAT8: v_store(out, v_float8(scales + place)); break;
+        default: v_store(out, v_points(scales + place));
+        }
     }
 }
 
@@ -387,12 +384,10 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                        const ft_rows *rows, int32_t first, const int height, const int bits,
                        const int split, const int lookup, float *out) {
     const int wide = bits == 8 || lookup == WIDE;
-    /* Products that are added up before they could be too large: of 4 quarters and 4 more. */
-    const int summed = bits < 5 && lookup == PLAIN ? 4 : split == 1 || bits == 6 ? 2 : 4;
+    /* Quads whose products are added up before they could be too large. */
+    const int summed = bits == 6 ? 2 : bits == 5 || lookup == NARROW ? 4 : 8 / split;
     const int32_t inputs = matrix->inputs, groups = inputs / GROUP;
     const int64_t block_bytes = (int64_t)inputs * 2 * bits, group_bytes = 64 * bits;
-    /* Groups of 16 inputs that share a scale, and groups of 256: as powers of 2. */
-    const int32_t joined = __builtin_ctz((unsigned)matrix->group / 16), in_super = 4 - joined;
     const int32_t scaling = matrix->scaling, least_scaling = matrix->least_scaling;
     const int64_t scale_bytes = ft_scale_bytes(matrix, scaling);
     const int64_t least_bytes = ft_scale_bytes(matrix, least_scaling);
@@ -402,24 +397,33 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                                                       : -matrix->offset));
     const int8_t *x = rows->numbers + (int64_t)first * inputs;
     const ft_group *known = rows->groups + (int64_t)first * groups;
-    const uint8_t *weights[STRIP], *scales[STRIP], *minima[STRIP];
+    const uint8_t *weights[STRIP];
+    /* Of 256 inputs at a time. */
+    enum { PARTS = SUPER / 16 };
+    float scales[STRIP][PARTS * BLOCK], minima[STRIP][PARTS * BLOCK];
     const bytes table = b_table(lookup == PLAIN ? no_table : matrix->table,
                                 lookup == NARROW ? NARROW_OFFSET : 128);
     vec total[TILE * STRIP];
     UNROLL for (int n = 0; n < count; n++) {
         weights[n] = matrix->weights + blocks[n] * block_bytes;
-        scales[n] = matrix->scales + blocks[n] * scale_bytes;
-        minima[n] = least_scaling == FT_NONE ? NULL : matrix->minima + blocks[n] * least_bytes;
     }
     UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
     for (int32_t group = 0; group < groups; group++) {
-        veci dots[TILE * STRIP * 2];
-        part parts[TILE * STRIP * 2];
-        const int8_t *inputs_here = x + group * GROUP;
-        UNROLL for (int i = 0; i < height * count * split; i++) {
-            dots[i] = i_set(0);
-            parts[i] = p_none();
+        const int32_t part_of_super = group % (SUPER / GROUP) * split;
+        if (part_of_super == 0) {
+            const int32_t left = groups - group, size = GROUP / split;
+            const int32_t wanted = (left < SUPER / GROUP ? left : SUPER / GROUP) * split;
+            for (int n = 0; n < count; n++) {
+                read_scales(matrix->scales + blocks[n] * scale_bytes, scaling, matrix->group,
+                            group * GROUP, size, wanted, scales[n]);
+                if (least_scaling != FT_NONE)
+                    read_scales(matrix->minima + blocks[n] * least_bytes, least_scaling,
+                                matrix->group, group * GROUP, size, wanted, minima[n]);
+            }
         }
+        veci dots[TILE * STRIP];
+        part parts[TILE * STRIP];
+        const int8_t *inputs_here = x + group * GROUP;
         if (height >= FETCHED && first == 0) {
             int64_t ahead = group * group_bytes + AHEAD;
             if (ahead >= block_bytes)
@@ -428,35 +432,36 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                 UNROLL for (int j = 0; j < bits; j++)
                     PREFETCH_WEIGHTS(weights[n] + ahead + 64 * j);
         }
-        UNROLL for (int j = 0; j < 4; j++)
+        UNROLL for (int q = 0; q < 8; q++) {
+            if (q % (8 / split) == 0)
+                UNROLL for (int i = 0; i < height * count; i++) {
+                    dots[i] = i_set(0);
+                    parts[i] = p_none();
+                }
             UNROLL for (int n = 0; n < count; n++) {
-                bytes low, high;
-                decode(weights[n] + group * group_bytes, j, bits, lookup, table, &low, &high);
+                bytes w = decode(weights[n] + group * group_bytes, q, bits, lookup, table);
                 UNROLL for (int m = 0; m < height; m++) {
-                    const int8_t *four = inputs_here + (int64_t)m * inputs + 4 * j;
-                    const int a = (m * count + n) * split, b = a + split - 1;
+                    const int8_t *of_row = inputs_here + (int64_t)m * inputs + 4 * q;
+                    const int i = m * count + n;
                     if (wide) {
-                        dots[a] = I_DOT_WIDE(dots[a], low, four);
-                        dots[b] = I_DOT_WIDE(dots[b], high, four + 16);
+                        dots[i] = I_DOT_WIDE(dots[i], w, of_row);
                         continue;
                     }
-                    parts[a] = p_dot(parts[a], low, four);
-                    parts[b] = p_dot(parts[b], high, four + 16);
-                    if ((j + 1) % summed)
+                    parts[i] = p_dot(parts[i], w, of_row);
+                    if ((q + 1) % summed)
                         continue;
-                    UNROLL for (int s = a; s <= b; s++) {
-                        dots[s] = p_sum(dots[s], parts[s]);
-                        parts[s] = p_none();
-                    }
+                    dots[i] = p_sum(dots[i], parts[i]);
+                    parts[i] = p_none();
                 }
             }
-        UNROLL for (int n = 0; n < count; n++)
-            UNROLL for (int s = 0; s < split; s++) {
-                const int32_t scaled = (2 * group + s) >> joined;
-                vec scale = scales_of(scales[n], scaling, scaled, in_super), least = scale;
-                vec from = offset;
+            if ((q + 1) % (8 / split))
+                continue;
+            const int s = q / 4;
+            const int32_t place = (part_of_super + (split == 1 ? 0 : s)) * BLOCK;
+            UNROLL for (int n = 0; n < count; n++) {
+                vec scale = v_load(scales[n] + place), least = scale, from = offset;
                 if (least_scaling != FT_NONE)
-                    least = scales_of(minima[n], least_scaling, scaled, in_super);
+                    least = v_load(minima[n] + place);
                 if (least_scaling == FT_POINT)
                     from = v_sub(offset, least);
                 UNROLL for (int m = 0; m < height; m++) {
@@ -464,12 +469,13 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                     const int i = m * count + n;
                     vec step = v_set(own->scale);
                     vec sum = v_set(split == 1 ? own->sum : own->halves[s]);
-                    vec dot = v_fma(from, sum, v_float(dots[i * split + s])); /* whole: exact */
+                    vec dot = v_fma(from, sum, v_float(dots[i])); /* whole: exact */
                     total[i] = v_fma(dot, v_mul(scale, step), total[i]);
                     if (least_scaling != FT_NONE && least_scaling != FT_POINT)
                         total[i] = v_fma(least, v_mul(step, sum), total[i]);
                 }
             }
+        }
     }
     UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
 }
@@ -529,7 +535,8 @@ INLINE void tile_bfloat(const ft_matrix *matrix, const int32_t *blocks, const in
                     total[m * count + n] =
                         _mm512_dpbf16_ps(total[m * count + n], (__m512bh)w[n], both);
 #else
-                vec one = v_set(ft_bfloat(pair[0])), two = v_set(ft_bfloat(pair[1]));
+                const bytes both = b_pairs(pair);
+                vec one = v_first(both), two = v_second(both);
                 UNROLL for (int n = 0; n < count; n++) {
                     vec sum = v_fma(v_first(w[n]), one, total[m * count + n]);
                     total[m * count + n] = v_fma(v_second(w[n]), two, sum);
@@ -558,6 +565,13 @@ typedef void (*tile_function)(const ft_matrix *, const int32_t *, const ft_rows 
 #elif HIGHEST == 2
 #define TILES_OF(NAME, ...) TILE_OF(NAME, 1, 1, __VA_ARGS__) TILE_OF(NAME, 2, 1, __VA_ARGS__)
 #define NAMES_OF(NAME) {{NAME##_1_1}, {NAME##_2_1}}
+#define FEW_TILES_OF TILES_OF
+#define FEW_NAMES_OF NAMES_OF
+#elif HIGHEST == 4
+#define TILES_OF(NAME, ...)                                                                      \
+    TILE_OF(NAME, 1, 1, __VA_ARGS__) TILE_OF(NAME, 2, 1, __VA_ARGS__)                            \
+    TILE_OF(NAME, 3, 1, __VA_ARGS__) TILE_OF(NAME, 4, 1, __VA_ARGS__)
+#define NAMES_OF(NAME) {{NAME##_1_1}, {NAME##_2_1}, {NAME##_3_1}, {NAME##_4_1}}
 #define FEW_TILES_OF TILES_OF
 #define FEW_NAMES_OF NAMES_OF
 #else

@@ -19,19 +19,19 @@ void ft_copy_row(const ft_rows *rows, int32_t row, const ft_rows *out, int32_t t
 /* One of the 32 whole numbers of a group, as it is stored: `group` is where the group's bytes of
    this output begin, of which each vector of 64 has 4. */
 static int32_t number_at(const uint8_t *group, int32_t bits, int32_t input) {
-    const int32_t quarter = input / 4;
+    const int32_t quad = input / 4;
     const uint8_t *at = group + input % 4;
     if (bits == 8)
-        return at[64 * quarter];
+        return at[64 * quad];
     int32_t number;
     if (bits < 4)
-        number = at[64 * (quarter / 4)] >> 2 * (quarter % 4) & 3;
+        number = at[64 * (quad / 4)] >> 2 * (quad % 4) & 3;
     else
-        number = at[64 * (quarter % 4)] >> 4 * (quarter / 4) & 15;
+        number = at[64 * (quad % 4)] >> 4 * (quad / 4) & 15;
     if (bits == 3 || bits == 5)
-        number |= (at[64 * (bits - 1)] >> quarter & 1) << (bits - 1);
+        number |= (at[64 * (bits - 1)] >> quad & 1) << (bits - 1);
     if (bits == 6)
-        number |= (at[256 + 64 * (quarter / 4)] >> 2 * (quarter % 4) & 3) << 4;
+        number |= (at[256 + 64 * (quad / 4)] >> 2 * (quad % 4) & 3) << 4;
     return number;
 }
 

@@ -153,7 +153,12 @@ INLINE vec v_float8(const uint8_t *p) {
     __m256i bits = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_slli_epi16(bits, 7)), _mm512_set1_ps(128.0f));
 }
-/* The first and the second of 16 pairs of bfloat16. */
+/* A pair of bfloat16, 16 times; the first and the second of 16 pairs. */
+INLINE bytes b_pairs(const uint16_t *p) {
+    int32_t two;
+    memcpy(&two, p, 4);
+    return _mm512_set1_epi32(two);
+}
 INLINE vec v_first(bytes a) { return _mm512_castsi512_ps(_mm512_slli_epi32(a, 16)); }
 INLINE vec v_second(bytes a) {
     return _mm512_castsi512_ps(_mm512_and_si512(a, _mm512_set1_epi32((int)0xffff0000u)));
@@ -300,6 +305,9 @@ INLINE bytes b_low(bytes x) {
 INLINE bytes b_high(bytes x) {
     return b_low((bytes){_mm256_srli_epi16(x.a, 4), _mm256_srli_epi16(x.b, 4)});
 }
+/* Nothing, but a sum that has come so far: compilers would take its parts in another order, keep all
+   of them for longer, and have no registers left. */
+#define IN_ORDER(X) __asm__("" : "+x"((X).a), "+x"((X).b))
 /* Weights of 0 to 15: pairs of products fit into 16 bits. */
 INLINE __m256i half_dot(__m256i a, __m256i w, __m256i x) {
     __m256i pairs = _mm256_maddubs_epi16(w, x);
@@ -320,7 +328,9 @@ INLINE veci i_dot_wide(veci a, bytes w, const int8_t *p) {
     int32_t four;
     memcpy(&four, p, 4);
     __m256i x = _mm256_set1_epi32(four);
-    return (veci){half_dot_wide(a.a, w.a, x), half_dot_wide(a.b, w.b, x)};
+    a = (veci){half_dot_wide(a.a, w.a, x), half_dot_wide(a.b, w.b, x)};
+    IN_ORDER(a);
+    return a;
 }
 #define I_DOT_WIDE i_dot_wide
 #define WIDE_OFFSET 0
@@ -331,8 +341,10 @@ INLINE part p_dot(part a, bytes w, const int8_t *p) {
     int32_t four;
     memcpy(&four, p, 4);
     __m256i x = _mm256_set1_epi32(four);
-    return (part){_mm256_add_epi16(a.a, _mm256_maddubs_epi16(w.a, x)),
-                  _mm256_add_epi16(a.b, _mm256_maddubs_epi16(w.b, x))};
+    a.a = _mm256_add_epi16(a.a, _mm256_maddubs_epi16(w.a, x));
+    a.b = _mm256_add_epi16(a.b, _mm256_maddubs_epi16(w.b, x));
+    IN_ORDER(a);
+    return a;
 }
 INLINE veci p_sum(veci a, part b) {
     const __m256i one = _mm256_set1_epi16(1);
@@ -377,6 +389,11 @@ INLINE __m256 half_float8(const uint8_t *p) {
     return _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(128.0f));
 }
 INLINE vec v_float8(const uint8_t *p) { return (vec){half_float8(p), half_float8(p + 8)}; }
+INLINE bytes b_pairs(const uint16_t *p) {
+    int32_t two;
+    memcpy(&two, p, 4);
+    return i_set(two);
+}
 INLINE vec v_first(bytes x) {
     return (vec){_mm256_castsi256_ps(_mm256_slli_epi32(x.a, 16)),
                  _mm256_castsi256_ps(_mm256_slli_epi32(x.b, 16))};
@@ -473,6 +490,11 @@ INLINE uint16_t b_pair(bytes a, int i) {
     uint16_t bits;
     memcpy(&bits, a.v + 2 * i, 2);
     return bits;
+}
+INLINE bytes b_pairs(const uint16_t *p) {
+    bytes r;
+    EACH memcpy(r.v + 4 * i, p, 4);
+    return r;
 }
 INLINE vec v_first(bytes a) { vec r; EACH r.v[i] = ft_bfloat(b_pair(a, 2 * i)); return r; }
 INLINE vec v_second(bytes a) { vec r; EACH r.v[i] = ft_bfloat(b_pair(a, 2 * i + 1)); return r; }

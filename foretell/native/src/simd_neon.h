@@ -158,6 +158,12 @@ INLINE vec v_float8(const uint8_t *p) {
         halves[i] = (uint16_t)(p[i] << 7);
     return v_mul(v_half(halves), v_set(128.0f));
 }
+INLINE bytes b_pairs(const uint16_t *p) {
+    uint32_t two;
+    memcpy(&two, p, 4);
+    uint8x16_t all = vreinterpretq_u8_u32(vdupq_n_u32(two));
+    return (bytes){all, all, all, all};
+}
 INLINE float32x4_t quarter_first(uint8x16_t x) {
     return vreinterpretq_f32_u32(vshlq_n_u32(vreinterpretq_u32_u8(x), 16));
 }
@@ -203,6 +209,12 @@ INLINE float v_sum(vec x) {
     float32x4_t part = vaddq_f32(vaddq_f32(x.a, x.c), vaddq_f32(x.b, x.d));
     float32x2_t pair = vadd_f32(vget_low_f32(part), vget_high_f32(part));
     return vget_lane_f32(pair, 0) + vget_lane_f32(pair, 1);
+}
+INLINE vec v_sums(const vec *x) {
+    float part[16];
+    for (int i = 0; i < 16; i++)
+        part[i] = v_sum(x[i]);
+    return v_load(part);
 }
 INLINE float v_top(vec x) {
     float32x4_t low = vmaxq_f32(x.a, x.b), high = vmaxq_f32(x.c, x.d);
