@@ -122,9 +122,9 @@ def test_a_prompt_in_pieces_changes_no_text(
 def test_it_knows_something(gemma: foretell.LM) -> None:
     """What it was taught comes out: a slip in a layer leaves grammar, and takes facts first."""
     facts = {
-        "The capital of France is": "Paris",
+        "The capital of Japan is the city of": "Tokyo",
+        "Water is made of hydrogen and": "oxygen",
         "Monday, Tuesday, Wednesday, Thursday,": "Friday",
-        "1, 2, 3, 4, 5, 6, 7, 8,": "9",
     }
     for beginning, wanted in facts.items():
         out = gemma.generate(gemma.encode(beginning), "plain", max_new_tokens=4, temperature=0.0)

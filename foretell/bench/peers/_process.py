@@ -18,14 +18,16 @@ import types
 from pathlib import Path
 from typing import Any
 
+PACKAGE = Path(__file__).parents[2]
 KEYS = ("tokens", "times", "counts")  # of an answer
 
 
 def main(stem: str, task: str, options_text: str) -> None:
-    # Not the real package, which needs others that may be missing here.
-    package = types.ModuleType("foretell")
-    package.__path__ = [str(Path(__file__).parents[2])]
-    sys.modules["foretell"] = package
+    # Not the real packages, which need others that may be missing here.
+    for name, folder in (("foretell", PACKAGE), ("foretell.bench", PACKAGE / "bench")):
+        package = types.ModuleType(name)
+        package.__path__ = [str(folder)]
+        sys.modules[name] = package
     peer_module = importlib.import_module(f"foretell.bench.peers.{stem}")
     options = json.loads(options_text)
     if task == "convert":
