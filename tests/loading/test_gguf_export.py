@@ -106,7 +106,11 @@ def test_the_first_token_of_a_text_is_what_the_file_says(
 def test_words_of_the_vocabulary_are_taken_whole_by_llama_3_s_rule(tmp_path: Path) -> None:
     ids = tiny.tokenizer().get_vocab()
     texts = [*sorted(ids, key=lambda text: ids[text]), "zebra"]  # no merges lead to it
-    keys = {"tokenizer.ggml.tokens": texts, "tokenizer.ggml.add_bos_token": False}
+    keys = {
+        "tokenizer.ggml.tokens": texts,
+        "tokenizer.ggml.token_type": [3] + [1] * len(ids),
+        "tokenizer.ggml.add_bos_token": False,
+    }
     for rule, whole in (("gpt-2", False), ("llama-bpe", True)):
         file = tiny.gguf(tiny.llama(), tmp_path / "model.gguf", words=rule, keys=keys)
         assert (read_tokenizer(file)("zebra")["input_ids"] == [len(ids)]) == whole, rule

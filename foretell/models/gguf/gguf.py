@@ -345,7 +345,11 @@ def _fill_model(hf_model: Any, header: Header, make_layer: Make, dtype: torch.dt
 def _read_floats(tensor: Any) -> torch.Tensor:
     from gguf import dequantize
 
-    return torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).astype(np.float32))
+    try:
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+    except NotImplementedError as error:
+        raise _read_error(error) from error
+    return torch.from_numpy(numbers.astype(np.float32))
 
 
 def _read_matrix(tensor: Any, head_count: int) -> Packed:

@@ -282,7 +282,8 @@ def rotation_parameters(header: Header, head_width: int) -> dict[str, Any]:
     }
     if scaling_kind not in KINDS:
         raise LookupError(
-            f"its header has {architecture}.rope.scaling.type={scaling_kind!r}, "
+            f"its header has {architecture}.rope.scaling.type="
+            f"{_shorten_value(scaling_kind)}, "
             f"and it takes {', '.join(KINDS)}"
         )
     for key_name, usual_values in YARN_USUAL.items():
