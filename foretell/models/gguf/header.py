@@ -282,7 +282,8 @@ def rotation_parameters(
     }
     if scaling_kind not in KINDS:
         raise LookupError(
-            f"its header has {architecture}.rope.scaling.type={scaling_kind!r}, "
+            f"its header has {architecture}.rope.scaling.type="
+            f"{_shorten_value(scaling_kind)}, "
             f"and it takes {', '.join(KINDS)}"
         )
     if by_length and scaling_kind != "longrope":

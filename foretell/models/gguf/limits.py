@@ -18,28 +18,34 @@ from typing import Any
 import numpy as np
 
 from foretell.errors import BadModel
+from foretell.models.gguf.plausible import check_values
 
 MAGIC = b"GGUF"
 VERSIONS = (2, 3)
-MOST = 1 << 16  # keys, and tensors
+MOST_KEYS, MOST_TENSORS = 1 << 12, 1 << 13
+MOST_ENTRIES = 1 << 16  # of a list
+MOST_WORDS = 1 << 21  # of a list of the tokenizer
 MOST_NAME = 1 << 10  # bytes of the name of a key or a tensor
 MOST_DIMENSIONS = 4
 STRING, ARRAY = 8, 9
 FORMS = ("B", "b", "H", "h", "I", "i", "f", "?", None, None, "Q", "q", "d")  # of numbers, by kind
 ALIGNMENT = "general.alignment"
 TOKENIZER = "tokenizer."  # beginning of the keys of which every letter counts
+WIDEST_ALIGNMENT = 1 << 16  # bytes
+LEAST_KEY, LEAST_TENSOR = 14, 33  # bytes that a key and the entry of a tensor take at least
 
 
 @dataclass
 class Found:
-    """The contents of a header: values by key, of a list how many entries it has, of which kind,
-    and at which byte they begin; tensors by name with their sizes, the innermost first, their
+    """The contents of a header: values by key, of a list how many entries it has, of which kind
+    and type, and at which byte they begin; tensors by name with their sizes, the innermost first, their
     formats, and at which byte they begin.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     lengths: dict[str, int] = field(default_factory=dict)
     places: dict[str, tuple[int, int]] = field(default_factory=dict)
+    entry_types: dict[str, type] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
     formats: dict[str, int] = field(default_factory=dict)
     offsets: dict[str, int] = field(default_factory=dict)
@@ -121,13 +127,18 @@ class _Reader:
             raise ValueError("it is no GGUF file, whatever its name says")
         version = self._take_number("I")
         if version not in VERSIONS:
-            raise ValueError(f"its version is {version}, and this one reads 2 and 3")
-        tensor_count, key_count = self._take_count("tensors"), self._take_count("keys")
+            swapped = int.from_bytes(version.to_bytes(4, "little"), "big") in VERSIONS
+            order = ", in the other order of bytes" if swapped else ""
+            raise ValueError(f"its version is {version}{order}, and this one reads 2 and 3")
+        tensor_count = self._take_count("tensors", MOST_TENSORS, LEAST_TENSOR)
+        key_count = self._take_count("keys", MOST_KEYS, LEAST_KEY)
         for _ in range(key_count):
             self._read_key()
         tensor_places = [self._read_tensor() for _ in range(tensor_count)]
         self._check_places(tensor_places)
-        return self.header_found
+        header = self.header_found
+        check_values(header.values, header.lengths, header.entry_types, header.tensors)
+        return header
 
     def _take_bytes(self, byte_count: int) -> bytes:
         if byte_count > len(self.data) - self.at:
@@ -140,11 +151,15 @@ class _Reader:
             f"<{number_form}", self._take_bytes(struct.calcsize(f"<{number_form}"))
         )[0]
 
-    def _take_count(self, counted_things: str) -> int:
+    def _take_count(self, counted_things: str, most: int, least_bytes: int) -> int:
         count = int(self._take_number("Q"))
-        if count > MOST:
+        if count > most:
             raise ValueError(
-                f"it says that it has {count} {counted_things}, and {MOST} are read at most"
+                f"it says that it has {count} {counted_things}, and {most} are read at most"
+            )
+        if count * least_bytes > len(self.data) - self.at:
+            raise ValueError(
+                f"it says that it has {count} {counted_things}, and it ends before they do"
             )
         return count
 
@@ -152,7 +167,10 @@ class _Reader:
         byte_count = int(self._take_number("Q"))
         if not 0 < byte_count <= MOST_NAME:
             raise ValueError(f"a name of {byte_count} bytes at byte {self.at}")
-        return self._take_bytes(byte_count).decode("utf-8")
+        name = self._take_bytes(byte_count).decode("utf-8")
+        if not name.isprintable():
+            raise ValueError(f"a name of other signs than letters before byte {self.at}")
+        return name
 
     def _read_key(self) -> None:
         key_name = self._take_name()
@@ -179,11 +197,15 @@ class _Reader:
     def _skip_list(self, key_name: str) -> int:
         value_kind, entry_count = self._take_number("I"), int(self._take_number("Q"))
         self.header_found.places[key_name] = value_kind, self.at
-        entry_size = (
-            8 if value_kind == STRING else struct.calcsize(f"<{_number_form(key_name, value_kind)}")
-        )
+        entry_form = "Q" if value_kind == STRING else _number_form(key_name, value_kind)
+        entry_size = struct.calcsize(f"<{entry_form}")
         if entry_count > (len(self.data) - self.at) // entry_size:
             raise ValueError(f"{key_name} has {entry_count} entries, and the file ends before")
+        most = MOST_WORDS if key_name.startswith("tokenizer.") else MOST_ENTRIES
+        if entry_count > most:
+            raise ValueError(f"{key_name} has {entry_count} entries, and {most} are read at most")
+        number = struct.unpack(f"<{entry_form}", bytes(entry_size))[0]
+        self.header_found.entry_types[key_name] = str if value_kind == STRING else type(number)
         if value_kind != STRING:
             self.at += entry_count * entry_size
             return entry_count
@@ -214,14 +236,18 @@ class _Reader:
         from gguf import GGML_QUANT_SIZES
 
         alignment = self.header_found.values.get(ALIGNMENT, 32)
-        if type(alignment) is not int or alignment < 1 or alignment & (alignment - 1):
-            raise ValueError(f"{ALIGNMENT} is {alignment!r}, and no power of 2")
+        is_power = type(alignment) is int and alignment > 0 and not alignment & (alignment - 1)
+        if ALIGNMENT in self.header_found.lengths or not is_power or alignment > WIDEST_ALIGNMENT:
+            raise ValueError(
+                f"{ALIGNMENT} is {alignment!r}, and no power of 2 up to {WIDEST_ALIGNMENT}"
+            )
         data_start = -(-self.at // alignment) * alignment
         sizes = {
             int(tensor_format): block_bytes
             for tensor_format, block_bytes in GGML_QUANT_SIZES.items()
         }
-        for tensor_name, tensor_format, offset in tensor_places:
+        end_before = data_start  # of the tensor before, which is the one that lies before
+        for tensor_name, tensor_format, offset in sorted(tensor_places, key=lambda place: place[2]):
             shape = self.header_found.tensors[tensor_name]
             block_length, block_bytes = sizes.get(
                 tensor_format, (1, 0)
@@ -235,9 +261,14 @@ class _Reader:
                 raise ValueError(f"{tensor_name} ends at byte {end_byte} of {len(self.data)}")
             self.header_found.formats[tensor_name] = tensor_format
             self.header_found.offsets[tensor_name] = data_start + offset
+            if data_start + offset < end_before:
+                raise ValueError(f"{tensor_name} begins at byte {data_start + offset}, in another")
+            end_before = end_byte
 
 
 def _number_form(key_name: str, value_kind: int) -> str:
+    if value_kind == ARRAY:
+        raise ValueError(f"{key_name} is a list of lists")
     number_form = FORMS[value_kind] if value_kind < len(FORMS) else None
     if number_form is None:
         raise ValueError(f"{key_name} has values of the unknown kind {value_kind}")

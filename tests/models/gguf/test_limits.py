@@ -70,7 +70,7 @@ HARMFUL = {
         "keys": [text_of("a") + struct.pack("<IIQ", 9, 4, 1 << 60)]
     },
     "header goes on ": {"keys": [text_of("a") + struct.pack("<IIQQ", 9, 8, 2, 1 << 60)]},
-    "a has values of the unknown kind 9": {"keys": [text_of("a") + struct.pack("<IIQ", 9, 9, 1)]},
+    "a is a list of lists": {"keys": [text_of("a") + struct.pack("<IIQ", 9, 9, 1)]},
     "a has values of the unknown kind 13": {"keys": [text_of("a") + struct.pack("<I", 13)]},
     "it has a twice": {"keys": [text_of("a") + struct.pack("<IB", 0, 1)] * 2},
     "it has t twice": {"tensors": [tensor_of("t", 4)] * 2},
