@@ -16,7 +16,7 @@ import shapes
 import torch
 from noise_blocks import Format
 
-from foretell.loading.gguf_export import read_tokenizer
+from foretell.models.gguf.tokenizer import read_tokenizer
 from foretell.models.gguf.gguf import read_unpacked
 
 TEXT = "Größe, the quick 漢字 🙂\n\tx = 1"

@@ -38,8 +38,8 @@ LEAST_KEY, LEAST_TENSOR = 14, 33  # bytes that a key and the entry of a tensor t
 @dataclass
 class Found:
     """The contents of a header: values by key, of a list how many entries it has, of which kind
-    and type, and at which byte they begin; tensors by name with their sizes, the innermost first, their
-    formats, and at which byte they begin.
+    and type, and at which byte they begin; tensors by name with their sizes, the innermost first,
+    their formats, and at which byte they begin.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
