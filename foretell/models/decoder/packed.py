@@ -164,8 +164,12 @@ class PackedLinear(nn.Module):
         input_rows = (
             F.pad(input_rows, (0, missing_inputs)) if missing_inputs else input_rows
         ).contiguous()
-        if library.is_available() and not _unrounded.get():
+        if library.is_available():
             y = library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+            if _unrounded.get():  # what was left out, rounded to as many bits again
+                rest = left_by_rounding(self.packed, input_rows)
+                y += library.multiply_rows(self.matrix, rest, torch.get_num_threads())
+                y -= 0 if self.wide_bias is None else self.wide_bias
         else:
             product = product_unrounded if _unrounded.get() else product_by_torch
             y = product(self.packed, input_rows)
@@ -262,6 +266,16 @@ def product_by_torch(packed: Packed, x: torch.Tensor) -> torch.Tensor:
 def product_unrounded(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     """Computes `product_by_torch` of activations as they are."""
     return x @ unpack_matrix(packed).float().t()
+
+
+def left_by_rounding(packed: Packed, x: torch.Tensor) -> torch.Tensor:
+    """The part of activations x (rows, inputs) float32 that a product leaves out."""
+    if not packed.is_whole:
+        return x - x.bfloat16().float() if packed.format == "bfloat16" else torch.zeros_like(x)
+    groups = x.view(len(x), packed.inputs // GROUP, GROUP)
+    group_peaks = groups.abs().amax(-1, keepdim=True)
+    inverses = torch.where(group_peaks > TINY, 127 / group_peaks, torch.zeros_like(group_peaks))
+    return (groups - (groups * inverses).round() * (group_peaks / 127)).view_as(x)
 
 
 def is_as_near(
