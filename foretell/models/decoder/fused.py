@@ -423,7 +423,8 @@ class Fused:
             q, k, v = rows.view(len(rows), -1, 3, self.width).unbind(2)
             return q, k, v
         heads = rows.view(len(rows), -1, self.width)
-        q, k, v = heads.split([self.queries, self.keys, self.keys], 1)
+        value_count = heads.shape[1] - self.queries - self.keys  # more, where keys are merged
+        q, k, v = heads.split([self.queries, self.keys, value_count], 1)
         return q, k, v
 
     def _norm_heads(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:

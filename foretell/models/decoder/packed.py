@@ -166,9 +166,9 @@ class PackedLinear(nn.Module):
         ).contiguous()
         if library.is_available():
             y = library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
-            if _unrounded.get():  # what was left out, rounded to as many bits again
-                rest = left_by_rounding(self.packed, input_rows)
-                y += library.multiply_rows(self.matrix, rest, torch.get_num_threads())
+            for _ in range(2 * _unrounded.get()):  # what was left out, in as many bits again
+                input_rows = left_by_rounding(self.packed, input_rows)
+                y += library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
                 y -= 0 if self.wide_bias is None else self.wide_bias
         else:
             product = product_unrounded if _unrounded.get() else product_by_torch

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from foretell.models.decoder.packed import PackedLinear
-from foretell.native.packing import BLOCK
 
 
 def clamped_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -66,10 +65,7 @@ class PackedExperts(nn.Module):
     def parts(self) -> Iterator[tuple[str, list[PackedLinear]]]:
         """The matrices of each expert, by their names in the library."""
         for name, linear in (("gate", self.gate), ("up", self.up), ("down", self.down)):
-            outputs = linear.out_features // self.count
-            if outputs % BLOCK:
-                raise LookupError(f"its experts are no multiple of {BLOCK} wide")
-            yield name, linear.split([outputs] * self.count)
+            yield name, linear.split([linear.out_features // self.count] * self.count)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor

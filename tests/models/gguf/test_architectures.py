@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from foretell.models.decoder.packed import PackedLinear, without_rounding
+from foretell.models.decoder.packed_experts import PackedExperts
 from foretell.models.gguf import gguf
 from foretell.models.gguf.architecture import known_architectures
 from foretell.models.gguf.architectures import gemma
@@ -331,6 +332,9 @@ def test_matrices_stay_packed(name: str, tmp_path: Path) -> None:
     assert isinstance(packed.get_output_embeddings(), PackedLinear)
     with without_rounding():
         ours, theirs = rows(packed.float()).flatten(0, -2), rows(plain).flatten(0, -2)
-    distances = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
-    # Norms, biases and routers are in bfloat16: of experts most rows decide.
-    assert float(distances.quantile(0.5 if "moe" in name else 1.0)) <= 2e-2
+    if any(isinstance(part, PackedExperts) for part in packed.modules()):
+        # Routers are in bfloat16, and near ties choose other experts: most rows decide.
+        distances = (ours - theirs).norm(dim=-1) / theirs.norm(dim=-1)
+        assert float(distances.median()) <= 1e-2
+    else:
+        assert float((ours - theirs).norm() / theirs.norm()) <= 1e-2  # norms are in bfloat16
