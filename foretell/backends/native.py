@@ -22,7 +22,7 @@ from foretell.cache.job import Job, RowMemory, join_entry_states
 from foretell.cache.policy import Segment
 from foretell.core.model import Computed
 from foretell.models.backend import Backend, interleave_results
-from foretell.models.decoder.fused import Fused, Norm, find_descriptions, half_table
+from foretell.models.decoder.fused import Fused, Norm, find_descriptions, half_table, table_layout
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import (
     PackedEmbedding,
@@ -114,6 +114,7 @@ class NativeBackend(Backend):
         self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
         self.split_layers: list[PackedLinear] = []  # and matrices
         self.structures: list[Any] = []  # that others point to
+        self.experts: list[steps.Experts] = []  # of layers that have some
         # Of shared rows their structure, and the tensors that it points into.
         self.segments: WeakKeyDictionary[Segment, tuple[steps.Segment, Any]] = WeakKeyDictionary()
         self._settle_weights()
@@ -152,7 +153,7 @@ class NativeBackend(Backend):
                 matrices = layer.get_submodule(experts.experts)
                 if not isinstance(matrices, PackedExperts):
                     raise LookupError("its experts are not packed")
-                if matrices.down.in_features % GROUP:
+                if matrices.down.in_features % GROUP or matrices.down.out_features % GROUP:
                     raise LookupError(f"its experts are no multiple of {GROUP} wide")
         if loop.head.packed.outputs != self.vocab:
             raise LookupError(f"its head has {loop.head.packed.outputs} rows, not {self.vocab}")
@@ -246,7 +247,7 @@ class NativeBackend(Backend):
             self.split_layers += linears
             self.structures.append(structures)
             setattr(experts, name, ctypes.cast(structures, ctypes.c_void_p))
-        self.structures.append(experts)
+        self.experts.append(experts)
         return experts
 
     def _describe_matrices(self, index: int, block: Fused) -> dict[str, Any]:
@@ -302,8 +303,8 @@ class NativeBackend(Backend):
             table.ndim != 3 or table.shape[:2] != (1, table_size) for table in tables
         ):
             raise LookupError("its rotation is no table of cosines and sines")
-        described = self.blocks[0].description
-        cosines, sines = (half_table(table[0].float(), described) for table in tables)
+        layout = table_layout(tables[0], self.blocks[0].description)
+        cosines, sines = (half_table(table[0].float(), layout) for table in tables)
         return cosines, sines
 
     def cache(self) -> Cache:

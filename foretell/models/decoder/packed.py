@@ -279,33 +279,26 @@ def left_by_rounding(packed: Packed, x: torch.Tensor) -> torch.Tensor:
 
 
 def is_as_near(
-    our_rows: torch.Tensor,
-    twin_rows: torch.Tensor,
-    compute_exact: Callable[[], torch.Tensor],
-    most_rows: bool = False,
+    our_rows: torch.Tensor, twin_rows: torch.Tensor, compute_exact: Callable[[], torch.Tensor]
 ) -> bool:
     """Whether rows that two ways to compute gave stand for the same.
 
     Both round activations, to neighbours here and there, and so may be far from each other though
     both are near to what they stand for. `compute_exact`: the rows of activations that are not
-    rounded, asked for where the two are not near each other. `most_rows`: most of them decide,
-    where rounding may choose another expert and so another row.
+    rounded, asked for where the two are not near each other.
     """
-    if _row_distance(our_rows, twin_rows, most_rows) <= NEAR:
+    if _row_distance(our_rows, twin_rows) <= NEAR:
         return True
     exact_rows = compute_exact()
-    return _row_distance(our_rows, exact_rows, most_rows) <= max(
-        NEAR, OFF * _row_distance(twin_rows, exact_rows, most_rows)
+    return _row_distance(our_rows, exact_rows) <= max(
+        NEAR, OFF * _row_distance(twin_rows, exact_rows)
     )
 
 
-def _row_distance(
-    our_rows: torch.Tensor, their_rows: torch.Tensor, most_rows: bool = False
-) -> float:
-    """The largest of the rows' distances, or their median, as a part of a row's length."""
+def _row_distance(our_rows: torch.Tensor, their_rows: torch.Tensor) -> float:
+    """The largest of a row's distances, as a part of that row's length."""
     distance = (our_rows.float() - their_rows.float()).norm(dim=-1)
-    relative = distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)
-    return float(relative.median() if most_rows else relative.max())
+    return float((distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)).max())
 
 
 def settle_weights(linears: Iterable[PackedLinear]) -> None:
