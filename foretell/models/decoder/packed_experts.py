@@ -47,11 +47,11 @@ class PackedExperts(nn.Module):
         else:
             parts = (*gate_up.chunk(2, 1), down)
             bias_pair = no_biases if bias is None else bias.chunk(2, 1)
-        packed = [
+        gate, up, down_layer = (
             cls._pack(part, part_bias, format)
             for part, part_bias in zip(parts, (*bias_pair, down_bias), strict=True)
-        ]
-        return cls(*packed, count=len(down), act_fn=act_fn)
+        )
+        return cls(gate, up, down_layer, len(down), act_fn)
 
     @staticmethod
     def _pack(weights: torch.Tensor, bias: torch.Tensor | None, format: str) -> PackedLinear:
@@ -107,5 +107,6 @@ def pack_router(module: Any) -> PackedLinear:
     weight, bias = module.weight, getattr(module, "bias", None)
     linear = nn.Linear(weight.shape[1], weight.shape[0], False, "meta")
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    linear.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return PackedLinear.of(linear, "float32")
