@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.native import library
+from foretell.native.arena import rounded_size
 from foretell.native.packing import (
     BLOCK,
     GROUP,
@@ -34,7 +35,6 @@ from foretell.native.rounding import TINY, quantize_matrix
 from foretell.ops.memory import large_pages, release_pages, trim_memory
 
 SMALLEST = 2  # inputs of a layer that is packed
-LINE = 64  # bytes, at whose multiples weights begin
 HELD = 16 << 20  # bytes of replaced weights that stay in memory for a while
 WHOLE_NUMBERS = ("int8", "int4")
 NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
@@ -45,6 +45,7 @@ OFF = 3  # times as far from the exact rows as another way to compute: still rou
 _recorded: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 # Whether activations stay as they are, see `without_rounding`.
 _unrounded: ContextVar[bool] = ContextVar("foretell_unrounded", default=False)
+_skipped: ContextVar[bool] = ContextVar("foretell_skipped", default=False)
 
 
 @torch.library.custom_op("foretell::packed_linear", mutates_args=())
@@ -70,6 +71,16 @@ def without_rounding() -> Iterator[None]:
         yield
     finally:
         _unrounded.reset(context_token)
+
+
+@contextmanager
+def without_products() -> Iterator[None]:
+    """Inside, every product is zero: for forwards of which only the calls matter."""
+    context_token = _skipped.set(True)
+    try:
+        yield
+    finally:
+        _skipped.reset(context_token)
 
 
 class PackedLinear(nn.Module):
@@ -111,9 +122,11 @@ class PackedLinear(nn.Module):
             torch.cat(biases) if biases else None,
             layers[0].in_features,
         )
+        stays = joint.packed.addresses == layers[0].packed.addresses
+        joint.settled = stays and all(layer.settled for layer in layers)
         for layer, packed in zip(layers, joint.packed.split(output_counts), strict=True):
             layer.packed = packed
-            layer._matrix = None
+            layer.settled, layer._matrix = joint.settled, None
         return joint
 
     def split(self, sizes: list[int]) -> list[PackedLinear]:
@@ -159,6 +172,8 @@ class PackedLinear(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if torch.jit.is_tracing():
             return self._record_product(x)
+        if _skipped.get():
+            return x.new_zeros(*x.shape[:-1], self.out_features)
         input_rows = x.reshape(-1, self.in_features).float()
         missing_inputs = self.packed.inputs - self.in_features
         input_rows = (
@@ -320,7 +335,7 @@ def settle_weights(linears: Iterable[PackedLinear]) -> None:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage
                 storage_users.setdefault(storage.data_ptr(), []).append((linear.packed, field_name))
-    storage_sizes = [-(-storage.nbytes() // LINE) * LINE for storage in storages.values()]
+    storage_sizes = [rounded_size(storage.nbytes()) for storage in storages.values()]
     pages = large_pages(sum(storage_sizes)) if storage_sizes else None
     if pages is None:
         return
