@@ -384,8 +384,8 @@ def held_bytes(module: nn.Module) -> int:
 def pack_layers(hf_model: Any, format: str) -> int:
     """Replaces every linear layer of a model, and embeddings that are the head's weight.
 
-    Experts are packed as well. Returns how many layers. Of 4 bits the head keeps 8. The model's
-    weights must be as they were read: pages of its files that hold them leave the memory.
+    Returns how many layers. Of 4 bits the head keeps 8. The model's weights must be as they were
+    read: pages of its files that hold them leave the memory.
     """
     head = hf_model.get_output_embeddings() if hasattr(hf_model, "get_output_embeddings") else None
     embedding = hf_model.get_input_embeddings() if head is not None else None
@@ -400,9 +400,7 @@ def pack_layers(hf_model: Any, format: str) -> int:
         for child_name, child in parent.named_children()
         if type(child) is nn.Linear and child.in_features >= SMALLEST
     ]
-    from foretell.models.decoder.packed_experts import pack_experts  # it builds on this module
-
-    layer_count = len(linears) + pack_experts(hf_model, format)
+    layer_count = len(linears)
     replaced_weights: list[torch.Tensor] = []
     while linears:  # a layer that was packed is to be forgotten
         parent, child_name, linear = linears.pop()

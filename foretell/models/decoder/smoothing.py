@@ -17,6 +17,7 @@ from torch import nn
 
 from foretell.models.decoder.fused import find_descriptions
 from foretell.models.decoder.packed import pack_layers
+from foretell.models.decoder.packed_experts import pack_experts
 from foretell.ops.memory import release_pages
 
 TOKENS = 256  # that the model reads
@@ -33,7 +34,7 @@ def round_layers(hf_model: Any, dtype: str) -> int:
     """
     if dtype == "int8":
         smooth_layers(hf_model)
-    return pack_layers(hf_model, dtype)
+    return pack_layers(hf_model, dtype) + pack_experts(hf_model, dtype)
 
 
 @torch.no_grad()
