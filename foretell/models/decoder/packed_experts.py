@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from foretell.models.decoder.packed import PackedLinear
-from foretell.native.packing import BLOCK
 
 
 def clamped_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -48,11 +47,11 @@ class PackedExperts(nn.Module):
         else:
             parts = (*gate_up.chunk(2, 1), down)
             bias_pair = no_biases if bias is None else bias.chunk(2, 1)
-        packed = [
+        gate, up, down_layer = (
             cls._pack(part, part_bias, format)
             for part, part_bias in zip(parts, (*bias_pair, down_bias), strict=True)
-        ]
-        return cls(*packed, count=len(down), act_fn=act_fn)
+        )
+        return cls(gate, up, down_layer, len(down), act_fn)
 
     @staticmethod
     def _pack(weights: torch.Tensor, bias: torch.Tensor | None, format: str) -> PackedLinear:
@@ -66,10 +65,7 @@ class PackedExperts(nn.Module):
     def parts(self) -> Iterator[tuple[str, list[PackedLinear]]]:
         """The matrices of each expert, by their names in the library."""
         for name, linear in (("gate", self.gate), ("up", self.up), ("down", self.down)):
-            outputs = linear.out_features // self.count
-            if outputs % BLOCK:
-                raise LookupError(f"its experts are no multiple of {BLOCK} wide")
-            yield name, linear.split([outputs] * self.count)
+            yield name, linear.split([linear.out_features // self.count] * self.count)
 
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
@@ -111,5 +107,6 @@ def pack_router(module: Any) -> PackedLinear:
     weight, bias = module.weight, getattr(module, "bias", None)
     linear = nn.Linear(weight.shape[1], weight.shape[0], False, "meta")
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    linear.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return PackedLinear.of(linear, "float32")
