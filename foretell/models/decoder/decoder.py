@@ -50,6 +50,7 @@ from foretell.models.decoder.probing import (
 from foretell.models.decoder.retrieving import Retrieving
 from foretell.models.decoder.skipping import run_skipping
 from foretell.models.decoder.turning import Move, Turn, move_of, turn_of
+from foretell.models.families.description import known_families
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -57,10 +58,7 @@ if TYPE_CHECKING:
 
 # Families whose packed forward the project's tests compare with transformers' own; others are
 # tested when loaded.
-PROVEN = frozenset(
-    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo2 smollm3 granite stablelm starcoder2 "
-    "cohere2 gpt_neox gpt2 opt glm4 mixtral qwen3_moe gpt_oss deepseek_v3 nanochat".split()
-)
+PROVEN = frozenset("gpt2 opt deepseek_v3 nanochat".split()) | frozenset(known_families())
 UNLIMITED = 1 << 20  # positions of a model that names no limit
 Accelerate = Callable[[Loop], list[Block] | None]
 Make = Callable[[Loop, Layout, torch.dtype, int], Backend]

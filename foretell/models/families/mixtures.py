@@ -45,9 +45,8 @@ def describe(config: ConfigFields, layer: int) -> LayerDescription:
 def _is_sparse(config: ConfigFields, layer: int) -> bool:
     """Whether a layer of Qwen's has experts."""
     is_listed = layer in (config.mlp_only_layers or ())
-    return (
-        not is_listed and config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
-    )
+    is_due = (layer + 1) % config.decoder_sparse_step == 0
+    return config.num_experts > 0 and is_due and not is_listed
 
 
 def _describe_experts(config: ConfigFields, kind: str) -> ExpertsDescription:
