@@ -35,7 +35,7 @@ def read_packed(file_path: Path) -> PreTrainedModel:
     if not library.is_available():
         raise LookupError("the C library is not there")
     header = _checked_header(file_path)
-    return _build_model(header, torch.bfloat16, _packed_linear)
+    return _build_model(header, find_architecture(header).rest, _packed_linear)
 
 
 def read_unpacked(file_path: Path, dtype: torch.dtype) -> PreTrainedModel:
