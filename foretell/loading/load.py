@@ -104,8 +104,8 @@ def load(
     models have it by torch with dtype int8 or int4.
 
     A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
-    family by the C library, others by llama.cpp (backend "llama.cpp" for all). With another backend
-    by name its weights are unpacked for that, auto: to bfloat16.
+    family and of LFM 2 by the C library, others by llama.cpp (backend "llama.cpp" for all). With
+    another backend by name its weights are unpacked for that, auto: to bfloat16.
     """
     name = text_of_source(source)
     resolved = resolve(name)  # the same, or the folder or file that a known name stands for
@@ -301,7 +301,7 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     if backend != LLAMA_CPP:
         gguf_limits.check_file(file_path)
         try:
-            return _native_gguf(title, file_path)
+            return _native_gguf(title, file_path, backend, exact)
         except LookupError as error:
             refusals = note_refusal(title, "native", error, backend)
     if exact:
@@ -316,20 +316,25 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
 
-def _native_gguf(title: str, file_path: Path) -> _Loaded:
-    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot."""
+def _native_gguf(title: str, file_path: Path, backend: str, exact: bool) -> _Loaded:
+    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot, and
+    Unsupported for options that a model with recurrent layers has no meaning for.
+    """
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.fused import fused_blocks
     from foretell.models.gguf import gguf
     from foretell.models.gguf.tokenizer import read_tokenizer
+    from foretell.models.recurrent.recurrent import recurrent_adapter
 
     hf = gguf.read_packed(file_path)
     try:
         tokenizer = read_tokenizer(file_path)
     except BadModel as error:
         raise LookupError(str(error)) from error
-    model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-    model.use(registry.load_backend("native").make_backend)
+    model: Decoder | None = recurrent_adapter(hf, title, exact, "auto", backend)
+    if model is None:
+        model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
+        model.use(registry.load_backend("native").make_backend)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 

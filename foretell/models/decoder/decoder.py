@@ -34,8 +34,8 @@ from foretell.models.decoder.layered import run_layers
 from foretell.models.decoder.learning import Learning, learning_decoder
 from foretell.models.decoder.loop import Block, Loop, use_attention
 from foretell.models.decoder.packed import (
-    PackedLinear,
     held_bytes,
+    narrowest_format,
     without_products,
     without_rounding,
 )
@@ -126,10 +126,9 @@ class Decoder(Model):
         self.fused = False  # whether no module of a layer is called
         self.loop_refused: str | None = None
         self.blocks_refused: str | None = None
-        # The narrowest numbers of linear layers of whole numbers, else None.
-        packed_matrices = [m.packed for m in hf_model.modules() if isinstance(m, PackedLinear)]
-        whole_bits = [packed.bits for packed in packed_matrices if packed.is_whole]
-        self.matrices = f"int{min(whole_bits)}" if whole_bits else None
+        # The narrowest numbers of linear layers whose products round activations to fewer bits than
+        # the rest of the model has, else None.
+        self.matrices = narrowest_format(hf_model, self.dtype)
         # Whether it has some: backends round their activations in different ways.
         self.narrow = self.matrices is not None
         output_head = self._find_head()

@@ -39,7 +39,9 @@ def read_packed(file_path: Path) -> PreTrainedModel:
     if not library.is_available():
         raise LookupError("the C library is not there")
     header = _checked_header(file_path)
-    return _build_model(header, torch.bfloat16, partial(_packed_linear, _make_arena(header)))
+    return _build_model(
+        header, find_architecture(header).rest, partial(_packed_linear, _make_arena(header))
+    )
 
 
 def _make_arena(header: Header) -> Arena | None:
