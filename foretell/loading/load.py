@@ -21,6 +21,7 @@ from foretell.core.model import Model
 from foretell.core.renamed_options import takes_old_names
 from foretell.engine.remote import model_recipe
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_message_line
+from foretell.loading import packed_models
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
 from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names, text_of_source
@@ -326,7 +327,10 @@ def _native_gguf(title: str, file_path: Path, backend: str, exact: bool) -> _Loa
     from foretell.models.gguf.tokenizer import read_tokenizer
     from foretell.models.recurrent.recurrent import recurrent_adapter
 
-    hf = gguf.read_packed(file_path)
+    kept_name = packed_models.name_of_file(file_path)
+    build_empty = partial(gguf.build_empty, file_path)
+    kept = packed_models.find(kept_name, build_empty)
+    hf = kept or gguf.read_packed(file_path)
     try:
         tokenizer = read_tokenizer(file_path)
     except BadModel as error:
@@ -335,6 +339,8 @@ def _native_gguf(title: str, file_path: Path, backend: str, exact: bool) -> _Loa
     if model is None:
         model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
         model.use(registry.load_backend("native").make_backend)
+    if kept is None:
+        packed_models.keep(kept_name, hf, build_empty, packed_models.LEAST_PACKED)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
@@ -413,7 +419,7 @@ def _read_model(
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
     # Of transformers' models, as that.
-    from foretell.loading.classes import check_whole, read_model
+    from foretell.loading.classes import build_empty, check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
 
     arguments: dict[str, Any] = {
@@ -423,9 +429,14 @@ def _read_model(
     }
     location: str | Path = name
     folder = _local_folder(name)
+    kept_name: str | None = None
     if folder is not None:
         check_files(folder)
         location = folder
+        kept_name = _kept_name(folder, options)
+        hf = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
+        if hf is not None:
+            return hf, folder
     else:
         ask_hub(name, revision)
         arguments["revision"] = revision
@@ -437,7 +448,25 @@ def _read_model(
     check_whole(name, hf, report)
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.backend, options.dtype)
-    return _place_model(hf, name, options), folder
+    hf = _place_model(hf, name, options)
+    if folder is not None and kept_name is not None:
+        build = partial(build_empty, folder, torch.bfloat16)
+        if packed_models.keep(kept_name, hf, build, packed_models.LEAST_ROUNDED):
+            return packed_models.find(kept_name, build) or hf, folder  # and leave this one
+    return hf, folder
+
+
+def _kept_name(folder: Path, options: _Options) -> str | None:
+    """The name under which a folder's rounded weights are kept; None: they are not."""
+    from foretell.loading.classes import is_plain
+
+    if options.dtype not in WHOLE_NUMBERS or options.trust_remote_code:
+        return None
+    try:
+        can_keep = is_plain(folder)
+    except Exception:  # transformers raises nearly anything here, and will again when it reads
+        return None
+    return packed_models.name_of_folder(folder, options.dtype) if can_keep else None
 
 
 def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, Path]:

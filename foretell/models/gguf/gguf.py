@@ -19,7 +19,7 @@ from torch import nn
 from foretell.errors import BadModel, first_message_line
 from foretell.models.decoder.packed import PackedLinear
 from foretell.models.gguf import limits as gguf_limits
-from foretell.models.gguf.architecture import find_architecture
+from foretell.models.gguf.architecture import Architecture, find_architecture
 from foretell.models.gguf.configuration import build_config
 from foretell.models.gguf.filling import Filler, Make, read_floats
 from foretell.models.gguf.header import Header, check_keys, read_header
@@ -42,6 +42,12 @@ def read_packed(file_path: Path) -> PreTrainedModel:
     return _build_model(
         header, find_architecture(header).rest, partial(_packed_linear, _make_arena(header))
     )
+
+
+def build_empty(file_path: Path) -> PreTrainedModel:
+    """The model of a file that `read_packed` has read before, without its numbers."""
+    header = _checked_header(file_path)
+    return _empty_model(header, find_architecture(header), torch.bfloat16)
 
 
 def _make_arena(header: Header) -> Arena | None:
@@ -117,15 +123,19 @@ def _read_error(error: Exception) -> LookupError:
 
 
 def _build_model(header: Header, dtype: torch.dtype, make_layer: Make) -> PreTrainedModel:
-    from accelerate import init_empty_weights
-    from transformers import AutoModelForCausalLM
-
     architecture = find_architecture(header)
     try:
-        config = build_config(header, architecture)
-        with init_empty_weights(include_buffers=False):
-            hf_model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        hf_model: Any = _empty_model(header, architecture, dtype)
         Filler(header, architecture, dtype).fill_model(hf_model, make_layer)
     except Exception as error:
         raise _read_error(error) from error
-    return hf_model.eval()  # type: ignore[no-any-return]
+    return hf_model  # type: ignore[no-any-return]
+
+
+def _empty_model(header: Header, architecture: Architecture, dtype: torch.dtype) -> Any:
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    config = build_config(header, architecture)
+    with init_empty_weights(include_buffers=False):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()

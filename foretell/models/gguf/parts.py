@@ -137,6 +137,19 @@ def open_parts(file_path: Path) -> tuple[Values, dict[str, Tensor]]:
     return Values(file_path, found), tensors
 
 
+def header_sizes(file_path: Path) -> dict[Path, int]:
+    """Of each part of a model that `open_parts` takes, how many bytes its header has."""
+    found = check_file(file_path)
+    paths = [file_path]
+    if found.values.get("split.count", 1) > 1:
+        paths += _part_paths(file_path, found)
+    sizes = {}
+    for path in paths:
+        offsets = check_file(path).offsets.values()
+        sizes[path] = min(offsets, default=path.stat().st_size)
+    return sizes
+
+
 def _part_paths(file_path: Path, found: Found) -> list[Path]:
     """The other parts, all of which are there."""
     part_count, part_index = found.values["split.count"], found.values.get("split.no", 0)
