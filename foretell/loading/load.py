@@ -410,6 +410,7 @@ def _read_model(
     # Of transformers' models, as that.
     from foretell.loading.classes import check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
+    from foretell.models.quantized.quantized import find_settings, read_quantized
 
     arguments: dict[str, Any] = {
         "dtype": _load_dtype(options) or "auto",
@@ -421,6 +422,10 @@ def _read_model(
     if folder is not None:
         check_files(folder)
         location = folder
+        settings = find_settings(folder) if options.device == "cpu" else None
+        if settings is not None:
+            hf = read_quantized(folder, settings, _load_dtype(options))
+            return _place_model(hf, name, options), folder
     else:
         ask_hub(name, revision)
         arguments["revision"] = revision
