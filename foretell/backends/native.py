@@ -143,6 +143,8 @@ class NativeBackend(Backend):
                 linear = layer.get_submodule(name)
                 if not isinstance(linear, PackedLinear):
                     raise LookupError(f"its matrix {name} is not packed")
+                if linear.order is not None:
+                    raise LookupError(f"its matrix {name} has inputs in another order (act-order)")
                 if linear.in_features % GROUP:
                     raise LookupError(f"its layers are no multiple of {GROUP} wide")
             experts = block.description.experts

@@ -25,10 +25,11 @@ from foretell.loading import packed_models
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
 from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names, text_of_source
+from foretell.loading.tokenizers import find_tokenizer
 from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
 from foretell.models import backend_registry as registry
 from foretell.models.decoder.packed import WHOLE_NUMBERS
-from foretell.models.weights import check_files, check_tokenizer, cure_of
+from foretell.models.weights import check_files, cure_of
 from foretell.native import library
 from foretell.ops.devices import check_device
 from foretell.ops.memory import trim_memory
@@ -227,7 +228,7 @@ def _load_model(name: str, title: str, options: _Options, revision: str | None =
         model, refusals = _build_adapter(hf, title, options)
         return _Loaded(model, file_path, file_tokenizer, end_tokens_of(hf), refusals)
     hf, folder = _read_model(name, options, revision)
-    tokenizer = _find_tokenizer(folder or name, revision, options.trust_remote_code)
+    tokenizer = find_tokenizer(folder or name, revision, options.trust_remote_code)
     model, refusals = _build_adapter(hf, title, options)
     loaded = _Loaded(model, folder, None, end_tokens_of(hf), refusals)
     if isinstance(tokenizer, str):
@@ -421,6 +422,7 @@ def _read_model(
     # Of transformers' models, as that.
     from foretell.loading.classes import build_empty, check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
+    from foretell.models.quantized.quantized import find_settings, read_quantized
 
     arguments: dict[str, Any] = {
         "dtype": _load_dtype(options) or "auto",
@@ -433,7 +435,11 @@ def _read_model(
     if folder is not None:
         check_files(folder)
         location = folder
-        kept_name = _kept_name(folder, options)
+        settings = find_settings(folder) if options.device == "cpu" else None
+        if settings is not None:
+            hf = read_quantized(folder, settings, _load_dtype(options))
+            return _place_model(hf, name, options), folder
+        kept_name = packed_models.name_of_rounded(folder, options.dtype, options.trust_remote_code)
         hf = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
         if hf is not None:
             return hf, folder
@@ -454,19 +460,6 @@ def _read_model(
         if packed_models.keep(kept_name, hf, build, packed_models.LEAST_ROUNDED):
             return packed_models.find(kept_name, build) or hf, folder  # and leave this one
     return hf, folder
-
-
-def _kept_name(folder: Path, options: _Options) -> str | None:
-    """The name under which a folder's rounded weights are kept; None: they are not."""
-    from foretell.loading.classes import is_plain
-
-    if options.dtype not in WHOLE_NUMBERS or options.trust_remote_code:
-        return None
-    try:
-        can_keep = is_plain(folder)
-    except Exception:  # transformers raises nearly anything here, and will again when it reads
-        return None
-    return packed_models.name_of_folder(folder, options.dtype) if can_keep else None
 
 
 def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, Path]:
@@ -497,24 +490,3 @@ def _place_model(hf: PreTrainedModel, name: str, options: _Options) -> PreTraine
         option = f"dtype={options.dtype!r}"
         raise Unsupported.missing_capability(option, name, "torch's linear layers", "use bfloat16")
     return hf.to(options.device).eval()  # type: ignore[arg-type]
-
-
-def _find_tokenizer(
-    source: str | Path, revision: str | None, trust_code: bool
-) -> PreTrainedTokenizerBase | str:
-    """The tokenizer, or why there is none: token ids still work."""
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it wonders about types of models that it does not know
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=trust_code
-        )
-    except Exception as error:  # transformers raises nearly anything here
-        check_tokenizer(Path(source))
-        return first_message_line(error)
-    finally:
-        logging.set_verbosity(verbosity)
-    return tokenizer  # type: ignore[no-any-return]

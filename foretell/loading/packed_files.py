@@ -39,8 +39,10 @@ SAMPLE = 4096  # bytes at a time that a digest reads
 SAMPLES = 64  # of a source, evenly spread
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
-    for dtype in (torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool)
-    + (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+    for dtype in (
+        *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    )
 }
 
 
@@ -170,7 +172,7 @@ def write(name: str, model: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
             file.seek(start)
             for tensor in tensors.values():
                 raw = _bytes_of(tensor)
-                file.write(memoryview(raw.numpy()))
+                file.write(raw.numpy().data)
                 file.seek(rounded_size(len(raw)) - len(raw), os.SEEK_CUR)
             file.truncate(start + offset)
             file.flush()
@@ -198,7 +200,7 @@ def _sample(raw: torch.Tensor) -> str:
     """A digest of the first and the last bytes."""
     digest = hashlib.blake2b(digest_size=8)
     for part in (raw[:SAMPLE], raw[-SAMPLE:]):
-        digest.update(memoryview(part.numpy()))
+        digest.update(part.numpy().data)
     return digest.hexdigest()
 
 

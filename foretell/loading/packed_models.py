@@ -51,9 +51,22 @@ def name_of_folder(folder: Path, dtype: str) -> str | None:
         return None
 
 
+def name_of_rounded(folder: Path, dtype: str, trust_code: bool) -> str | None:
+    """The name under which a folder's rounded weights are kept; None: they are not."""
+    from foretell.loading.classes import is_plain
+
+    if dtype not in WHOLE_NUMBERS or trust_code:
+        return None
+    try:
+        can_keep = is_plain(folder)
+    except Exception:  # transformers raises nearly anything here, and will again when it reads
+        return None
+    return name_of_folder(folder, dtype) if can_keep else None
+
+
 def name_of_file(file_path: Path) -> str | None:
-    """The name under which the model in a .gguf file, in its own format, is kept; None: it cannot be
-    told.
+    """The name under which the model in a .gguf file, in its own format, is kept; None: it cannot
+    be told.
     """
     try:
         sizes = header_sizes(file_path)
@@ -88,9 +101,8 @@ def find(name: str | None, build_empty: Build) -> Any:
             hf_model = build_empty()
             _fill_model(hf_model, contents)
         except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            raise BadFile(
-                f"{packed_files.packed_folder() / name}: damaged (it is of another model); remove it"
-            ) from error
+            place = packed_files.packed_folder() / name
+            raise BadFile(f"{place}: damaged (it is of another model); remove it") from error
     except BadFile as error:
         reason = str(error).rpartition("; ")[0]
         processes.say(f"{reason}: its weights are packed again")
@@ -206,9 +218,9 @@ def _fill_model(hf_model: Any, contents: packed_files.Contents) -> None:
         stock = hf_model.get_submodule(path)
         if not is_stacked(stock):
             raise ValueError(f"{path} holds no experts")
-        parts = [linears.pop(f"{path}.{part}") for part in ("gate", "up", "down")]
+        gate, up, down = (linears.pop(f"{path}.{part}") for part in ("gate", "up", "down"))
         act_fn = getattr(stock, "act_fn", None)
-        _replace(hf_model, path, PackedExperts(*parts, count=count, act_fn=act_fn))
+        _replace(hf_model, path, PackedExperts(gate, up, down, count, act_fn))
     embedding = described["embedding"]
     if embedding is not None:
         head = linears[embedding["head"]]

@@ -88,8 +88,16 @@ def without_products() -> Iterator[None]:
 class PackedLinear(nn.Module):
     """A linear layer with packed weights, x (..., in) -> (..., out)."""
 
-    def __init__(self, packed: Packed, bias: torch.Tensor | None, in_features: int):
+    def __init__(
+        self,
+        packed: Packed,
+        bias: torch.Tensor | None,
+        in_features: int,
+        order: torch.Tensor | None = None,
+    ):
+        """`order` int64 (in,): the input that each column of the matrix reads; None: its own."""
         super().__init__()
+        self.order = order
         self.packed = packed
         self.in_features = in_features
         self.out_features = packed.outputs
@@ -111,12 +119,15 @@ class PackedLinear(nn.Module):
     def join(cls, layers: list[PackedLinear]) -> PackedLinear | None:
         """Makes one layer of several with the same input; the parts become views of it.
 
-        None where their outputs are no multiples of 16, or their layouts differ.
+        None where their outputs are no multiples of 16, their layouts differ, or they read inputs
+        in an order of their own.
         """
         output_counts = [layer.out_features for layer in layers]
         if any(size % BLOCK for size in output_counts):
             return None
         if len({layer.packed.layout for layer in layers}) > 1:
+            return None
+        if any(layer.order is not None for layer in layers):
             return None
         biases = [layer.bias for layer in layers if layer.bias is not None]
         joint = cls(
@@ -140,19 +151,21 @@ class PackedLinear(nn.Module):
             ranges = torch.arange(self.out_features).split(sizes)
             return [self.take(outputs) for outputs in ranges]
         return [
-            PackedLinear(packed, bias, self.in_features)
+            PackedLinear(packed, bias, self.in_features, self.order)
             for packed, bias in zip(self.packed.split(sizes), biases, strict=True)
         ]
 
     def take(self, outputs: torch.Tensor) -> PackedLinear:
         """Makes a layer of these outputs (n,) alone, in their order."""
         bias = None if self.bias is None else self.bias[outputs]
-        return PackedLinear(self.packed.take(outputs), bias, self.in_features)
+        return PackedLinear(self.packed.take(outputs), bias, self.in_features, self.order)
 
     def plain(self) -> nn.Linear:
         """Makes an ordinary layer of float32 with the same weights."""
         linear = nn.Linear(self.in_features, self.out_features, False, device="meta")
         weight = unpack_matrix(self.packed)[:, : self.in_features].float().contiguous()
+        if self.order is not None:
+            weight = weight[:, self.order.argsort()].contiguous()
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if self.wide_bias is not None:
             linear.bias = nn.Parameter(self.wide_bias, requires_grad=False)
@@ -172,6 +185,8 @@ class PackedLinear(nn.Module):
         return self._matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
         if torch.jit.is_tracing():
             return self._record_product(x)
         if _skipped.get():
@@ -195,6 +210,8 @@ class PackedLinear(nn.Module):
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _record_product(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed.format == "float8" or self.packed.fine is not None:
+            raise LookupError("its matrices are floats of 8 bits, or of 4 by a table of floats")
         _recorded[id(self)] = self
         missing_inputs = self.packed.inputs - self.in_features
         if missing_inputs:

@@ -94,8 +94,8 @@ class _WideProducts(TorchFunctionMode):
     ) -> Any:
         if function is F.linear and args[0].dtype is torch.bfloat16:
             x, weight, bias = (*args, *(kwargs or {}).values(), None)[:3]
-            wide = (None if part is None else part.float() for part in (x, weight, bias))
-            return function(*wide).to(x.dtype)
+            wide_bias = None if bias is None else bias.float()
+            return F.linear(x.float(), weight.float(), wide_bias).to(x.dtype)
         return function(*args, **(kwargs or {}))
 
 
