@@ -165,18 +165,18 @@ def write(name: str, model: Mapping[str, Any], tensors: Mapping[str, torch.Tenso
             f"{limit / 1e9:.1f} GB; {VARIABLE} names another one, and 0 keeps nothing"
         )
     _make_room(limit - start - offset)
-    with replace_file(folder / name, f"free some space, or {VARIABLE}=0") as part:
-        with part.open("wb") as file:
-            lead = MAGIC + struct.pack("<Q", len(header_bytes))
-            file.write(lead + hashlib.sha256(header_bytes).digest() + header_bytes)
-            file.seek(start)
-            for tensor in tensors.values():
-                raw = _bytes_of(tensor)
-                file.write(raw.numpy().data)
-                file.seek(rounded_size(len(raw)) - len(raw), os.SEEK_CUR)
-            file.truncate(start + offset)
-            file.flush()
-            os.fsync(file.fileno())
+    cure = f"free some space, or {VARIABLE}=0"
+    with replace_file(folder / name, cure) as part, part.open("wb") as file:
+        lead = MAGIC + struct.pack("<Q", len(header_bytes))
+        file.write(lead + hashlib.sha256(header_bytes).digest() + header_bytes)
+        file.seek(start)
+        for tensor in tensors.values():
+            raw = _bytes_of(tensor)
+            file.write(raw.numpy().data)
+            file.seek(rounded_size(len(raw)) - len(raw), os.SEEK_CUR)
+        file.truncate(start + offset)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _make_room(left_bytes: int) -> None:

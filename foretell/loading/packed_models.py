@@ -20,7 +20,7 @@ from torch import nn
 import foretell
 from foretell.errors import BadFile
 from foretell.loading import packed_files, processes
-from foretell.models.decoder.packed import PackedEmbedding, PackedLinear
+from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedEmbedding, PackedLinear
 from foretell.models.decoder.packed_experts import PackedExperts, is_stacked
 from foretell.models.gguf.parts import header_sizes
 from foretell.native import library
