@@ -8,12 +8,14 @@ usual sizes, to have all switched on that it has, stands in tests/models/decoder
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from foretell.audit.bits import compare_steps
 from foretell.backends.native import NativeBackend
@@ -228,6 +230,38 @@ def describe_wrong(
     monkeypatch.setattr(fused, "find_family", find_wrong)
 
 
+def make_blocks(
+    decoder: Decoder,
+    descriptions: list[LayerDescription],
+    window_error: int = 0,
+    block_class: type[Fused] = Fused,
+) -> list[Any]:
+    """Makes the layers of a decoder again, by other descriptions."""
+    loop = decoder.loop
+    assert loop is not None
+    right: list[Any] = [*loop.blocks]
+    layouts = {block.table_layout for block in right} - {"", "once"} or {"halves"}
+    found = []
+    for index, (layer, description) in enumerate(zip(loop.layers, descriptions, strict=True)):
+        window = loop.windows[index]
+        block = block_class(layer, index, window and window + window_error, description)
+        block.table_layout = "once" if description.angles_once else min(layouts)
+        found.append(block)
+    return found
+
+
+@contextmanager
+def computed_by(decoder: Decoder, blocks: list[Any]) -> Iterator[None]:
+    """Inside, these are the decoder's layers."""
+    loop = decoder.loop
+    assert loop is not None
+    before, loop.blocks = loop.blocks, blocks
+    try:
+        yield
+    finally:
+        loop.blocks = before
+
+
 def is_caught(decoder: Decoder, stock: torch.Tensor, right: list[LayerDescription]) -> bool | None:
     """Whether the layers of another build, or the comparison with transformers' logits, show that
     the descriptions of now are wrong. None: the layers' own parts put them right.
@@ -239,17 +273,11 @@ def is_caught(decoder: Decoder, stock: torch.Tensor, right: list[LayerDescriptio
         return True
     if wrong == right:
         return None
-    before = loop.blocks
     try:
-        loop.blocks = [
-            Fused(layer, index, loop.windows[index], description)
-            for index, (layer, description) in enumerate(zip(loop.layers, wrong, strict=True))
-        ]
-        rows = rows_at_once(decoder)
+        with computed_by(decoder, make_blocks(decoder, wrong)):
+            rows = rows_at_once(decoder)
     except (RuntimeError, LookupError, TypeError):  # shapes that do not fit each other
         return True
-    finally:
-        loop.blocks = before
     return error(rows, stock) > NEAR
 
 
@@ -271,20 +299,9 @@ def test_a_slip_in_a_description_is_caught(case: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("case", WINDOWED)
 def test_a_window_that_is_off_by_one_is_caught(case: str, by: int) -> None:
     decoder, stock = model(case)
-    loop, right = decoder.loop, layer_descriptions(decoder)
-    assert loop is not None
-    assert WINDOW in loop.windows
-    before = loop.blocks
-    try:
-        loop.blocks = [
-            Fused(layer, index, window and window + by, description)
-            for index, (layer, window, description) in enumerate(
-                zip(loop.layers, loop.windows, right, strict=True)
-            )
-        ]
+    assert decoder.loop is not None and WINDOW in decoder.loop.windows
+    with computed_by(decoder, make_blocks(decoder, layer_descriptions(decoder), by)):
         assert error(rows_at_once(decoder), stock) > NEAR
-    finally:
-        loop.blocks = before
 
 
 class Widened(Fused):
@@ -295,7 +312,7 @@ class Widened(Fused):
         tables = []
         for table, filler in zip(rotary, (1.0, 0.0), strict=True):
             half = table.chunk(2, -1)[0]
-            wide = torch.nn.functional.pad(half, (0, missing), value=filler)
+            wide = F.pad(half, (0, missing), value=filler)
             tables.append(torch.cat([wide, wide], -1))
         return super()._turn(heads, tables)
 
@@ -303,19 +320,9 @@ class Widened(Fused):
 @pytest.mark.parametrize("case", TURNED_IN_PART)
 def test_turning_whole_heads_is_caught_where_a_part_turns(case: str) -> None:
     decoder, stock = model(case)
-    loop = decoder.loop
-    assert loop is not None
-    before = loop.blocks
-    try:
-        loop.blocks = [
-            Widened(layer, index, loop.windows[index], description)
-            for index, (layer, description) in enumerate(
-                zip(loop.layers, layer_descriptions(decoder), strict=True)
-            )
-        ]
+    blocks = make_blocks(decoder, layer_descriptions(decoder), block_class=Widened)
+    with computed_by(decoder, blocks):
         assert error(rows_at_once(decoder), stock) > NEAR
-    finally:
-        loop.blocks = before
 
 
 @pytest.mark.parametrize(
