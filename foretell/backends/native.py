@@ -30,7 +30,7 @@ from foretell.models.decoder.packed import (
     pack_layers,
     settle_weights,
 )
-from foretell.models.decoder.packed_experts import PackedExperts
+from foretell.models.decoder.packed_experts import PackedExperts, pack_experts
 from foretell.native import library, steps
 from foretell.native.packing import GROUP
 from foretell.ops.attention import Attention
@@ -64,6 +64,7 @@ def prepare_model(hf_model: Any) -> None:
     is_packed = isinstance(hf_model.get_output_embeddings(), PackedLinear)
     if library.is_available() and not is_packed and hf_model.dtype == torch.bfloat16:
         pack_layers(hf_model, "bfloat16")
+        pack_experts(hf_model, "bfloat16")
 
 
 def make_backend(

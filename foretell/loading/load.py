@@ -21,6 +21,7 @@ from foretell.core.model import Model
 from foretell.core.renamed_options import takes_old_names
 from foretell.engine.remote import model_recipe
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_message_line
+from foretell.loading import packed_models
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
 from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names, text_of_source
@@ -104,8 +105,8 @@ def load(
     models have it by torch with dtype int8 or int4.
 
     A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
-    family by the C library, others by llama.cpp (backend "llama.cpp" for all). With another backend
-    by name its weights are unpacked for that, auto: to bfloat16.
+    family and of LFM 2 by the C library, others by llama.cpp (backend "llama.cpp" for all). With
+    another backend by name its weights are unpacked for that, auto: to bfloat16.
     """
     name = text_of_source(source)
     resolved = resolve(name)  # the same, or the folder or file that a known name stands for
@@ -301,7 +302,7 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     if backend != LLAMA_CPP:
         gguf_limits.check_file(file_path)
         try:
-            return _native_gguf(title, file_path)
+            return _native_gguf(title, file_path, backend, exact)
         except LookupError as error:
             refusals = note_refusal(title, "native", error, backend)
     if exact:
@@ -316,20 +317,30 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
 
-def _native_gguf(title: str, file_path: Path) -> _Loaded:
-    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot."""
+def _native_gguf(title: str, file_path: Path, backend: str, exact: bool) -> _Loaded:
+    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot, and
+    Unsupported for options that a model with recurrent layers has no meaning for.
+    """
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.fused import fused_blocks
     from foretell.models.gguf import gguf
     from foretell.models.gguf.tokenizer import read_tokenizer
+    from foretell.models.recurrent.recurrent import recurrent_adapter
 
-    hf = gguf.read_packed(file_path)
+    kept_name = packed_models.name_of_file(file_path)
+    build_empty = partial(gguf.build_empty, file_path)
+    kept = packed_models.find(kept_name, build_empty)
+    hf = kept or gguf.read_packed(file_path)
     try:
         tokenizer = read_tokenizer(file_path)
     except BadModel as error:
         raise LookupError(str(error)) from error
-    model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-    model.use(registry.load_backend("native").make_backend)
+    model: Decoder | None = recurrent_adapter(hf, title, exact, "auto", backend)
+    if model is None:
+        model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
+        model.use(registry.load_backend("native").make_backend)
+    if kept is None:
+        packed_models.keep(kept_name, hf, build_empty, packed_models.LEAST_PACKED)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
@@ -408,7 +419,7 @@ def _read_model(
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
     # Of transformers' models, as that.
-    from foretell.loading.classes import check_whole, read_model
+    from foretell.loading.classes import build_empty, check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
 
     arguments: dict[str, Any] = {
@@ -418,9 +429,14 @@ def _read_model(
     }
     location: str | Path = name
     folder = _local_folder(name)
+    kept_name: str | None = None
     if folder is not None:
         check_files(folder)
         location = folder
+        kept_name = _kept_name(folder, options)
+        hf = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
+        if hf is not None:
+            return hf, folder
     else:
         ask_hub(name, revision)
         arguments["revision"] = revision
@@ -432,7 +448,25 @@ def _read_model(
     check_whole(name, hf, report)
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.backend, options.dtype)
-    return _place_model(hf, name, options), folder
+    hf = _place_model(hf, name, options)
+    if folder is not None and kept_name is not None:
+        build = partial(build_empty, folder, torch.bfloat16)
+        if packed_models.keep(kept_name, hf, build, packed_models.LEAST_ROUNDED):
+            return packed_models.find(kept_name, build) or hf, folder  # and leave this one
+    return hf, folder
+
+
+def _kept_name(folder: Path, options: _Options) -> str | None:
+    """The name under which a folder's rounded weights are kept; None: they are not."""
+    from foretell.loading.classes import is_plain
+
+    if options.dtype not in WHOLE_NUMBERS or options.trust_remote_code:
+        return None
+    try:
+        can_keep = is_plain(folder)
+    except Exception:  # transformers raises nearly anything here, and will again when it reads
+        return None
+    return packed_models.name_of_folder(folder, options.dtype) if can_keep else None
 
 
 def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, Path]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,13 +15,10 @@ from foretell.models.backend import Backend
 from foretell.models.decoder.packed import is_as_near, without_rounding
 from foretell.models.decoder.packed_experts import PackedExperts
 
-if TYPE_CHECKING:
-    from foretell.models.decoder.decoder import Decoder
-
 FEW = 3  # layers of a mixture that are compared, in which every expert computes every token
 
 
-def check_backend(decoder: Decoder, backend: Backend) -> None:
+def check_backend(decoder: Any, backend: Backend) -> None:
     """Raises LookupError where a backend fails, or gives other logits than torch.
 
     A tree that it was not recorded with, below rows of another forward, shows what was wrongly
@@ -41,7 +38,8 @@ def check_backend(decoder: Decoder, backend: Backend) -> None:
         previous, decoder.backend = decoder.backend, computed_by
         try:
             with torch.inference_mode():
-                return decoder.tree_rows(tree, token_ids[:6], layers)
+                rows: torch.Tensor = decoder.tree_rows(tree, token_ids[:6], layers)
+                return rows
         finally:
             decoder.backend = previous
 

@@ -34,8 +34,9 @@ from foretell.models.decoder.layered import run_layers
 from foretell.models.decoder.learning import Learning, learning_decoder
 from foretell.models.decoder.loop import Block, Loop, use_attention
 from foretell.models.decoder.packed import (
-    PackedLinear,
     held_bytes,
+    narrowest_format,
+    without_products,
     without_rounding,
 )
 from foretell.models.decoder.parallel import LayerParallel
@@ -125,10 +126,9 @@ class Decoder(Model):
         self.fused = False  # whether no module of a layer is called
         self.loop_refused: str | None = None
         self.blocks_refused: str | None = None
-        # The narrowest numbers of linear layers of whole numbers, else None.
-        packed_matrices = [m.packed for m in hf_model.modules() if isinstance(m, PackedLinear)]
-        whole_bits = [packed.bits for packed in packed_matrices if packed.is_whole]
-        self.matrices = f"int{min(whole_bits)}" if whole_bits else None
+        # The narrowest numbers of linear layers whose products round activations to fewer bits than
+        # the rest of the model has, else None.
+        self.matrices = narrowest_format(hf_model, self.dtype)
         # Whether it has some: backends round their activations in different ways.
         self.narrow = self.matrices is not None
         output_head = self._find_head()
@@ -202,7 +202,7 @@ class Decoder(Model):
         probe = AttentionProbe(min(self.context, UNLIMITED))
         context_token = PROBE.set(probe)
         try:
-            with self._use_attention("foretell-probe"):
+            with self._use_attention("foretell-probe"), without_products():
                 token_ids = torch.tensor([self.probe_ids], device=self.device)
                 self.hf(input_ids=token_ids, use_cache=False)
         finally:
@@ -259,18 +259,19 @@ class Decoder(Model):
         try:
             with self._use_attention():
                 loop = Loop(self.hf, self.head, windows, self.context, token_ids, stock_forward)
-                if not is_right(loop):
-                    self.loop_refused = "its layers, called one by one, give other rows"
-                    return None
                 stock_blocks = loop.blocks
                 faster_blocks = accelerate(loop) if accelerate else None
                 loop.blocks = faster_blocks or stock_blocks
-                if accelerate and not faster_blocks:
-                    self.blocks_refused = loop.refused or "its layers are of another build"
-                elif faster_blocks and not is_right(loop):
-                    self.blocks_refused = "they give other rows than the model's own layers"
+                self.fused = bool(faster_blocks) and is_right(loop)
+                if not self.fused:
                     loop.blocks = stock_blocks
-                self.fused = loop.blocks is not stock_blocks
+                    if not is_right(loop):
+                        self.loop_refused = "its layers, called one by one, give other rows"
+                        return None
+                if accelerate and not self.fused:
+                    self.blocks_refused = loop.refused or "its layers are of another build"
+                    if faster_blocks:
+                        self.blocks_refused = "they give other rows than the model's own layers"
                 loop.halved = self._halves_agree(loop, loop_rows)
                 return loop
         except (LookupError, AttributeError, TypeError) as error:
