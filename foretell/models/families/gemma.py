@@ -1,7 +1,8 @@
 """Gemma 1 to 3: norms with weights 1 + w, after both halves since the second, and a GELU gate.
 
-Gemma 2 caps scores and logits, and VaultGemma is that without norms after the halves; Gemma 3 norms heads, and its layers with windows turn by a rotation
-of their own. Embeddings are multiplied by the root of their width (measured by the loop).
+Gemma 2 caps scores and logits, and VaultGemma is that without norms after the halves; Gemma 3 norms
+heads, and its layers with windows turn by a rotation of their own. Embeddings are multiplied by the
+root of their width (measured by the loop).
 """
 
 from __future__ import annotations
