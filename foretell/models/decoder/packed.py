@@ -166,8 +166,12 @@ class PackedLinear(nn.Module):
         input_rows = (
             F.pad(input_rows, (0, missing_inputs)) if missing_inputs else input_rows
         ).contiguous()
-        if library.is_available() and not _unrounded.get():
+        if library.is_available():
             y = library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+            for _ in range(2 * _unrounded.get()):  # what was left out, in as many bits again
+                input_rows = left_by_rounding(self.packed, input_rows)
+                y += library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+                y -= 0 if self.wide_bias is None else self.wide_bias
         else:
             product = product_unrounded if _unrounded.get() else product_by_torch
             y = product(self.packed, input_rows)
@@ -266,34 +270,37 @@ def product_unrounded(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     return x @ unpack_matrix(packed).float().t()
 
 
+def left_by_rounding(packed: Packed, x: torch.Tensor) -> torch.Tensor:
+    """The part of activations x (rows, inputs) float32 that a product leaves out."""
+    if not packed.is_whole:
+        return x - x.bfloat16().float() if packed.format == "bfloat16" else torch.zeros_like(x)
+    groups = x.view(len(x), packed.inputs // GROUP, GROUP)
+    group_peaks = groups.abs().amax(-1, keepdim=True)
+    inverses = torch.where(group_peaks > TINY, 127 / group_peaks, torch.zeros_like(group_peaks))
+    return (groups - (groups * inverses).round() * (group_peaks / 127)).view_as(x)
+
+
 def is_as_near(
-    our_rows: torch.Tensor,
-    twin_rows: torch.Tensor,
-    compute_exact: Callable[[], torch.Tensor],
-    most_rows: bool = False,
+    our_rows: torch.Tensor, twin_rows: torch.Tensor, compute_exact: Callable[[], torch.Tensor]
 ) -> bool:
     """Whether rows that two ways to compute gave stand for the same.
 
     Both round activations, to neighbours here and there, and so may be far from each other though
     both are near to what they stand for. `compute_exact`: the rows of activations that are not
-    rounded, asked for where the two are not near each other. `most_rows`: most of them decide,
-    where rounding may choose another expert and so another row.
+    rounded, asked for where the two are not near each other.
     """
-    if _row_distance(our_rows, twin_rows, most_rows) <= NEAR:
+    if _row_distance(our_rows, twin_rows) <= NEAR:
         return True
     exact_rows = compute_exact()
-    return _row_distance(our_rows, exact_rows, most_rows) <= max(
-        NEAR, OFF * _row_distance(twin_rows, exact_rows, most_rows)
+    return _row_distance(our_rows, exact_rows) <= max(
+        NEAR, OFF * _row_distance(twin_rows, exact_rows)
     )
 
 
-def _row_distance(
-    our_rows: torch.Tensor, their_rows: torch.Tensor, most_rows: bool = False
-) -> float:
-    """The largest of the rows' distances, or their median, as a part of a row's length."""
+def _row_distance(our_rows: torch.Tensor, their_rows: torch.Tensor) -> float:
+    """The largest of a row's distances, as a part of that row's length."""
     distance = (our_rows.float() - their_rows.float()).norm(dim=-1)
-    relative = distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)
-    return float(relative.median() if most_rows else relative.max())
+    return float((distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)).max())
 
 
 def settle_weights(linears: Iterable[PackedLinear]) -> None:

@@ -48,11 +48,11 @@ class PackedExperts(nn.Module):
         else:
             parts = (*gate_up.chunk(2, 1), down)
             bias_pair = no_biases if bias is None else bias.chunk(2, 1)
-        packed = [
+        gate, up, down_layer = (
             cls._pack(part, part_bias, format)
             for part, part_bias in zip(parts, (*bias_pair, down_bias), strict=True)
-        ]
-        return cls(*packed, count=len(down), act_fn=act_fn)
+        )
+        return cls(gate, up, down_layer, len(down), act_fn)
 
     @staticmethod
     def _pack(weights: torch.Tensor, bias: torch.Tensor | None, format: str) -> PackedLinear:
@@ -66,10 +66,7 @@ class PackedExperts(nn.Module):
     def parts(self) -> Iterator[tuple[str, list[PackedLinear]]]:
         """The matrices of each expert, by their names in the library."""
         for name, linear in (("gate", self.gate), ("up", self.up), ("down", self.down)):
-            outputs = linear.out_features // self.count
-            if outputs % BLOCK:
-                raise LookupError(f"its experts are no multiple of {BLOCK} wide")
-            yield name, linear.split([outputs] * self.count)
+            yield name, linear.split([linear.out_features // self.count] * self.count)
 
     def _matrix(self, linear: PackedLinear, expert: int) -> PackedLinear:
         """One expert's matrix, of those of all."""
@@ -88,10 +85,7 @@ class PackedExperts(nn.Module):
         for expert in top_k_index.unique().tolist():
             rows, ranks = (top_k_index == expert).nonzero(as_tuple=True)
             states = hidden_states[rows]
-            gate, up = (
-                self._matrix(self.gate, expert)(states),
-                self._matrix(self.up, expert)(states),
-            )
+            gate, up = (self._matrix(both, expert)(states) for both in (self.gate, self.up))
             inner = clamped_silu(gate, up) if self.act_fn is None else self.act_fn(gate) * up
             given = self._matrix(self.down, expert)(inner) * top_k_weights[rows, ranks, None]
             output.index_add_(0, rows, given.to(output.dtype))
@@ -122,5 +116,6 @@ def pack_router(module: Any) -> PackedLinear:
     weight, bias = module.weight, getattr(module, "bias", None)
     linear = nn.Linear(weight.shape[1], weight.shape[0], False, "meta")
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    linear.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return PackedLinear.of(linear, "float32")

@@ -14,7 +14,7 @@ MODEL_TYPES = ("gemma", "gemma2", "gemma3_text")
 
 
 def describe(config: ConfigFields, layer: int) -> LayerDescription:
-    config.use_bidirectional_attention  # noqa: B018 - the layout's probe refuses such masks
+    config.note("use_bidirectional_attention")  # the layout's probe refuses such masks
     if config.model_type == "gemma":
         activation = config.activation("hidden_act")
         return LayerDescription(norm_offset=1.0, activation=activation)
