@@ -17,6 +17,7 @@ from foretell.models import backend_registry as registry
 from foretell.ops.assets import INSTALL, shipped_folder
 
 if TYPE_CHECKING:
+    from foretell.api.layer_report import LayerReport
     from foretell.core.model import Model
 
 _shown_notices: set[str] = set()
@@ -44,6 +45,7 @@ class ModelReport:
     layers: int
     vocab: int  # tokens
     context: int  # tokens
+    description: LayerReport | None = None  # of a decoder's layers
 
 
 def diagnose(lm: Loaded) -> list[ModelReport]:
@@ -125,12 +127,14 @@ def _report_model(name: str, model: Model, refusals: tuple[tuple[str, str], ...]
     loop = False
     fused = False
     layers = len(model.layout)
+    description: LayerReport | None = None
     inner: Any = model
     if isinstance(model, GGUF):
         family = model.family
         backend = "llama.cpp"
         layers = int(inner.lib.llama_model_n_layer(inner.model_handle))
     else:
+        from foretell.api.layer_report import report_layers
         from foretell.drafters.model.trimming import Trimmed
         from foretell.models.decoder.decoder import Decoder
         from foretell.models.encoder_decoder.seq2seq import EncoderDecoder
@@ -142,6 +146,7 @@ def _report_model(name: str, model: Model, refusals: tuple[tuple[str, str], ...]
             loop = True
         if isinstance(inner, Decoder):
             family = inner.config.model_type
+            description = report_layers(inner)
             loop = inner.loop is not None
             fused = inner.fused
             if inner.backend is not None:
@@ -158,4 +163,5 @@ def _report_model(name: str, model: Model, refusals: tuple[tuple[str, str], ...]
         layers,
         model.vocab,
         model.context,
+        description,
     )

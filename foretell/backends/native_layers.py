@@ -157,6 +157,6 @@ class ModelBuilder:
         return steps.Norm(weight=weight, bias=bias, eps=norm.eps, centered=norm.is_centered)
 
     def _keep_floats(self, tensor: torch.Tensor, number_count: int) -> int:
-        float_tensor = tensor.detach().float().contiguous()
+        float_tensor = tensor.detach().float().flatten().contiguous()
         self.numbers.append(float_tensor)
         return library.checked_address(float_tensor, (number_count,), torch.float32)

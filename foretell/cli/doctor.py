@@ -165,7 +165,20 @@ def model_text(report: ModelReport) -> str:
     }
     if not report.refusals:
         facts["refused by"] = "nobody"
+    description = report.description
+    if description is not None:
+        facts["described by"] = description.described_by
+        facts["windows"] = description.windows or "not known"
+        facts["matrices"] = "; ".join(
+            f"{count:,} of {name}, {size / 1e6:,.1f} MB"
+            for name, count, size in description.matrices
+        )
     text = _section(f"{report.name}: {report.model}", list(facts.items()))
+    if description is not None and description.differences:
+        differences = description.differences
+        text += "\n" + _section("  differs from a llama layer in", differences, indent=4)
+    if description is not None and description.experts:
+        text += "\n" + _section("  experts", description.experts, indent=4)
     if report.refusals:
         text += "\n" + _section("  refused by", report.refusals, indent=4)
     return text

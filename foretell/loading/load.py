@@ -91,8 +91,8 @@ def load(
     where its own folder holds such a file, OWN_VOCAB.
 
     `dtype`: float32, bfloat16, float16, float64, int8 or int4 (weights of linear layers, in groups
-    of 32, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it), or auto: as
-    stored.
+    of 32, on a CPU; the rest bfloat16, or float32 where onnxruntime computes it and beside
+    recurrent layers), or auto: as stored.
 
     `backend`: what computes ordinary steps: torch, native (the C library: weights of bfloat16, int8
     and int4 on CPUs), openvino (CPUs only), onnxruntime (CPUs only, int8 and int4; what others do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,9 @@ def test_a_notice_is_given_once(capsys: pytest.CaptureFixture[str]) -> None:
 def test_every_model_is_reported() -> None:
     lm = foretell.wrap(tiny.llama(), tiny.tokenizer(), tiny.gpt2(), "tiny")
     target, draft = diagnose(lm)
-    assert target == ModelReport(
+    assert target.description is not None and draft.description is not None
+    assert target.description.described_by.endswith("families/llama.py")
+    assert replace(target, description=None) == ModelReport(
         "target", "tiny", "llama", "float32", "torch", (), True, True, 2, 330, tiny.CONTEXT
     )
     assert (draft.name, draft.family, draft.loop, draft.fused) == ("draft", "gpt2", False, False)

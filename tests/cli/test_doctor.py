@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from foretell.api import diagnosis
+from foretell.api.layer_report import LayerReport
 from foretell.cli import doctor
 from foretell.cli.doctor import c_library
 from foretell.loading import load as loading
@@ -33,8 +34,16 @@ class Report:
     layers: int = 2
     vocab: int = 32_000
     context: int = 2048
+    description: LayerReport | None = None
 
 
+LAYERS = LayerReport(
+    "foretell/models/families/mixtures.py",
+    (("residual", "0.4"),),
+    (("chosen", "2 of 8 a token"),),
+    "512 tokens in layer 0; none in layer 1",
+    (("int8", 12, 1_500_000), ("bfloat16", 1, 200_000)),
+)
 REFUSED = Report(refusals=(("openvino", "no AVX2"), ("onnxruntime", "the package is missing")))
 
 
@@ -45,7 +54,7 @@ def diagnosed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     def diagnose(lm: Any) -> list[Report]:
         asked.append(lm)
-        return [REFUSED, Report(name="draft", backend="openvino", fused=True)]
+        return [REFUSED, Report(name="draft", backend="openvino", fused=True, description=LAYERS)]
 
     monkeypatch.setattr(diagnosis, "diagnose", diagnose)
     monkeypatch.setattr(loading, "notice_refusals", lambda *_: None)  # which diagnoses too
@@ -64,6 +73,12 @@ def test_who_computes_a_model_is_said_in_full(run: Any, folder: str, diagnosed: 
     assert "32,000 tokens" in target and "foretell's" in target
     assert draft.startswith("draft: tiny\n  computed by       openvino\n")
     assert "refused by        nobody" in draft
+    assert "described by      foretell/models/families/mixtures.py" in draft
+    assert "windows           512 tokens in layer 0; none in layer 1" in draft
+    assert "matrices          12 of int8, 1.5 MB; 1 of bfloat16, 0.2 MB" in draft
+    assert "  differs from a llama layer in\n    residual          0.4\n" in draft
+    assert "  experts\n    chosen            2 of 8 a token" in draft
+    assert "differs from" not in target
 
 
 def test_doctor_without_a_model_describes_the_machine(run: Any, diagnosed: list[Any]) -> None:
@@ -81,6 +96,7 @@ def test_doctor_as_json(run: Any, folder: str, diagnosed: list[Any]) -> None:
     target, draft = document["models"]
     assert target["refusals"] == [list(pair) for pair in REFUSED.refusals]
     assert (draft["name"], draft["backend"], draft["fused"]) == ("draft", "openvino", True)
+    assert draft["description"]["differences"] == [["residual", "0.4"]]
     names = [package["name"] for package in document["packages"]]
     assert {"openvino", "onnxruntime", "llama-cpp-python", "fastapi", "ray"} <= {*names}
     assert len(names) == len({*names})

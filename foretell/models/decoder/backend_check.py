@@ -68,17 +68,22 @@ def use_all_experts(hf_model: nn.Module, backend: Any) -> Iterator[None]:
         for module in hf_model.modules()
         if isinstance(getattr(module, "top_k", None), int) and hasattr(module, "num_experts")
     ]
-    chosen = [router.top_k for router in routers]
+    fields = ("top_k", "topk_group")
+    chosen = [
+        {name: vars(router)[name] for name in fields if name in vars(router)} for router in routers
+    ]
     structures = list(getattr(backend, "experts", ()))
-    chosen_there = [structure.chosen for structure in structures]
+    chosen_there = [(structure.chosen, structure.chosen_groups) for structure in structures]
     try:
         for router in routers:
             router.top_k = router.num_experts
+            if hasattr(router, "topk_group"):
+                router.topk_group = router.num_group
         for structure in structures:
-            structure.chosen = structure.count
+            structure.chosen, structure.chosen_groups = structure.count, structure.groups
         yield
     finally:
-        for router, count in zip(routers, chosen, strict=True):
-            router.top_k = count
-        for structure, count in zip(structures, chosen_there, strict=True):
-            structure.chosen = count
+        for router, values in zip(routers, chosen, strict=True):
+            vars(router).update(values)
+        for structure, counts in zip(structures, chosen_there, strict=True):
+            structure.chosen, structure.chosen_groups = counts

@@ -85,10 +85,7 @@ class PackedExperts(nn.Module):
         for expert in top_k_index.unique().tolist():
             rows, ranks = (top_k_index == expert).nonzero(as_tuple=True)
             states = hidden_states[rows]
-            gate, up = (
-                self._matrix(self.gate, expert)(states),
-                self._matrix(self.up, expert)(states),
-            )
+            gate, up = (self._matrix(both, expert)(states) for both in (self.gate, self.up))
             inner = clamped_silu(gate, up) if self.act_fn is None else self.act_fn(gate) * up
             given = self._matrix(self.down, expert)(inner) * top_k_weights[rows, ranks, None]
             output.index_add_(0, rows, given.to(output.dtype))

@@ -1,7 +1,8 @@
 """Gemma 1 to 3: norms with weights 1 + w, after both halves since the second, and a GELU gate.
 
-Gemma 2 caps scores and logits; Gemma 3 norms heads, and its layers with windows turn by a rotation
-of their own. Embeddings are multiplied by the root of their width (measured by the loop).
+Gemma 2 caps scores and logits, and VaultGemma is that without norms after the halves; Gemma 3 norms
+heads, and its layers with windows turn by a rotation of their own. Embeddings are multiplied by the
+root of their width (measured by the loop).
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from dataclasses import replace
 
 from foretell.models.families.description import ConfigFields, LayerDescription
 
-MODEL_TYPES = ("gemma", "gemma2", "gemma3_text")
+MODEL_TYPES = ("gemma", "gemma2", "gemma3_text", "vaultgemma")
 
 
 def describe(config: ConfigFields, layer: int) -> LayerDescription:
@@ -27,6 +28,8 @@ def describe(config: ConfigFields, layer: int) -> LayerDescription:
         scale=config.query_pre_attn_scalar**-0.5,
     )
     score_cap = config.attn_logit_softcapping or 0.0
+    if config.model_type == "vaultgemma":
+        return replace(description, score_cap=score_cap, after_attention="", after_mlp="")
     if config.model_type == "gemma2":
         return replace(description, score_cap=score_cap)
     # Gemma 3's class has the field of the cap too, and never reads it.

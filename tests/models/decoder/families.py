@@ -144,6 +144,18 @@ EXPERTS = {
     "shared_expert_intermediate_size": 96,
 }
 LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3}
+ROUTED_EXPERTS = {
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_shared_experts": 2,
+    "n_group": 4,
+    "topk_group": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
+    "norm_topk_prob": True,
+}
+TURNED_IN_PART = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 DESCRIBED: dict[str, dict[str, Any]] = {
     "llama": BIASES,
     "arcee": BIASES,
@@ -164,7 +176,26 @@ DESCRIBED: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
         "query_pre_attn_scalar": 11,
     },
+    "dots1": {**ROUTED_EXPERTS, **WINDOWS},
+    "ernie4_5_moe": {
+        "moe_intermediate_size": 64,
+        "moe_num_experts": 8,
+        "moe_k": 3,
+        "moe_layer_start_index": 1,
+        "use_bias": True,
+    },
+    "flex_olmo": EXPERTS,
+    "glm4_moe": {**ROUTED_EXPERTS, "attention_bias": True, "use_qk_norm": True},
     "gpt_oss": {**LOCAL_EXPERTS, "sliding_window": WINDOW, "layer_types": MIXED},
+    "jais2": BIASES,
+    "minimax_m2": {**LOCAL_EXPERTS, "rope_parameters": TURNED_IN_PART},
+    "solar_open": ROUTED_EXPERTS,
+    "vaultgemma": {
+        **WINDOWS,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 11,
+    },
     "granite": {**BIASES, **MULTIPLIERS},
     "granite_swa": {
         **BIASES,

@@ -8,21 +8,25 @@ usual sizes, to have all switched on that it has, stands in tests/models/decoder
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import cache
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from foretell.audit.bits import compare_steps
 from foretell.backends.native import NativeBackend
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.models.decoder import fused
+from foretell.models.decoder.backend_check import use_all_experts
 from foretell.models.decoder.decoder import PROVEN, Decoder
 from foretell.models.decoder.fused import Fused, describe_layers, fused_blocks
 from foretell.models.decoder.packed import pack_layers, without_rounding
+from foretell.models.decoder.packed_experts import pack_experts
 from foretell.models.families.description import (
     ConfigFields,
     ExpertsDescription,
@@ -41,9 +45,10 @@ from tests.models.decoder.families import (
 )
 from tests.models.decoder.test_families import answer
 
-CASES = sorted([*known_families(), *VARIANTS])
+FAMILIES = known_families()
+CASES = sorted([*FAMILIES, *VARIANTS])
 CONFIGS = {case: described_config(case) for case in CASES}
-TEXT = [(7 * i * i + 3 * i + 5) % VOCAB for i in range(40)]
+TEXT = [(7 * i * i + 3 * i + 16) % VOCAB for i in range(40)]
 CUT = 23  # tokens of the text that are read in pieces; a tree below them has the others
 TREE = (
     TokenTree(TEXT[CUT - 1])
@@ -53,8 +58,9 @@ TREE = (
 )
 ON_PATH = [0, 1, 2, 3, *range(6, len(TREE))]  # nodes that are the text's own
 NEAR = 1e-4  # of the largest logit, in float32
-# The median distance of a row, by its length: caches are of bfloat16 whatever the weights are.
-ROUNDING = {"float32": 0.02, "bfloat16": 0.04, "int8": 0.07}
+# The largest distance of a row, by its length: caches are of bfloat16 whatever the weights are.
+ROUNDING = {"float32": 0.05, "bfloat16": 0.06, "int8": 0.15}
+SHOWN = 0.02  # the median distance from which on a slip shows
 PATHS = "query key value qkv out gate up gate_up down attention experts".split()
 EXPERT_PATHS = "count block router experts transposed".split()
 
@@ -135,9 +141,9 @@ def layer_descriptions(decoder: Decoder) -> list[LayerDescription]:
 
 
 def test_families_that_are_described_are_proven_and_configured() -> None:
-    assert set(known_families()) <= PROVEN
-    assert set(DESCRIBED) <= set(known_families())
-    assert {family for family, _ in VARIANTS.values()} <= set(known_families())
+    assert set(FAMILIES) <= PROVEN
+    assert set(DESCRIBED) <= set(FAMILIES)
+    assert {family for family, _ in VARIANTS.values()} <= set(FAMILIES)
 
 
 @every_case
@@ -153,15 +159,22 @@ def test_fused_layers_give_transformers_logits(case: str) -> None:
 
 def computed_by_library(case: str, format: str) -> tuple[Decoder, torch.Tensor]:
     """A decoder whose steps the library computes, whatever torch says, and what transformers' own
-    code makes of the packed weights in float32.
+    code makes of the packed weights in float32: of 8 and 16 bits with all experts, as rounding may
+    choose another one.
     """
     hf = described(case)
     pack_layers(hf, format)
-    with without_rounding():
+    pack_experts(hf, format)
+    with without_rounding(), all_experts(hf, format):
         rows = stock_rows(hf)
     decoder = Decoder(hf.bfloat16(), case, fused_blocks)
     use_library(decoder)
     return decoder, rows
+
+
+def all_experts(hf: Any, format: str, backend: Any = None) -> AbstractContextManager[None]:
+    """Lets all experts compute every token, where weights are of 8 or 16 bits."""
+    return nullcontext() if format == "float32" else use_all_experts(hf, backend)
 
 
 def use_library(decoder: Decoder) -> None:
@@ -170,15 +183,19 @@ def use_library(decoder: Decoder) -> None:
 
 
 @needs_library
-@every_case
-@pytest.mark.parametrize("format", sorted(ROUNDING))
+@pytest.mark.parametrize(
+    ("case", "format"),
+    [(family, format) for family in FAMILIES for format in ROUNDING]
+    + [(case, "float32") for case in sorted(VARIANTS)],
+)
 def test_the_library_gives_transformers_logits(case: str, format: str) -> None:
     """Up to rounding; and each row by itself to the last bit, in trees, pieces and batches."""
     decoder, stock = computed_by_library(case, format)
-    far = distances(rows_in_pieces(decoder), stock[CUT - 1 :])
-    assert far.median() < ROUNDING[format]
-    if format == "float32" and case not in MIXTURES:  # there rounding may choose another expert
-        assert far.max() < 0.06
+    with all_experts(decoder.hf, format, decoder.backend):
+        far = distances(rows_in_pieces(decoder), stock[CUT - 1 :])
+    # Of 8 and 16 bits no token has other experts than in the reference; of 32 few have.
+    decides = 2 * far.median() if format == "float32" and case in MIXTURES else far.max()
+    assert decides < ROUNDING[format]
     if format != "float32":
         assert compare_steps(decoder, 3, max_length=28) == (3, "")
 
@@ -199,7 +216,7 @@ def slips(description: LayerDescription) -> dict[str, dict[str, Any]]:
         "parallel": {"parallel": not description.parallel},
         "angles_once": {"angles_once": not description.angles_once},
     }
-    if description.down:  # an MLP of its own, beside experts or without any
+    if description.experts is None:
         found |= {f"activation {name}": {"activation": name} for name in other_activations}
     found |= {f"rotation {name}": {"rotation": name} for name in rotations}
     usual = LayerDescription()
@@ -228,6 +245,38 @@ def describe_wrong(
     monkeypatch.setattr(fused, "find_family", find_wrong)
 
 
+def make_blocks(
+    decoder: Decoder,
+    descriptions: list[LayerDescription],
+    window_error: int = 0,
+    block_class: type[Fused] = Fused,
+) -> list[Any]:
+    """Makes the layers of a decoder again, by other descriptions."""
+    loop = decoder.loop
+    assert loop is not None
+    right: list[Any] = [*loop.blocks]
+    layouts = {block.table_layout for block in right} - {"", "once"} or {"halves"}
+    found = []
+    for index, (layer, description) in enumerate(zip(loop.layers, descriptions, strict=True)):
+        window = loop.windows[index]
+        block = block_class(layer, index, window and window + window_error, description)
+        block.table_layout = "once" if description.angles_once else min(layouts)
+        found.append(block)
+    return found
+
+
+@contextmanager
+def computed_by(decoder: Decoder, blocks: list[Any]) -> Iterator[None]:
+    """Inside, these are the decoder's layers."""
+    loop = decoder.loop
+    assert loop is not None
+    before, loop.blocks = loop.blocks, blocks
+    try:
+        yield
+    finally:
+        loop.blocks = before
+
+
 def is_caught(decoder: Decoder, stock: torch.Tensor, right: list[LayerDescription]) -> bool | None:
     """Whether the layers of another build, or the comparison with transformers' logits, show that
     the descriptions of now are wrong. None: the layers' own parts put them right.
@@ -239,17 +288,11 @@ def is_caught(decoder: Decoder, stock: torch.Tensor, right: list[LayerDescriptio
         return True
     if wrong == right:
         return None
-    before = loop.blocks
     try:
-        loop.blocks = [
-            Fused(layer, index, loop.windows[index], description)
-            for index, (layer, description) in enumerate(zip(loop.layers, wrong, strict=True))
-        ]
-        rows = rows_at_once(decoder)
+        with computed_by(decoder, make_blocks(decoder, wrong)):
+            rows = rows_at_once(decoder)
     except (RuntimeError, LookupError, TypeError):  # shapes that do not fit each other
         return True
-    finally:
-        loop.blocks = before
     return error(rows, stock) > NEAR
 
 
@@ -271,20 +314,9 @@ def test_a_slip_in_a_description_is_caught(case: str, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("case", WINDOWED)
 def test_a_window_that_is_off_by_one_is_caught(case: str, by: int) -> None:
     decoder, stock = model(case)
-    loop, right = decoder.loop, layer_descriptions(decoder)
-    assert loop is not None
-    assert WINDOW in loop.windows
-    before = loop.blocks
-    try:
-        loop.blocks = [
-            Fused(layer, index, window and window + by, description)
-            for index, (layer, window, description) in enumerate(
-                zip(loop.layers, loop.windows, right, strict=True)
-            )
-        ]
+    assert decoder.loop is not None and WINDOW in decoder.loop.windows
+    with computed_by(decoder, make_blocks(decoder, layer_descriptions(decoder), by)):
         assert error(rows_at_once(decoder), stock) > NEAR
-    finally:
-        loop.blocks = before
 
 
 class Widened(Fused):
@@ -295,7 +327,7 @@ class Widened(Fused):
         tables = []
         for table, filler in zip(rotary, (1.0, 0.0), strict=True):
             half = table.chunk(2, -1)[0]
-            wide = torch.nn.functional.pad(half, (0, missing), value=filler)
+            wide = F.pad(half, (0, missing), value=filler)
             tables.append(torch.cat([wide, wide], -1))
         return super()._turn(heads, tables)
 
@@ -303,19 +335,9 @@ class Widened(Fused):
 @pytest.mark.parametrize("case", TURNED_IN_PART)
 def test_turning_whole_heads_is_caught_where_a_part_turns(case: str) -> None:
     decoder, stock = model(case)
-    loop = decoder.loop
-    assert loop is not None
-    before = loop.blocks
-    try:
-        loop.blocks = [
-            Widened(layer, index, loop.windows[index], description)
-            for index, (layer, description) in enumerate(
-                zip(loop.layers, layer_descriptions(decoder), strict=True)
-            )
-        ]
+    blocks = make_blocks(decoder, layer_descriptions(decoder), block_class=Widened)
+    with computed_by(decoder, blocks):
         assert error(rows_at_once(decoder), stock) > NEAR
-    finally:
-        loop.blocks = before
 
 
 @pytest.mark.parametrize(
@@ -368,6 +390,8 @@ def expert_slips(experts: ExpertsDescription) -> dict[str, dict[str, Any]]:
         if field.name not in (*EXPERT_PATHS, *found) and value != getattr(usual, field.name):
             found.setdefault(field.name, {field.name: getattr(usual, field.name)})
     found.pop("scoring", None)
+    if experts.groups > 1:
+        found["groups"] = {"groups": 1, "chosen_groups": 1}
     return found
 
 
@@ -379,11 +403,19 @@ def test_a_slip_in_experts_is_caught(case: str) -> None:
     blocks: list[Any] = [*decoder.loop.blocks]
     right = [block.description for block in blocks]
     experts = next(description.experts for description in right if description.experts)
-    for name, change in expert_slips(experts).items():
+    slips_in_layers = {
+        name: {"experts": replace(experts, **change)}
+        for name, change in expert_slips(experts).items()
+    }
+    if any(description.after_mlp for description in right):  # a norm takes a factor away
+        for name in ("scaling", "renormalized", "scoring softmax_of_chosen"):
+            del slips_in_layers[name]
+    if any(description.experts and description.down for description in right):
+        slips_in_layers["of the MLP beside them"] = {"activation": "gelu"}
+    for name, change in slips_in_layers.items():
         for block, description in zip(blocks, right, strict=True):
             if description.experts is not None:
-                wrong = replace(description.experts, **change)
-                block.description = replace(description, experts=wrong)
+                block.description = replace(description, **change)
         use_library(decoder)
         far = distances(rows_at_once(decoder), stock)
-        assert far.median() > ROUNDING["float32"], (name, float(far.median()))
+        assert far.median() > SHOWN, (name, float(far.median()))

@@ -20,7 +20,6 @@ from foretell.errors import ForetellError
 from foretell.models.decoder.packed import (
     PackedEmbedding,
     PackedLinear,
-    is_as_near,
     widen_rest,
     without_rounding,
 )
@@ -92,10 +91,14 @@ def test_rows_are_near_those_of_the_weights(family: str) -> None:
         want = wide(input_ids=torch.tensor([tokens]), use_cache=False).logits[0]
     tree = TokenTree(tokens[0]).chain(tokens[1:])
     rows = answer(model, model.cache(), Ask(tree), tokens[:1]).logits
-    assert is_as_near(rows, stock_rows(model, tokens), lambda: want, most_rows=True)
-    distance = (rows - want).norm(dim=-1) / want.norm(dim=-1)
+    ours, theirs = (
+        float(((found - want).norm(dim=-1) / want.norm(dim=-1)).median())
+        for found in (rows, stock_rows(model, tokens))
+    )
+    assert 0 < ours < 2 * theirs
     # Of experts another one may be chosen, in tiny models often.
-    assert 0 < float(distance.median()) < (0.5 if model._has_experts() else 0.1)
+    has_experts = any(isinstance(part, PackedExperts) for part in model.hf.modules())
+    assert ours < (0.5 if has_experts else 0.1)
 
 
 # --- drafts: products without the rounding of activations, which is no matter of states
