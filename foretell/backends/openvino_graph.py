@@ -22,6 +22,7 @@ from foretell.backends.pool import BLOCK
 from foretell.cache.buffers import Layout
 from foretell.cache.job import Job
 from foretell.core.model import STEP
+from foretell.models.decoder.fused import Fused
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import recorded_layer
 from foretell.native.packing import GROUP, centred_numbers, unpack_matrix
@@ -262,6 +263,8 @@ class ForwardGraph(torch.nn.Module):
         self.rotation_kinds: list[tuple[str, ...]] = [()]
         if loop.kinds:
             self.rotation_kinds = [(kind,) for kind in dict.fromkeys(loop.kinds)]
+        if any(isinstance(block, Fused) and _crashes(block) for block in loop.blocks):
+            raise LookupError("the runtime crashes over layer norms before a half without a gate")
         # A recording takes for constants only the weights of modules that it holds.
         self.parts = torch.nn.ModuleList([loop.norm, loop.head, *loop.layers])
 
@@ -291,6 +294,13 @@ class ForwardGraph(torch.nn.Module):
         finally:
             STEP.reset(context_token)
         return (logits, *(hidden[tap][0].float() for tap in self.taps))
+
+
+def _crashes(block: Fused) -> bool:
+    """Whether the runtime's compiler ends the process over such a layer (StarCoder 2's, 2026.4)."""
+    described = block.description
+    has_gate = described.gate or described.gate_up or described.experts
+    return described.norm == "layer" and not has_gate and not described.parallel
 
 
 class Recording:

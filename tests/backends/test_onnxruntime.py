@@ -76,7 +76,13 @@ def fused(family: str) -> Decoder:
     return Decoder(tiny(family), family, fused_blocks)
 
 
-FUSED = sorted(family for family in LOOPED if family not in UNLIKE and fused(family).fused)
+def is_plain(family: str) -> bool:
+    """Whether its layers compute what llama's do: the runtime's graph knows no others."""
+    blocks: Any = fused(family).loop.blocks  # type: ignore[union-attr]
+    return fused(family).fused and all(block.description.is_plain for block in blocks)
+
+
+FUSED = sorted(family for family in LOOPED if family not in UNLIKE and is_plain(family))
 WINDOWED = [name for name in FUSED if any(w is not None for w in decoder(name).loop.windows)]  # type: ignore[union-attr]
 
 
