@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
@@ -15,6 +16,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     AutoModelForSeq2SeqLM,
+    GenerationConfig,
     PreTrainedConfig,
 )
 from transformers.utils import logging
@@ -52,6 +54,28 @@ def class_of(location: str | Path, arguments: dict[str, Any]) -> Any:
     if is_text and getattr(config, FIELD, None) is not None:
         return projected_class(MODEL_FOR_CAUSAL_LM_MAPPING[type(config)])
     return AutoModelForCausalLM
+
+
+def is_plain(folder: Path) -> bool:
+    """Whether a folder holds a language model that transformers alone describes, in numbers that no
+    other library has packed. Raises what `class_of` does.
+    """
+    if class_of(folder, {}) is not AutoModelForCausalLM:
+        return False
+    config = AutoConfig.from_pretrained(folder)
+    return getattr(config, "quantization_config", None) is None
+
+
+def build_empty(folder: Path, dtype: torch.dtype) -> Any:
+    """The model of such a folder without its numbers."""
+    from accelerate import init_empty_weights
+
+    config = AutoConfig.from_pretrained(folder)
+    with init_empty_weights(include_buffers=False):
+        hf_model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+    if (folder / "generation_config.json").is_file():
+        hf_model.generation_config = GenerationConfig.from_pretrained(folder)
+    return hf_model
 
 
 def read_model(location: str | Path, arguments: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

@@ -21,13 +21,15 @@ from foretell.core.model import Model
 from foretell.core.renamed_options import takes_old_names
 from foretell.engine.remote import model_recipe
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_message_line
+from foretell.loading import packed_models
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
 from foretell.loading.fetch import ask_hub, fetch_quantized, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names, text_of_source
+from foretell.loading.tokenizers import find_tokenizer
 from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
 from foretell.models import backend_registry as registry
 from foretell.models.decoder.packed import WHOLE_NUMBERS
-from foretell.models.weights import check_files, check_tokenizer, cure_of
+from foretell.models.weights import check_files, cure_of
 from foretell.native import library
 from foretell.ops.devices import check_device
 from foretell.ops.memory import trim_memory
@@ -108,8 +110,8 @@ def load(
     are unpacked and then rounded to that.
 
     A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
-    family by the C library, others by llama.cpp (backend "llama.cpp" for all). With another backend
-    by name its weights are unpacked for that, auto: to bfloat16.
+    family and of LFM 2 by the C library, others by llama.cpp (backend "llama.cpp" for all). With
+    another backend by name its weights are unpacked for that, auto: to bfloat16.
     """
     name = text_of_source(source)
     resolved = resolve(name)  # the same, or the folder or file that a known name stands for
@@ -230,7 +232,7 @@ def _load_model(name: str, title: str, options: _Options, revision: str | None =
         model, refusals = _build_adapter(hf, title, options)
         return _Loaded(model, file_path, file_tokenizer, end_tokens_of(hf), refusals)
     hf, folder = _read_model(name, options, revision)
-    tokenizer = _find_tokenizer(folder or name, revision, options.trust_remote_code)
+    tokenizer = find_tokenizer(folder or name, revision, options.trust_remote_code)
     model, refusals = _build_adapter(hf, title, options)
     loaded = _Loaded(model, folder, None, end_tokens_of(hf), refusals)
     if isinstance(tokenizer, str):
@@ -305,7 +307,7 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     if backend != LLAMA_CPP:
         gguf_limits.check_file(file_path)
         try:
-            return _native_gguf(title, file_path)
+            return _native_gguf(title, file_path, backend, exact)
         except LookupError as error:
             refusals = note_refusal(title, "native", error, backend)
     if exact:
@@ -320,20 +322,30 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
 
-def _native_gguf(title: str, file_path: Path) -> _Loaded:
-    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot."""
+def _native_gguf(title: str, file_path: Path, backend: str, exact: bool) -> _Loaded:
+    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot, and
+    Unsupported for options that a model with recurrent layers has no meaning for.
+    """
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.fused import fused_blocks
     from foretell.models.gguf import gguf
     from foretell.models.gguf.tokenizer import read_tokenizer
+    from foretell.models.recurrent.recurrent import recurrent_adapter
 
-    hf = gguf.read_packed(file_path)
+    kept_name = packed_models.name_of_file(file_path)
+    build_empty = partial(gguf.build_empty, file_path)
+    kept = packed_models.find(kept_name, build_empty)
+    hf = kept or gguf.read_packed(file_path)
     try:
         tokenizer = read_tokenizer(file_path)
     except BadModel as error:
         raise LookupError(str(error)) from error
-    model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-    model.use(registry.load_backend("native").make_backend)
+    model: Decoder | None = recurrent_adapter(hf, title, exact, "auto", backend)
+    if model is None:
+        model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
+        model.use(registry.load_backend("native").make_backend)
+    if kept is None:
+        packed_models.keep(kept_name, hf, build_empty, packed_models.LEAST_PACKED)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
@@ -412,7 +424,7 @@ def _read_model(
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
     # Of transformers' models, as that.
-    from foretell.loading.classes import check_whole, read_model
+    from foretell.loading.classes import build_empty, check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
     from foretell.models.quantized.quantized import find_settings, read_quantized
 
@@ -423,6 +435,7 @@ def _read_model(
     }
     location: str | Path = name
     folder = _local_folder(name)
+    kept_name: str | None = None
     if folder is not None:
         check_files(folder)
         location = folder
@@ -435,6 +448,11 @@ def _read_model(
         if quantized_folder is not None and settings is not None:
             hf = read_quantized(quantized_folder, settings, _load_dtype(options))
             return _place_model(hf, name, options), folder
+    if folder is not None:
+        kept_name = packed_models.name_of_rounded(folder, options.dtype, options.trust_remote_code)
+        kept = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
+        if kept is not None:
+            return kept, folder
     try:
         hf, report = read_model(location, arguments)
     except Exception as error:  # transformers raises nearly anything here
@@ -443,7 +461,12 @@ def _read_model(
     check_whole(name, hf, report)
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.backend, options.dtype)
-    return _place_model(hf, name, options), folder
+    hf = _place_model(hf, name, options)
+    if folder is not None and kept_name is not None:
+        build = partial(build_empty, folder, torch.bfloat16)
+        if packed_models.keep(kept_name, hf, build, packed_models.LEAST_ROUNDED):
+            return packed_models.find(kept_name, build) or hf, folder  # and leave this one
+    return hf, folder
 
 
 def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, Path]:
@@ -474,24 +497,3 @@ def _place_model(hf: PreTrainedModel, name: str, options: _Options) -> PreTraine
         option = f"dtype={options.dtype!r}"
         raise Unsupported.missing_capability(option, name, "torch's linear layers", "use bfloat16")
     return hf.to(options.device).eval()  # type: ignore[arg-type]
-
-
-def _find_tokenizer(
-    source: str | Path, revision: str | None, trust_code: bool
-) -> PreTrainedTokenizerBase | str:
-    """The tokenizer, or why there is none: token ids still work."""
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it wonders about types of models that it does not know
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=trust_code
-        )
-    except Exception as error:  # transformers raises nearly anything here
-        check_tokenizer(Path(source))
-        return first_message_line(error)
-    finally:
-        logging.set_verbosity(verbosity)
-    return tokenizer  # type: ignore[no-any-return]

@@ -4,12 +4,14 @@ rounds none.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from foretell.native import library
+from foretell.native.arena import Arena, rounded_size
 from foretell.native.packing import BLOCK, FLOATS, GROUP, SCALE_DTYPES, SUPER, Packed
 
 BENT = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
@@ -56,13 +58,18 @@ TYPES = {
 
 
 def pack_blocks(
-    type_name: str, rows: np.ndarray, inputs: int, order: torch.Tensor | None = None
+    type_name: str,
+    rows: np.ndarray,
+    inputs: int,
+    order: torch.Tensor | None = None,
+    arena: Arena | None = None,
 ) -> Packed:
     """Packs a matrix from a file's rows, uint8 (N, bytes), of one of TYPES.
 
     `inputs`: numbers of a row; where these are no multiple of 32, which only floats can be, the
-    matrix has zeros behind them. `order`: the row that each output is, int64. Raises ValueError for
-    rows of another size, and IndexError for a row that there is not.
+    matrix has zeros behind them. `order`: the row that each output is, int64. `arena`: where its
+    numbers are put while there is room. Raises ValueError for rows of another size, and IndexError
+    for a row that there is not.
     """
     block_type = TYPES[type_name]
     row_bytes = inputs // block_type.block * block_type.block_bytes
@@ -70,7 +77,8 @@ def pack_blocks(
         raise ValueError(
             f"rows {rows.shape} of {rows.dtype} are none of {inputs} numbers of {type_name}"
         )
-    packed = _empty_matrix(block_type, len(rows) if order is None else len(order), inputs)
+    output_count = len(rows) if order is None else len(order)
+    packed = _empty_matrix(block_type, output_count, inputs, arena)
     contiguous_rows = np.ascontiguousarray(rows)
     raw = library.Raw(
         type=block_type.number,
@@ -86,28 +94,65 @@ def pack_blocks(
     return packed
 
 
-def _empty_matrix(block_type: BlockType, outputs: int, inputs: int) -> Packed:
-    """A matrix of this type with memory for its numbers."""
+def packed_sizes(type_name: str, outputs: int, inputs: int) -> dict[str, int]:
+    """The bytes that such a matrix takes up in each room of an arena."""
+    shapes = _matrix_shapes(TYPES[type_name], outputs, inputs)
+    return {
+        room: 0 if shape is None else rounded_size(math.prod(shape) * dtype.itemsize)
+        for room, (shape, dtype) in shapes.items()
+    }
+
+
+def _matrix_shapes(
+    block_type: BlockType, outputs: int, inputs: int
+) -> dict[str, tuple[tuple[int, ...] | None, torch.dtype]]:
+    """Shape and number format of each field of a matrix of this type; None: it has none."""
     blocks, padded_inputs = -(-outputs // BLOCK), -(-inputs // GROUP) * GROUP
     is_whole = block_type.format == "whole"
     bits = block_type.bits if is_whole else 8 * FLOATS[block_type.format].itemsize
 
-    def empty_scales(scaling: str) -> torch.Tensor | None:
+    def scale_shape(scaling: str) -> tuple[tuple[int, ...] | None, torch.dtype]:
         if scaling == "none":
-            return None
+            return None, torch.uint8
         if scaling == "super":
             record_bytes = (2 + SUPER // block_type.group) * BLOCK
-            return torch.empty(blocks, inputs // SUPER, record_bytes, dtype=torch.uint8)
+            return (blocks, inputs // SUPER, record_bytes), torch.uint8
         dtype = SCALE_DTYPES.get(scaling, torch.uint8)
-        return torch.empty(blocks, inputs // block_type.group, BLOCK, dtype=dtype)
+        return (blocks, inputs // block_type.group, BLOCK), dtype
 
+    return {
+        "weights": ((blocks * BLOCK * padded_inputs * bits // 8,), torch.uint8),
+        "scales": scale_shape(block_type.scaling),
+        "minima": scale_shape(block_type.least_scaling),
+    }
+
+
+def _empty_matrix(
+    block_type: BlockType, outputs: int, inputs: int, arena: Arena | None = None
+) -> Packed:
+    """A matrix of this type with memory for its numbers."""
+
+    def find_memory(
+        room: str, shape: tuple[int, ...] | None, dtype: torch.dtype
+    ) -> torch.Tensor | None:
+        if shape is None:
+            return None
+        memory = None
+        if arena is not None:
+            memory = arena.take(room, math.prod(shape) * dtype.itemsize)
+        return torch.empty(shape, dtype=dtype) if memory is None else memory.view(dtype).view(shape)
+
+    shapes = _matrix_shapes(block_type, outputs, inputs)
+    memory = {room: find_memory(room, *shape) for room, shape in shapes.items()}
+    weights = memory["weights"]
+    assert weights is not None
     return Packed(
         block_type.format,
         outputs,
-        padded_inputs,
-        torch.empty(blocks * BLOCK * padded_inputs * bits // 8, dtype=torch.uint8),
-        empty_scales(block_type.scaling),
-        empty_scales(block_type.least_scaling),
+        -(-inputs // GROUP) * GROUP,
+        weights,
+        memory["scales"],
+        memory["minima"],
         block_type.bits,
         block_type.group,
         block_type.offset,

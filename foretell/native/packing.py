@@ -20,6 +20,8 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 
+from foretell.native.arena import join_tensors
+
 BLOCK = 16  # outputs beside each other
 GROUP = 32  # inputs that lie together
 SUPER = 256  # inputs whose scales share a factor
@@ -142,6 +144,12 @@ class Packed:
     def _has_narrow_table(self) -> bool:
         return self.table is not None and all(number in NARROW for number in self.table.tolist())
 
+    @property
+    def addresses(self) -> tuple[int, ...]:
+        """Where its numbers lie in memory."""
+        parts = (self.weights, self.scales, self.minima)
+        return tuple(part.data_ptr() for part in parts if part is not None)
+
     def part(self, first_block: int, outputs: int) -> Packed:
         """The matrix of so many outputs from a block on, which shares this one's memory."""
         block_bytes = len(self.weights) // self.blocks
@@ -193,19 +201,21 @@ class Packed:
 
     @staticmethod
     def join(parts: list[Packed]) -> Packed:
-        """Joins several of one layout into one; all but the last have multiples of 16."""
+        """Joins several of one layout into one, which shares their memory where they lie side by
+        side; all but the last have multiples of 16.
+        """
         first_part = parts[0]
         assert all(part.outputs % BLOCK == 0 for part in parts[:-1])
         assert all(part.layout == first_part.layout for part in parts), "their layouts differ"
 
         def join_values(values: list[torch.Tensor | None]) -> torch.Tensor | None:
             present = [value for value in values if value is not None]
-            return torch.cat(present) if present else None
+            return join_tensors(present) if present else None
 
         return replace(
             first_part,
             outputs=sum(part.outputs for part in parts),
-            weights=torch.cat([part.weights for part in parts]),
+            weights=join_tensors([part.weights for part in parts]),
             scales=join_values([part.scales for part in parts]),
             minima=join_values([part.minima for part in parts]),
         )

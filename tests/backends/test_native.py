@@ -344,7 +344,8 @@ def test_where_it_is_not_built_auto_says_so_and_torch_computes(
 def test_auto_leaves_it_alone_where_it_does_not_suit() -> None:
     assert native.suits_model(families.tiny("llama", dtype=torch.bfloat16, **SIZES))
     assert not native.suits_model(families.tiny("llama", **SIZES))
-    assert not native.suits_model(families.tiny("gemma2", dtype=torch.bfloat16, **SIZES))
+    assert native.suits_model(families.tiny("gemma2", dtype=torch.bfloat16, **SIZES))
+    assert not native.suits_model(families.tiny("apertus", dtype=torch.bfloat16, **SIZES))
 
 
 WATCHED = ("h2o:budget=12,every=3", "tova:budget=12,every=4")

@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
@@ -192,7 +193,10 @@ def test_gguf_files_need_a_package(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = tmp_path / "model.gguf"
     path.write_bytes(b"something else")
     assert "is no GGUF file" in refusal(path)
-    path.write_bytes(b"GGUF\x03" + bytes(19))  # of no keys and no tensors
+    key, family = b"general.architecture", b"mystery"
+    header = struct.pack("<4sIQQ", b"GGUF", 3, 0, 1)
+    header += struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(family)) + family
+    path.write_bytes(header)
     monkeypatch.setattr("foretell.models.gguf.llama_library._library", None)
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
     monkeypatch.setitem(sys.modules, "llama_cpp.llama_cpp", None)

@@ -225,7 +225,7 @@ def test_so_are_sizes_of_a_step(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "field, value", [("heads", 5), ("inner", 0), ("hidden", 96), ("width", 64), ("layers", 0)]
+    "field, value", [("heads", 5), ("kv_heads", 0), ("hidden", 96), ("width", 64), ("layers", 0)]
 )
 def test_so_is_a_model_whose_matrices_are_of_other_sizes(field: str, value: int) -> None:
     described = backend().model

@@ -16,8 +16,8 @@ import shapes
 import torch
 from noise_blocks import Format
 
-from foretell.models.gguf.tokenizer import read_tokenizer
 from foretell.models.gguf.gguf import read_unpacked
+from foretell.models.gguf.tokenizer import read_tokenizer
 
 TEXT = "Größe, the quick 漢字 🙂\n\tx = 1"
 COUNTS = {  # of the tensors of a published file: Gemma 3 270M as Q4_K_M

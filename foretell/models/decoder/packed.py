@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from foretell.native import library
+from foretell.native.arena import rounded_size
 from foretell.native.packing import (
     BLOCK,
     GROUP,
@@ -34,7 +35,8 @@ from foretell.native.rounding import TINY, quantize_matrix
 from foretell.ops.memory import large_pages, release_pages, trim_memory
 
 SMALLEST = 2  # inputs of a layer that is packed
-LINE = 64  # bytes, at whose multiples weights begin
+KEPT = frozenset({"dt_proj"})  # Mamba's steps: few inputs, and its own code reads the weights
+CAREFUL = frozenset({"x_proj"})  # of 8 bits beside 4: few outputs, which make a state
 HELD = 16 << 20  # bytes of replaced weights that stay in memory for a while
 WHOLE_NUMBERS = ("int8", "int4")
 NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
@@ -45,6 +47,7 @@ OFF = 3  # times as far from the exact rows as another way to compute: still rou
 _recorded: WeakValueDictionary[int, PackedLinear] = WeakValueDictionary()
 # Whether activations stay as they are, see `without_rounding`.
 _unrounded: ContextVar[bool] = ContextVar("foretell_unrounded", default=False)
+_skipped: ContextVar[bool] = ContextVar("foretell_skipped", default=False)
 
 
 @torch.library.custom_op("foretell::packed_linear", mutates_args=())
@@ -70,6 +73,16 @@ def without_rounding() -> Iterator[None]:
         yield
     finally:
         _unrounded.reset(context_token)
+
+
+@contextmanager
+def without_products() -> Iterator[None]:
+    """Inside, every product is zero: for forwards of which only the calls matter."""
+    context_token = _skipped.set(True)
+    try:
+        yield
+    finally:
+        _skipped.reset(context_token)
 
 
 class PackedLinear(nn.Module):
@@ -122,9 +135,11 @@ class PackedLinear(nn.Module):
             torch.cat(biases) if biases else None,
             layers[0].in_features,
         )
+        stays = joint.packed.addresses == layers[0].packed.addresses
+        joint.settled = stays and all(layer.settled for layer in layers)
         for layer, packed in zip(layers, joint.packed.split(output_counts), strict=True):
             layer.packed = packed
-            layer._matrix = None
+            layer.settled, layer._matrix = joint.settled, None
         return joint
 
     def split(self, sizes: list[int]) -> list[PackedLinear]:
@@ -174,13 +189,19 @@ class PackedLinear(nn.Module):
             x = x.index_select(-1, self.order)
         if torch.jit.is_tracing():
             return self._record_product(x)
+        if _skipped.get():
+            return x.new_zeros(*x.shape[:-1], self.out_features)
         input_rows = x.reshape(-1, self.in_features).float()
         missing_inputs = self.packed.inputs - self.in_features
         input_rows = (
             F.pad(input_rows, (0, missing_inputs)) if missing_inputs else input_rows
         ).contiguous()
-        if library.is_available() and not _unrounded.get():
+        if library.is_available():
             y = library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+            for _ in range(2 * _unrounded.get()):  # what was left out, in as many bits again
+                input_rows = left_by_rounding(self.packed, input_rows)
+                y += library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+                y -= 0 if self.wide_bias is None else self.wide_bias
         else:
             product = product_unrounded if _unrounded.get() else product_by_torch
             y = product(self.packed, input_rows)
@@ -281,34 +302,37 @@ def product_unrounded(packed: Packed, x: torch.Tensor) -> torch.Tensor:
     return x @ unpack_matrix(packed).float().t()
 
 
+def left_by_rounding(packed: Packed, x: torch.Tensor) -> torch.Tensor:
+    """The part of activations x (rows, inputs) float32 that a product leaves out."""
+    if not packed.is_whole:
+        return x - x.bfloat16().float() if packed.format == "bfloat16" else torch.zeros_like(x)
+    groups = x.view(len(x), packed.inputs // GROUP, GROUP)
+    group_peaks = groups.abs().amax(-1, keepdim=True)
+    inverses = torch.where(group_peaks > TINY, 127 / group_peaks, torch.zeros_like(group_peaks))
+    return (groups - (groups * inverses).round() * (group_peaks / 127)).view_as(x)
+
+
 def is_as_near(
-    our_rows: torch.Tensor,
-    twin_rows: torch.Tensor,
-    compute_exact: Callable[[], torch.Tensor],
-    most_rows: bool = False,
+    our_rows: torch.Tensor, twin_rows: torch.Tensor, compute_exact: Callable[[], torch.Tensor]
 ) -> bool:
     """Whether rows that two ways to compute gave stand for the same.
 
     Both round activations, to neighbours here and there, and so may be far from each other though
     both are near to what they stand for. `compute_exact`: the rows of activations that are not
-    rounded, asked for where the two are not near each other. `most_rows`: most of them decide,
-    where rounding may choose another expert and so another row.
+    rounded, asked for where the two are not near each other.
     """
-    if _row_distance(our_rows, twin_rows, most_rows) <= NEAR:
+    if _row_distance(our_rows, twin_rows) <= NEAR:
         return True
     exact_rows = compute_exact()
-    return _row_distance(our_rows, exact_rows, most_rows) <= max(
-        NEAR, OFF * _row_distance(twin_rows, exact_rows, most_rows)
+    return _row_distance(our_rows, exact_rows) <= max(
+        NEAR, OFF * _row_distance(twin_rows, exact_rows)
     )
 
 
-def _row_distance(
-    our_rows: torch.Tensor, their_rows: torch.Tensor, most_rows: bool = False
-) -> float:
-    """The largest of the rows' distances, or their median, as a part of a row's length."""
+def _row_distance(our_rows: torch.Tensor, their_rows: torch.Tensor) -> float:
+    """The largest of a row's distances, as a part of that row's length."""
     distance = (our_rows.float() - their_rows.float()).norm(dim=-1)
-    relative = distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)
-    return float(relative.median() if most_rows else relative.max())
+    return float((distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)).max())
 
 
 def settle_weights(linears: Iterable[PackedLinear]) -> None:
@@ -330,7 +354,7 @@ def settle_weights(linears: Iterable[PackedLinear]) -> None:
                 storage = tensor.untyped_storage()
                 storages[storage.data_ptr()] = storage
                 storage_users.setdefault(storage.data_ptr(), []).append((linear.packed, field_name))
-    storage_sizes = [-(-storage.nbytes() // LINE) * LINE for storage in storages.values()]
+    storage_sizes = [rounded_size(storage.nbytes()) for storage in storages.values()]
     pages = large_pages(sum(storage_sizes)) if storage_sizes else None
     if pages is None:
         return
@@ -360,8 +384,10 @@ def weight_sizes(module: nn.Module) -> dict[int, int]:
     """Bytes of each weight of a module by its place in memory, the packed ones included."""
     sizes = {parameter.data_ptr(): parameter.nbytes for parameter in module.parameters()}
     for submodule in module.modules():
-        if isinstance(submodule, PackedLinear):
-            sizes[submodule.packed.weights.data_ptr()] = submodule.packed.nbytes
+        # Embeddings are no part of a module where the head is of their rows.
+        linear = submodule.head[0] if isinstance(submodule, PackedEmbedding) else submodule
+        if isinstance(linear, PackedLinear):
+            sizes[linear.packed.weights.data_ptr()] = linear.packed.nbytes
     return sizes
 
 
@@ -379,8 +405,9 @@ def held_bytes(module: nn.Module) -> int:
 def pack_layers(hf_model: Any, format: str) -> int:
     """Replaces every linear layer of a model, and embeddings that are the head's weight.
 
-    Experts are packed as well. Returns how many layers. Of 4 bits the head keeps 8. The model's
-    weights must be as they were read: pages of its files that hold them leave the memory.
+    Returns how many layers. Of 4 bits the head and CAREFUL ones keep 8.
+    The model's weights must be as they were read: pages of its files that hold them leave the
+    memory.
     """
     head = hf_model.get_output_embeddings() if hasattr(hf_model, "get_output_embeddings") else None
     embedding = hf_model.get_input_embeddings() if head is not None else None
@@ -393,15 +420,14 @@ def pack_layers(hf_model: Any, format: str) -> int:
         (parent, child_name, child)
         for parent in hf_model.modules()
         for child_name, child in parent.named_children()
-        if type(child) is nn.Linear and child.in_features >= SMALLEST
+        if type(child) is nn.Linear and child.in_features >= SMALLEST and child_name not in KEPT
     ]
-    from foretell.models.decoder.packed_experts import pack_experts  # it builds on this module
-
-    layer_count = len(linears) + pack_experts(hf_model, format)
+    layer_count = len(linears)
     replaced_weights: list[torch.Tensor] = []
     while linears:  # a layer that was packed is to be forgotten
         parent, child_name, linear = linears.pop()
-        layer_format = "int8" if linear is head and format == "int4" else format
+        is_finer = format == "int4" and (linear is head or child_name in CAREFUL)
+        layer_format = "int8" if is_finer else format
         packed_layer = PackedLinear.of(linear, layer_format)
         setattr(parent, child_name, packed_layer)
         if linear is head and is_tied:
@@ -433,6 +459,34 @@ def widen_layers(hf_model: Any) -> None:
     if isinstance(embedding, PackedEmbedding) and embedding.head[0] in plain_layers:
         weight = plain_layers[embedding.head[0]].weight
         hf_model.set_input_embeddings(nn.Embedding.from_pretrained(weight))
+
+
+def narrowest_format(hf_model: nn.Module, dtype: torch.dtype) -> str | None:
+    """The narrowest numbers, by name, of packed layers whose products round activations to
+    fewer bits than the rest has, which is of `dtype`; None: there is no such layer.
+    """
+    matrices = [part.packed for part in hf_model.modules() if isinstance(part, PackedLinear)]
+    whole_bits = [packed.bits for packed in matrices if packed.is_whole]
+    if whole_bits:
+        return f"int{min(whole_bits)}"
+    is_wide = dtype in (torch.float32, torch.float64)
+    has_narrow = any(packed.format == "bfloat16" for packed in matrices)
+    return "bfloat16" if is_wide and has_narrow else None
+
+
+def widen_rest(hf_model: Any) -> None:
+    """Makes all of a packed model float32 that is no matrix; embeddings keep their numbers of
+    bfloat16 and their bytes, and their rows become float32.
+    """
+    embedding = hf_model.get_input_embeddings()
+    if type(embedding) is nn.Embedding and embedding.weight.dtype == torch.bfloat16:
+        table = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, False, "meta")
+        table.weight = embedding.weight
+        packed_table = PackedEmbedding(PackedLinear.of(table, "bfloat16"), torch.float32)
+        hf_model.set_input_embeddings(packed_table)
+        release_pages([embedding.weight.data])
+    hf_model.float()
+    trim_memory()
 
 
 def weight_count(hf_model: nn.Module) -> int:

@@ -24,14 +24,16 @@ ENDS = (".weight", ".bias")
 
 @dataclass
 class Matrix:
-    """Some rows of a matrix of a file, as they lie there: whole blocks each. It has what is read of
-    a tensor of the package `gguf`.
+    """A matrix of a file as it lies there, its rows whole blocks each. It has what is read of a
+    tensor of the package `gguf`. `order`: the row that each output is, int64 (outputs,); None: they
+    are in order.
     """
 
     name: str
     tensor_type: Any
     shape: tuple[int, int]  # inputs, outputs
     data: np.ndarray
+    order: np.ndarray | None = None
 
 
 def read_floats(tensor: Any) -> torch.Tensor:
@@ -44,7 +46,9 @@ def read_floats(tensor: Any) -> torch.Tensor:
         raise LookupError(
             f"{tensor.name} has the format {tensor.tensor_type.name}, which is not unpacked here"
         ) from error
-    return torch.from_numpy(numbers.astype(np.float32))
+    floats = numbers.astype(np.float32)
+    order = getattr(tensor, "order", None)
+    return torch.from_numpy(floats if order is None else floats[order])
 
 
 class Filler:
@@ -62,6 +66,7 @@ class Filler:
             if name not in ROTATION_TENSORS and not name.startswith(unread)
         }
         self.unused = set(self.tensors)
+        self.read: list[Any] = []  # tensors whose pages may leave the memory
         self.config: Any = None
 
     def fill_model(self, hf_model: Any, make_layer: Make) -> None:
@@ -114,7 +119,9 @@ class Filler:
         bias = None
         if getattr(stock, "bias", None) is not None:
             bias = self._read_bias(f"{path}.bias", outputs)
-        return make_layer(matrix, bias)
+        layer = make_layer(matrix, bias)
+        self._release_read()
+        return layer
 
     def _build_experts(self, path: str, stock: Any, make_layer: Make) -> PackedExperts:
         """The matrices of a layer's experts as they lie in the file: of each kind those of all
@@ -125,7 +132,7 @@ class Filler:
         count, down_shape = len(stock.down_proj), tuple(stock.down_proj.shape[1:])
         hidden, inner = down_shape[::-1] if gate_up.turned else down_shape
         has_biases = getattr(stock, "gate_up_proj_bias", None) is not None
-        layers = []
+        layers: list[Any] = []
         for name, shape in zip(
             (*names, *down_names), ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True
         ):
@@ -139,7 +146,9 @@ class Filler:
             if has_biases:
                 bias = read_floats(self._take(name.replace(".weight", ".bias"))).flatten()
             layers.append(make_layer(matrix, bias))
-        return PackedExperts(*layers, count=count, act_fn=getattr(stock, "act_fn", None))  # type: ignore[arg-type]
+            self._release_read()
+        gate, up, down = layers
+        return PackedExperts(gate, up, down, count, getattr(stock, "act_fn", None))
 
     def _read_rows(self, path: str, shape: tuple[int, int]) -> Matrix:
         """A matrix as it lies in the file, its rows in the model's order."""
@@ -155,9 +164,7 @@ class Filler:
             raise _shape_error(names[0], stated_sizes, shape)
         parts = [np.atleast_2d(tensor.data) for tensor in tensors]
         data = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        return Matrix(
-            names[0], tensors[0].tensor_type, shape[::-1], data if rows is None else data[rows]
-        )
+        return Matrix(names[0], tensors[0].tensor_type, shape[::-1], data, rows)
 
     def _read_bias(self, path: str, outputs: int) -> torch.Tensor:
         _, (name,), _ = self._find_source(path)
@@ -224,7 +231,13 @@ class Filler:
         if name not in self.tensors:
             raise LookupError(f"it lacks {name}")
         self.unused.discard(name)
+        self.read.append(self.tensors[name])
         return self.tensors[name]
+
+    def _release_read(self) -> None:
+        for tensor in self.read:
+            tensor.release()
+        self.read.clear()
 
 
 def _matrix_of_floats(name: str, numbers: torch.Tensor) -> Matrix:

@@ -40,20 +40,35 @@ class Tensor:
     name: str
     tensor_type: Any
     shape: tuple[int, ...]
-    contents: np.ndarray  # of the whole file, bytes
+    mapped: mmap.mmap  # the whole file
     offset: int
 
     @property
     def n_elements(self) -> int:
         return int(np.prod(self.shape, dtype=np.int64))
 
+    @property
+    def nbytes(self) -> int:
+        from gguf import GGML_QUANT_SIZES
+
+        block_length, block_bytes = GGML_QUANT_SIZES[self.tensor_type]
+        return self.n_elements // block_length * int(block_bytes)
+
+    def release(self) -> None:
+        """Takes the pages of the file that hold it out of this process's memory, where the system
+        can: they are read again where anybody asks for them.
+        """
+        if hasattr(mmap, "MADV_DONTNEED"):
+            start = self.offset // mmap.PAGESIZE * mmap.PAGESIZE
+            length = self.offset + self.nbytes - start
+            self.mapped.madvise(mmap.MADV_DONTNEED, start, length)
+
     @cached_property
     def data(self) -> np.ndarray:
         from gguf import GGML_QUANT_SIZES
 
         block_length, block_bytes = GGML_QUANT_SIZES[self.tensor_type]
-        byte_count = self.n_elements // block_length * block_bytes
-        stored = self.contents[self.offset : self.offset + byte_count]
+        stored = np.frombuffer(self.mapped, np.uint8, self.nbytes, self.offset)
         number_type = NUMBERS.get(self.tensor_type.name)
         if number_type is not None:
             return stored.view(number_type).reshape(self.shape[::-1])
@@ -122,6 +137,19 @@ def open_parts(file_path: Path) -> tuple[Values, dict[str, Tensor]]:
     return Values(file_path, found), tensors
 
 
+def header_sizes(file_path: Path) -> dict[Path, int]:
+    """Of each part of a model that `open_parts` takes, how many bytes its header has."""
+    found = check_file(file_path)
+    paths = [file_path]
+    if found.values.get("split.count", 1) > 1:
+        paths += _part_paths(file_path, found)
+    sizes = {}
+    for path in paths:
+        offsets = check_file(path).offsets.values()
+        sizes[path] = min(offsets, default=path.stat().st_size)
+    return sizes
+
+
 def _part_paths(file_path: Path, found: Found) -> list[Path]:
     """The other parts, all of which are there."""
     part_count, part_index = found.values["split.count"], found.values.get("split.no", 0)
@@ -164,13 +192,14 @@ def _map_tensors(file_path: Path, found: Found) -> dict[str, Tensor]:
 
     if not found.tensors:
         return {}
-    contents = np.asarray(np.memmap(file_path, np.uint8, "r"))
+    with file_path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     return {
         name: Tensor(
             name,
             GGMLQuantizationType(found.formats[name]),
             shape,
-            contents,
+            mapped,
             found.offsets[name],
         )
         for name, shape in found.tensors.items()

@@ -59,6 +59,8 @@ TOKEN_VALUES: tuple[tuple[tuple[str, ...], type, str], ...] = (
     (TOKEN_IDS, int, "whole number"),
     (tuple(TOKEN_LISTS), list, "list"),
 )
+ENTRIES = {str: "texts", float: "numbers", int: "numbers"}
+NO_TOKEN = (-1, (1 << 32) - 1)  # ids that say that there is none
 WORDLESS = ("none", "no_vocab")  # kinds of tokenizers that have no words
 
 
@@ -73,6 +75,8 @@ def check_values(
     `lengths`, `entry_types`: how many values each list has, and what they are; `tensors`: sizes by
     name.
     """
+    if values.get("split.no"):  # a further part of a model, whose first one says all of this
+        return
     architecture = values.get("general.architecture")
     if not isinstance(architecture, str) or not architecture.isprintable() or not architecture:
         raise ValueError("general.architecture names no family")
@@ -143,22 +147,25 @@ def _check_tokenizer(
             key = f"{TOKENS}{name}"
             key_type = list if key in lengths else type(values.get(key, value_type()))
             if key_type is not value_type:
-                raise ValueError(f"{key} is no {meaning}")
+                found = _shorten(values[key]) if key in values else "a list"
+                raise ValueError(f"{key} is {found}, and no {meaning}")
     for name, entry_type in TOKEN_LISTS.items():
         key = f"{TOKENS}{name}"
         if lengths.get(key) and entry_types[key] is not entry_type:
-            raise ValueError(f"{key} is a list of other values than it should be")
+            raise ValueError(f"{key} is no list of {ENTRIES[entry_type]}")
     word_count = lengths.get(f"{TOKENS}tokens", 0)
-    if not word_count and values.get(f"{TOKENS}model", "none") not in WORDLESS:
+    if lengths.get(f"{TOKENS}tokens") == 0 and values.get(f"{TOKENS}model") not in WORDLESS:
         raise ValueError(f"{TOKENS}tokens has no words")
     for name in ("scores", "token_type"):
         key = f"{TOKENS}{name}"
-        if lengths.get(key, word_count) != word_count:
-            raise ValueError(f"{key} has {lengths[key]} entries, for {word_count} words")
+        if word_count and lengths.get(key, word_count) != word_count:
+            words = f"{TOKENS}tokens has {word_count}"
+            raise ValueError(f"{key} has {lengths[key]} numbers, and {words}")
     for name in TOKEN_IDS if word_count else ():
         token = values.get(f"{TOKENS}{name}", 0)
-        if not 0 <= token < word_count:
-            raise ValueError(f"{TOKENS}{name} is {token}, and it has {word_count} words")
+        if not 0 <= token < word_count and token not in NO_TOKEN:
+            tokens = f"the tokens 0 to {word_count - 1}"
+            raise ValueError(f"{TOKENS}{name} is {token}, and the file has {tokens}")
 
 
 def _shorten(value: Any) -> str:
