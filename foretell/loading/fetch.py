@@ -185,6 +185,28 @@ def ask_hub(hub: str, revision: str | None = None) -> None:
         ) from error
 
 
+def fetch_quantized(hub: str, revision: str | None = None) -> Path | None:
+    """The folder of a hub's model, fetched, where its config.json has a `quantization_config`; None
+    where it has none, or cannot be read: whoever loads the model next says why. Raises BadModel
+    where the rest cannot be fetched.
+    """
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    try:
+        config_path = Path(hf_hub_download(hub, "config.json", revision=revision))
+        if "quantization_config" not in parse_json(config_path.read_text("utf-8")):
+            return None
+    except Exception:  # its client raises nearly anything here
+        return None
+    try:
+        return Path(snapshot_download(hub, revision=revision, allow_patterns=MODEL_FILES))
+    except Exception as error:  # its client raises nearly anything here
+        raise BadModel(
+            f"{hub}: cannot be fetched ({hub_reason(hub, error)}); check the id and the "
+            "connection, or give a local folder"
+        ) from error
+
+
 def _from_hub(source: HubSource) -> Path:
     """Downloads what is missing, with the hub's own progress bars. Raises Unreachable."""
     from huggingface_hub import HfApi, snapshot_download

@@ -23,7 +23,7 @@ from foretell.engine.remote import model_recipe
 from foretell.errors import BadConfig, BadModel, ForetellWarning, Unsupported, first_message_line
 from foretell.loading import packed_models
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
-from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
+from foretell.loading.fetch import ask_hub, fetch_quantized, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names, text_of_source
 from foretell.loading.tokenizers import find_tokenizer
 from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
@@ -104,6 +104,10 @@ def load(
     `exact_bits`: refuses what cannot promise logits that are equal to the last bit in any tree,
     batch and chunking. native promises it always, so there drafts never change a token; other
     models have it by torch with dtype int8 or int4.
+
+    A folder whose weights others have put into few bits (GPTQ, AWQ, compressed-tensors,
+    bitsandbytes, MXFP4, FP8) runs in these on a CPU, with dtype auto; with any other its weights
+    are unpacked and then rounded to that.
 
     A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
     family and of LFM 2 by the C library, others by llama.cpp (backend "llama.cpp" for all). With
@@ -435,17 +439,20 @@ def _read_model(
     if folder is not None:
         check_files(folder)
         location = folder
-        settings = find_settings(folder) if options.device == "cpu" else None
-        if settings is not None:
-            hf = read_quantized(folder, settings, _load_dtype(options))
-            return _place_model(hf, name, options), folder
-        kept_name = packed_models.name_of_rounded(folder, options.dtype, options.trust_remote_code)
-        hf = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
-        if hf is not None:
-            return hf, folder
     else:
         ask_hub(name, revision)
         arguments["revision"] = revision
+    if options.device == "cpu":
+        quantized_folder = folder or fetch_quantized(name, revision)
+        settings = None if quantized_folder is None else find_settings(quantized_folder)
+        if quantized_folder is not None and settings is not None:
+            hf = read_quantized(quantized_folder, settings, _load_dtype(options))
+            return _place_model(hf, name, options), folder
+    if folder is not None:
+        kept_name = packed_models.name_of_rounded(folder, options.dtype, options.trust_remote_code)
+        kept = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
+        if kept is not None:
+            return kept, folder
     try:
         hf, report = read_model(location, arguments)
     except Exception as error:  # transformers raises nearly anything here

@@ -427,3 +427,22 @@ def test_a_head_that_is_not_here_is_told_of(
         )
         == 1
     )
+
+
+@pytest.mark.parametrize("settings", [None, {"quant_method": "gptq"}])
+def test_a_quantized_model_of_the_hub_is_fetched_whole(
+    world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, settings: Any
+) -> None:
+    world.hub = world.made
+    config = {} if settings is None else {"quantization_config": settings}
+    config_path = tmp_path / "config.json"
+    config_path.write_text(json.dumps(config), "utf-8")
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", lambda *_, **__: str(config_path))
+    found = fetching.fetch_quantized("owner/model")
+    assert found == (None if settings is None else world.made)
+    if settings is not None:
+        world.hub = world.hub_cache = None
+        with pytest.raises(BadModel, match="owner/model: cannot be fetched"):
+            fetching.fetch_quantized("owner/model")
+    config_path.unlink()
+    assert fetching.fetch_quantized("owner/model") is None

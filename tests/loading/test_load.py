@@ -302,9 +302,9 @@ def packed_by_an_older_tool(path: Path) -> None:
     [
         (an_adapter, "merge them by peft"),
         (beside_an_adapter, "merge them by peft"),
-        (packed_as_gptq, "packed by gptq: name the model with weights of 16 bits"),
-        (packed_as_awq, "packed by awq: name the model with weights of 16 bits"),
-        (packed_by_an_older_tool, "packed by another library; name the model with weights of 16"),
+        (packed_as_gptq, "quantization_config.group_size is None, and must be a number of inputs"),
+        (packed_as_awq, "quantization_config.group_size is None, and must be a number of inputs"),
+        (packed_by_an_older_tool, "model.layers.1.mlp.up_proj.qweight is (48, 32) of int32"),
         (without_config, "has no config.json"),
         (broken_config, "cannot be loaded"),
         (no_family, "no_such_family"),

@@ -43,7 +43,8 @@ def find_settings(folder: Path) -> Settings | None:
         try:
             fields = parse_json((folder / file_name).read_text("utf-8"))
         except (OSError, ValueError) as error:
-            raise BadModel(f"{where}: damaged ({first_message_line(error)})") from error
+            reason = first_message_line(error)
+            raise BadModel(f"{where}: damaged ({reason}); fetch it again") from error
         if isinstance(fields, dict):
             fields = {"quant_method": OLDER[file_name], **fields}
     if not isinstance(fields, dict):

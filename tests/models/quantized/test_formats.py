@@ -21,6 +21,12 @@ from tests.models.quantized import writers
 from tests.native.machines import built, kernels, kinds, no_library
 
 TEXT = "def add(a, b):"
+# One of each kind of matrix.
+COMPUTED = (
+    *("gptq", "gptq of 3 bits", "gptq of 8 bits, a scale a row", "awq"),
+    *("compressed-tensors with zeros", "compressed-tensors nvfp4", "compressed-tensors mxfp4"),
+    *("bitsandbytes nf4, nested", "fp8"),
+)
 
 
 def read(folder: Path, dtype: torch.dtype | None = None) -> Any:
@@ -35,7 +41,8 @@ def stands_for(layer: PackedLinear) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", writers.CASES)
-def test_matrices_are_those_that_were_written(name: str, tmp_path: Path) -> None:
+@torch.inference_mode()
+def test_a_folder_stands_for_the_matrices_that_were_written(name: str, tmp_path: Path) -> None:
     case = writers.CASES[name]
     wanted = writers.write_folder(case, tmp_path)
     found, plain = read(tmp_path), read(tmp_path, torch.float32)
@@ -46,8 +53,8 @@ def test_matrices_are_those_that_were_written(name: str, tmp_path: Path) -> None
             continue
         layer = modules[path]
         assert isinstance(layer, PackedLinear) and type(plain_modules[path]) is nn.Linear
-        rounding = 2e-5 * stock.weight.detach().abs().max() if name in writers.INEXACT else 0
-        assert torch.allclose(stands_for(layer), stock.weight, rtol=1e-6, atol=float(rounding))
+        rounding = 2e-5 * float(stock.weight.abs().max()) if name in writers.INEXACT else 0
+        assert torch.allclose(stands_for(layer), stock.weight, rtol=1e-6, atol=rounding)
         assert torch.allclose(plain_modules[path].weight, stock.weight, rtol=1e-6, atol=0)
         if path != "lm_head":
             packed_bytes += layer.packed.nbytes
@@ -56,25 +63,18 @@ def test_matrices_are_those_that_were_written(name: str, tmp_path: Path) -> None
     for path, part in wanted.named_parameters():
         if "norm" in path:
             assert torch.equal(found.get_parameter(path).float(), part)
-
-
-@pytest.mark.parametrize("name", writers.CASES)
-@torch.inference_mode()
-def test_logits_are_near_those_of_the_matrices(name: str, tmp_path: Path) -> None:
-    wanted = writers.write_folder(writers.CASES[name], tmp_path)
     ids = torch.tensor([tiny.tokenizer()(TEXT)["input_ids"]])
     theirs = wanted(ids).logits[0]
-    unpacked = read(tmp_path, torch.float32)(ids).logits[0]
-    assert torch.allclose(unpacked, theirs, rtol=1e-4, atol=1e-4)
-    ours = read(tmp_path)(ids).logits[0].float()
+    assert torch.allclose(plain(ids).logits[0], theirs, rtol=1e-4, atol=1e-4)
+    ours = found(ids).logits[0].float()
     assert (ours - theirs).norm() <= 0.06 * theirs.norm()
     with no_library():
-        by_torch = read(tmp_path)(ids).logits[0].float()
+        by_torch = found(ids).logits[0].float()
     assert (by_torch - ours).norm() <= 0.02 * ours.norm()
 
 
 @built
-@pytest.mark.parametrize("name", [n for n in writers.CASES if n not in writers.UNFOLDED])
+@pytest.mark.parametrize("name", COMPUTED)
 def test_the_library_computes_it_row_by_row(name: str, tmp_path: Path) -> None:
     writers.write_folder(writers.CASES[name], tmp_path)
     lm = foretell.load(tmp_path, exact_bits=True)
@@ -90,13 +90,45 @@ def test_the_library_computes_it_row_by_row(name: str, tmp_path: Path) -> None:
 @built
 @pytest.mark.parametrize("name", ["bitsandbytes nf4", "fp8", "compressed-tensors nvfp4"])
 def test_a_row_has_the_bits_that_it_has_alone_by_all_kernels(name: str, tmp_path: Path) -> None:
-    writers.write_folder(writers.CASES[name], tmp_path)
+    writers.write_folder(writers.CASES[name], tmp_path, writers.model_of(num_hidden_layers=1))
     layer = read(tmp_path).model.layers[0].mlp.down_proj
     x = torch.randn(9, layer.in_features)
     alone = torch.cat([layer(row[None]) for row in x])
     for kind in kinds():
         with kernels(kind):
             assert torch.equal(layer(x), alone), kind
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_another_number_format_is_what_the_folder_of_floats_gives(
+    dtype: str, tmp_path: Path
+) -> None:
+    wanted = writers.write_folder(writers.CASES["awq"], tmp_path / "packed")
+    floats = foretell.load(tiny.save(wanted, tmp_path / "floats"), dtype=dtype)
+    ours = foretell.load(tmp_path / "packed", dtype=dtype)
+    text = ours.encode(TEXT)
+    rows = [lm.models["target"].score(text) for lm in (ours, floats)]
+    assert (rows[0] - rows[1]).norm() <= 0.02 * rows[1].norm()
+
+
+def test_floats_of_8_bits_are_refused_by_runtimes_that_have_none(tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    writers.write_folder(writers.CASES["fp8"], tmp_path)
+    with pytest.raises(Unsupported, match="its matrices are floats of 8 bits"):
+        foretell.load(tmp_path, backend="openvino")
+
+
+def test_biases_and_tied_heads(tmp_path: Path) -> None:
+    hf = writers.model_of(tie_word_embeddings=True, attention_bias=True)
+    for part in hf.parameters():
+        if part.ndim == 1:
+            part.data = part.data + torch.tensor([1.0009765625])  # no number of bfloat16
+    wanted = writers.write_folder(writers.CASES["compressed-tensors"], tmp_path, hf)
+    found = read(tmp_path)
+    assert found.dtype == torch.float32 and found.get_output_embeddings().packed.format == "float16"
+    ids = torch.tensor([tiny.tokenizer()(TEXT)["input_ids"]])
+    theirs, ours = wanted(ids).logits[0], found(ids).logits[0]
+    assert (ours - theirs).norm() <= 0.05 * theirs.norm()
 
 
 @built
