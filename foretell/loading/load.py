@@ -324,9 +324,8 @@ def _native_gguf(title: str, file_path: Path) -> _Loaded:
     from foretell.models.gguf import gguf
     from foretell.models.gguf.tokenizer import read_tokenizer
 
-    kept_name = packed_models.name_of_file(file_path)
-    build_empty = partial(gguf.build_empty, file_path)
-    kept = packed_models.find(kept_name, build_empty)
+    place = packed_models.place_of_file(file_path)
+    kept = place.find()
     hf = kept or gguf.read_packed(file_path)
     try:
         tokenizer = read_tokenizer(file_path)
@@ -335,7 +334,7 @@ def _native_gguf(title: str, file_path: Path) -> _Loaded:
     model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
     model.use(registry.load_backend("native").make_backend)
     if kept is None:
-        packed_models.keep(kept_name, hf, build_empty, packed_models.LEAST_PACKED)
+        place.keep(hf)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
@@ -414,7 +413,7 @@ def _read_model(
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
     # Of transformers' models, as that.
-    from foretell.loading.classes import build_empty, check_whole, read_model
+    from foretell.loading.classes import check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
 
     arguments: dict[str, Any] = {
@@ -424,14 +423,13 @@ def _read_model(
     }
     location: str | Path = name
     folder = _local_folder(name)
-    kept_name: str | None = None
+    place = packed_models.place_of_folder(folder, options.dtype, options.trust_remote_code)
     if folder is not None:
         check_files(folder)
         location = folder
-        kept_name = _kept_name(folder, options)
-        hf = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
-        if hf is not None:
-            return hf, folder
+        kept = place.find()
+        if kept is not None:
+            return kept, folder
     else:
         ask_hub(name, revision)
         arguments["revision"] = revision
@@ -444,24 +442,8 @@ def _read_model(
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.backend, options.dtype)
     hf = _place_model(hf, name, options)
-    if folder is not None and kept_name is not None:
-        build = partial(build_empty, folder, torch.bfloat16)
-        if packed_models.keep(kept_name, hf, build, packed_models.LEAST_ROUNDED):
-            return packed_models.find(kept_name, build) or hf, folder  # and leave this one
-    return hf, folder
-
-
-def _kept_name(folder: Path, options: _Options) -> str | None:
-    """The name under which a folder's rounded weights are kept; None: they are not."""
-    from foretell.loading.classes import is_plain
-
-    if options.dtype not in WHOLE_NUMBERS or options.trust_remote_code:
-        return None
-    try:
-        can_keep = is_plain(folder)
-    except Exception:  # transformers raises nearly anything here, and will again when it reads
-        return None
-    return packed_models.name_of_folder(folder, options.dtype) if can_keep else None
+    kept = place.find() if place.keep(hf) else None  # which takes no memory of its own
+    return kept or hf, folder
 
 
 def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, Path]:

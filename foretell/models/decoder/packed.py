@@ -97,8 +97,13 @@ class PackedLinear(nn.Module):
         self.settled = False  # its weights lie in large pages, and stay where they are
 
     @classmethod
-    def of(cls, linear: nn.Linear, dtype: str) -> PackedLinear:
+    def of(
+        cls, linear: nn.Linear, dtype: str, input_factors: torch.Tensor | None = None
+    ) -> PackedLinear:
+        """Packs a layer, its weights times `input_factors` (in,)."""
         weight = linear.weight.detach()
+        if input_factors is not None:
+            weight = weight * input_factors.to(weight.dtype)
         if library.is_available():
             packed = quantize_matrix(weight, dtype, library.find_peaks, library.find_ranges)
         else:
@@ -388,12 +393,16 @@ def held_bytes(module: nn.Module) -> int:
     return sum((sizes | weight_sizes(module)).values())
 
 
-def pack_layers(hf_model: Any, format: str) -> int:
+def pack_layers(
+    hf_model: Any, format: str, input_factors: dict[Any, torch.Tensor] | None = None
+) -> int:
     """Replaces every linear layer of a model, and embeddings that are the head's weight.
 
     Experts are packed as well. Returns how many layers. Of 4 bits the head keeps 8. The model's
     weights must be as they were read: pages of its files that hold them leave the memory.
+    `input_factors`: by what weights of some layers are multiplied, which leave the table.
     """
+    input_factors = input_factors or {}
     head = hf_model.get_output_embeddings() if hasattr(hf_model, "get_output_embeddings") else None
     embedding = hf_model.get_input_embeddings() if head is not None else None
     is_tied = (
@@ -414,7 +423,7 @@ def pack_layers(hf_model: Any, format: str) -> int:
     while linears:  # a layer that was packed is to be forgotten
         parent, child_name, linear = linears.pop()
         layer_format = "int8" if linear is head and format == "int4" else format
-        packed_layer = PackedLinear.of(linear, layer_format)
+        packed_layer = PackedLinear.of(linear, layer_format, input_factors.pop(linear, None))
         setattr(parent, child_name, packed_layer)
         if linear is head and is_tied:
             hf_model.set_input_embeddings(PackedEmbedding(packed_layer, linear.weight.dtype))

@@ -79,9 +79,7 @@ def read_unpacked(file_path: Path, dtype: torch.dtype) -> PreTrainedModel:
     return _build_model(header, dtype, plain_linear)
 
 
-def _packed_linear(
-    arena: Arena | None, tensor: Any, bias: torch.Tensor | None
-) -> PackedLinear:
+def _packed_linear(arena: Arena | None, tensor: Any, bias: torch.Tensor | None) -> PackedLinear:
     format_name = tensor.tensor_type.name
     if format_name not in TYPES:
         raise LookupError(
