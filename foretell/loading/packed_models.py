@@ -31,8 +31,8 @@ from foretell.native.arena import ROOMS
 from foretell.native.packing import FORMATS, SCALINGS, Packed
 
 VERSION = 1  # of what is kept, and of how it was rounded
-LEAST_ROUNDED = 32_000_000  # bytes of weights that are kept where they were rounded
-LEAST_PACKED = 256_000_000  # and where only their order is another one: that takes half a second
+LEAST_ROUNDED = 32_000_000  # bytes of weights that are kept where they were rounded,
+LEAST_PACKED = 100_000_000  # and where only their order is another one
 FIELDS = ("bits", "group", "offset", "scaling", "least_scaling")
 
 
@@ -95,7 +95,7 @@ def place_of_folder(folder: Path | None, dtype: str, trust_code: bool) -> Place:
     """
     from foretell.loading.classes import build_empty, is_plain
 
-    place = Place(None, partial(build_empty, folder, torch.bfloat16), LEAST_ROUNDED)
+    place = Place(None, partial(build_empty, folder or Path(), torch.bfloat16), LEAST_ROUNDED)
     if folder is None or dtype not in WHOLE_NUMBERS or trust_code:
         return place
     try:
