@@ -32,6 +32,7 @@ from foretell.models.weights import check_files, check_tokenizer, cure_of
 from foretell.native import library
 from foretell.ops.devices import check_device
 from foretell.ops.memory import trim_memory
+from foretell.ops.threads import library_alone
 
 if TYPE_CHECKING:
     # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
@@ -331,8 +332,9 @@ def _native_gguf(title: str, file_path: Path) -> _Loaded:
         tokenizer = read_tokenizer(file_path)
     except BadModel as error:
         raise LookupError(str(error)) from error
-    model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-    model.use(registry.load_backend("native").make_backend)
+    with library_alone():
+        model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
+        model.use(registry.load_backend("native").make_backend)
     if kept is None:
         place.keep(hf)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))

@@ -51,6 +51,7 @@ from foretell.models.decoder.probing import (
 from foretell.models.decoder.retrieving import Retrieving
 from foretell.models.decoder.skipping import run_skipping
 from foretell.models.decoder.turning import Move, Turn, move_of, turn_of
+from foretell.native import library
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -414,7 +415,7 @@ class Decoder(Model):
         other_jobs = [job for job in jobs if job not in plain_jobs]
         if not plain_jobs:
             return self._by_torch(jobs, taps)
-        computed = backend(plain_jobs, self._thread_count(), taps)
+        computed = backend(plain_jobs, self.threads_wanted or library.thread_count(), taps)
         if computed is None:
             return self._by_torch(jobs, taps)
         computed.computed_by, computed.width = backend.name, backend.size

@@ -185,10 +185,10 @@ class PackedLinear(nn.Module):
             F.pad(input_rows, (0, missing_inputs)) if missing_inputs else input_rows
         ).contiguous()
         if library.is_available():
-            y = library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+            y = library.multiply_rows(self.matrix, input_rows, library.thread_count())
             for _ in range(2 * _unrounded.get()):  # what was left out, in as many bits again
                 input_rows = left_by_rounding(self.packed, input_rows)
-                y += library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+                y += library.multiply_rows(self.matrix, input_rows, library.thread_count())
                 y -= 0 if self.wide_bias is None else self.wide_bias
         else:
             product = product_unrounded if _unrounded.get() else product_by_torch

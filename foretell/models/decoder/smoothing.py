@@ -20,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 from foretell.models.decoder.fused import find_descriptions
 from foretell.models.decoder.packed import pack_layers
 from foretell.ops.memory import release_pages
+from foretell.ops.threads import library_alone
 
 TOKENS = 256  # that the model reads
 STRENGTH = 0.5  # of a channel's size that moves into the weights, as an exponent
@@ -34,7 +35,8 @@ def round_layers(hf_model: Any, dtype: str) -> int:
     out before, which would move weights of 4 bits farther apart than these can be.
     """
     factors = _shrink_norms(hf_model) if dtype == "int8" else {}
-    return pack_layers(hf_model, dtype, factors)
+    with library_alone():
+        return pack_layers(hf_model, dtype, factors)
 
 
 @torch.no_grad()
