@@ -5,6 +5,8 @@
 #   make test-clients the examples, with the packages of the clients that they use (docs/clients.md)
 #   make sanitize     the C library under sanitisers of memory, arithmetic and threads, and damaged
 #                     files read with it (docs/native.md)
+#   make test-arm    the C library's own program for ARM, in an emulator
+#   make test-x86    the same program here, and which kernels older processors choose
 #   make wheel   wheels in dist/: foretell, which other Linux machines take, too, and foretell-models
 #   make docs    the site in site/    make clean   removes everything that these targets made
 
@@ -33,8 +35,14 @@ C_FLAGS := -std=c11 -O1 -g -ffp-contract=off -w -I$(SRC)
 MEMORY := -fPIC -fsanitize=address,undefined,float-cast-overflow -fno-sanitize-recover=all \
     --param asan-instrumentation-with-call-threshold=0
 THREADS := -fsanitize=thread -DNO_FORKS
+# The same for other processors, in an emulator.
+ELSEWHERE := build/elsewhere
+ARM_CC ?= aarch64-linux-gnu-gcc
+ARM_QEMU ?= qemu-aarch64
+X86_QEMU ?= qemu-x86_64
+STATIC := -std=c11 -O2 -ffp-contract=off -static -DNO_FORKS -w -I$(SRC)
 
-.PHONY: demo test test-real test-clients check sanitize damage-heads damage-files docs wheel clean
+.PHONY: demo test test-real test-clients test-arm test-x86 check sanitize damage-heads damage-files docs wheel clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
@@ -113,6 +121,69 @@ $(SANITIZED)/threads/$(SRC)/kernels_avx%.o: $(SRC)/kernels_avx%.c $(C_FILES)
 $(SANITIZED)/threads/%.o: %.c $(C_FILES) tests/native/checks.h
 	@mkdir -p $(@D)
 	$(CC) $(C_FLAGS) $(THREADS) -c $< -o $@
+
+# $(call wanted,PROGRAM,DEBIAN PACKAGES)
+wanted = command -v $(1) >/dev/null || { echo "error: $(1) is not there: apt-get install $(2)" >&2; exit 2; }
+
+# The program compares all bits with those of the portable kernels. $(call emulated,COMMAND,KERNELS THAT
+# MUST RUN,KERNELS THAT MUST NOT) writes what it says to the target, and shows it.
+define emulated
+@$(1) $(<) > $@.said 2>&1 || { cat $@.said; echo "error: $(1) $(<)" >&2; exit 1; }
+@echo "$(1)"; grep -v "warning: TCG" $@.said
+@grep -q "^$(2) kernels: products are right" $@.said || { echo "error: no $(2) kernels ran: $(1)" >&2; exit 1; }
+@! grep -q "^$(3)" $@.said || { echo "error: $(3) kernels ran: $(1)" >&2; exit 1; }
+endef
+
+# ARM with all that is emulated, dot products among it, and without: under four minutes on two cores.
+test-arm:
+	@$(call wanted,$(ARM_CC),gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+	@$(call wanted,$(ARM_QEMU),qemu-user)
+	@$(MAKE) --no-print-directory -j2 $(ELSEWHERE)/arm/test
+	@$(MAKE) --no-print-directory -j2 $(ELSEWHERE)/arm/max $(ELSEWHERE)/arm/cortex-a53
+
+$(ELSEWHERE)/arm/max: $(ELSEWHERE)/arm/test always
+	$(call emulated,$(ARM_QEMU) -cpu max,neon,avx)
+
+$(ELSEWHERE)/arm/cortex-a53: $(ELSEWHERE)/arm/test always
+	$(call emulated,$(ARM_QEMU) -cpu cortex-a53,portable,neon)
+
+# This processor computes by all kinds of kernels that it runs; which ones older processors run is
+# asked in an emulator, where computing would take half an hour.
+test-x86:
+	@$(call wanted,$(X86_QEMU),qemu-user)
+	@$(MAKE) --no-print-directory -j2 $(ELSEWHERE)/x86/test $(ELSEWHERE)/x86/kinds
+	@$(MAKE) --no-print-directory $(ELSEWHERE)/x86/here
+	$(call chosen,Haswell,avx2 portable)
+	$(call chosen,Nehalem,portable)
+
+$(ELSEWHERE)/x86/here: $(ELSEWHERE)/x86/test always
+	$(call emulated,env,portable,neon)
+
+# $(call chosen,PROCESSOR,KINDS OF KERNELS)
+define chosen
+@kinds=$$(echo $$($(X86_QEMU) -cpu $(1) $(ELSEWHERE)/x86/kinds 2>/dev/null)); echo "$(1): $$kinds"; \
+    [ "$$kinds" = "$(2)" ] || { echo "error: $(1) runs $(2)" >&2; exit 1; }
+endef
+
+$(ELSEWHERE)/x86/kinds: $(PARTS:%.c=$(ELSEWHERE)/x86/%.o) $(ELSEWHERE)/x86/tests/native/choice/kinds.o
+	$(CC) -static $^ -lm -lpthread -o $@
+
+.PHONY: always
+always:
+
+$(ELSEWHERE)/arm/test: $(TESTED:%.c=$(ELSEWHERE)/arm/%.o)
+	$(ARM_CC) -static $^ -lm -lpthread -o $@
+
+$(ELSEWHERE)/x86/test: $(TESTED:%.c=$(ELSEWHERE)/x86/%.o)
+	$(CC) -static $^ -lm -lpthread -o $@
+
+$(ELSEWHERE)/arm/%.o: %.c $(C_FILES) tests/native/checks.h
+	@mkdir -p $(@D)
+	$(ARM_CC) $(STATIC) -c $< -o $@
+
+$(ELSEWHERE)/x86/%.o: %.c $(C_FILES) tests/native/checks.h
+	@mkdir -p $(@D)
+	$(CC) $(STATIC) -c $< -o $@
 
 docs: $(VENV)/.docs
 	$(BIN)/python scripts/docs.py

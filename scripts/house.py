@@ -44,6 +44,7 @@ LAYERS = (
     ("models", "what is common to models; who may compute them"),
     ("models/decoder", "decoder-only models, layer by layer"),
     ("models/gguf", ".gguf files"),
+    ("models/quantized", "folders of matrices in few bits"),
     ("models/recurrent", "models with recurrent layers"),
     ("models/encoder_decoder", "models that read a source"),
     ("models/diffusion", "models that fill masks"),

@@ -127,6 +127,26 @@ def key_types(value: Any) -> tuple[Any, ...]:
     return (found, key_types(value[0])[0]) if isinstance(value, list) else (found,)
 
 
+def write_tokenizer(writer: Any, words: str = "gpt-2") -> None:
+    """This tokenizer in the fields of a .gguf file; `words`: see `gguf`."""
+    import gguf as lib
+
+    coder = tokenizer()
+    texts = {i: t for t, i in coder.get_vocab().items()}
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(words)
+    writer.add_token_list([texts[i] for i in range(len(texts))])
+    writer.add_token_types(
+        [lib.TokenType.CONTROL if i == 0 else lib.TokenType.NORMAL for i in range(len(texts))]
+    )
+    writer.add_token_merges(
+        [" ".join(pair) for pair in json.loads(coder.backend_tokenizer.to_str())["model"]["merges"]]
+    )
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    writer.add_add_bos_token(False)
+
+
 def gguf(
     model: PreTrainedModel,
     path: Path,
@@ -145,7 +165,7 @@ def gguf(
     """
     import gguf as lib
 
-    config, coder = model.config, tokenizer()
+    config = model.config
     writer = lib.GGUFWriter(path, config.model_type)
     writer.add_file_type(lib.LlamaFileType.ALL_F32)
     writer.add_context_length(config.max_position_embeddings)
@@ -160,19 +180,7 @@ def gguf(
     writer.add_rope_dimension_count(width)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    texts = {i: t for t, i in coder.get_vocab().items()}
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(words)
-    writer.add_token_list([texts[i] for i in range(len(texts))])
-    writer.add_token_types(
-        [lib.TokenType.CONTROL if i == 0 else lib.TokenType.NORMAL for i in range(len(texts))]
-    )
-    writer.add_token_merges(
-        [" ".join(pair) for pair in json.loads(coder.backend_tokenizer.to_str())["model"]["merges"]]
-    )
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(0)
-    writer.add_add_bos_token(False)
+    write_tokenizer(writer, words)
     if template:
         writer.add_chat_template(template)
     names = lib.get_tensor_name_map(

@@ -103,5 +103,5 @@ def has_exact_bits(model: Model) -> bool:
 
 
 def has_coarse_activations(model: Model) -> bool:
-    """Whether activations are rounded to 8 bits, in ways that depend on the rows of a forward."""
+    """Whether products round activations, in ways that depend on the rows of a forward."""
     return getattr(model, "narrow", False) and not has_exact_bits(model)

@@ -8,7 +8,6 @@ the ordinary ones, in bfloat16.
 from __future__ import annotations
 
 import ctypes
-import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -16,13 +15,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
+from foretell.backends.native_layers import ModelBuilder
 from foretell.cache.buffers import Layout
 from foretell.cache.cache import Cache
 from foretell.cache.job import Job, RowMemory, join_entry_states
 from foretell.cache.policy import Segment
 from foretell.core.model import Computed
 from foretell.models.backend import Backend, interleave_results
-from foretell.models.decoder.fused import Fused, Norm, find_descriptions, half_table
+from foretell.models.decoder.fused import Fused, find_descriptions, half_table, table_layout
 from foretell.models.decoder.loop import Loop
 from foretell.models.decoder.packed import (
     PackedEmbedding,
@@ -30,8 +30,7 @@ from foretell.models.decoder.packed import (
     pack_layers,
     settle_weights,
 )
-from foretell.models.decoder.packed_experts import PackedExperts, pack_router
-from foretell.models.families.description import ExpertsDescription
+from foretell.models.decoder.packed_experts import PackedExperts, pack_experts
 from foretell.native import library, steps
 from foretell.native.packing import GROUP
 from foretell.ops.attention import Attention
@@ -43,7 +42,6 @@ DTYPE = None
 WHOLE = True
 HEAD_MULTIPLE = 32  # of which the width of a head must be a multiple
 WIDEST_GROUP = 40  # query heads that share a key head
-QKV = ("query", "key", "value")
 MUCH = 1 << 18  # scores of a head from which on torch is asked for with all threads
 
 
@@ -66,6 +64,7 @@ def prepare_model(hf_model: Any) -> None:
     is_packed = isinstance(hf_model.get_output_embeddings(), PackedLinear)
     if library.is_available() and not is_packed and hf_model.dtype == torch.bfloat16:
         pack_layers(hf_model, "bfloat16")
+        pack_experts(hf_model, "bfloat16")
 
 
 def make_backend(
@@ -111,13 +110,12 @@ class NativeBackend(Backend):
         self.rotations = steps.Rotations([is_interleaved] * len(self.kinds))
         self._extend_rotations(1)
         self.all_layers = np.arange(len(layout), dtype=np.int32)
-        self.kept: list[torch.Tensor] = []  # numbers that the library reads where they lie
-        self.split_layers: list[PackedLinear] = []  # and matrices
-        self.structures: list[Any] = []  # that others point to
         # Of shared rows their structure, and the tensors that it points into.
         self.segments: WeakKeyDictionary[Segment, tuple[steps.Segment, Any]] = WeakKeyDictionary()
         self._settle_weights()
-        self.model = self._build_model()
+        self.builder = ModelBuilder(loop, self.width, self.kinds)
+        self.model = self.builder.build()
+        self.experts = self.builder.experts  # see models/decoder/backend_check.py
 
     @property
     def blocks(self) -> list[Fused]:
@@ -145,6 +143,8 @@ class NativeBackend(Backend):
                 linear = layer.get_submodule(name)
                 if not isinstance(linear, PackedLinear):
                     raise LookupError(f"its matrix {name} is not packed")
+                if linear.order is not None:
+                    raise LookupError(f"its matrix {name} has inputs in another order (act-order)")
                 if linear.in_features % GROUP:
                     raise LookupError(f"its layers are no multiple of {GROUP} wide")
             experts = block.description.experts
@@ -152,7 +152,7 @@ class NativeBackend(Backend):
                 matrices = layer.get_submodule(experts.experts)
                 if not isinstance(matrices, PackedExperts):
                     raise LookupError("its experts are not packed")
-                if matrices.down.in_features % GROUP:
+                if matrices.down.in_features % GROUP or matrices.down.out_features % GROUP:
                     raise LookupError(f"its experts are no multiple of {GROUP} wide")
         if loop.head.packed.outputs != self.vocab:
             raise LookupError(f"its head has {loop.head.packed.outputs} rows, not {self.vocab}")
@@ -168,126 +168,6 @@ class NativeBackend(Backend):
             module for module in (*step_linears, self.loop.head) if isinstance(module, PackedLinear)
         )
 
-    def _build_model(self) -> steps.Model:
-        blocks = self.blocks
-        layers = (steps.Layer * len(blocks))()
-        for index, block in enumerate(blocks):
-            layers[index] = self._describe_layer(index, block)
-        first_block = blocks[0]
-        scale = float(self.loop.logit_factor or 1) / float(self.loop.logit_divisor or 1)
-        model = steps.Model(
-            layers=len(blocks),
-            hidden=self.hidden,
-            heads=first_block.queries,
-            kv_heads=first_block.keys,
-            width=self.width,
-            logit_scale=scale,
-            logit_cap=float(self.loop.logit_cap or 0),
-            norm=self._describe_norm(Norm(self.loop.norm, first_block.description), self.hidden),
-            layer=layers,
-            head=self.loop.head.matrix,
-        )
-        self.layers = layers  # lives as long as the model that points to it
-        return model
-
-    def _describe_layer(self, index: int, block: Fused) -> steps.Layer:
-        description = block.description
-        kind = self.kinds.index(self.loop.kinds[index]) if self.loop.kinds else 0
-        query_width, key_width = block.queries * self.width, block.keys * self.width
-        layer = steps.Layer(
-            before_attention=self._describe_norm(block.before_attention, self.hidden),
-            after_attention=self._describe_norm(block.after_attention, self.hidden),
-            before_mlp=self._describe_norm(block.before_mlp, self.hidden),
-            after_mlp=self._describe_norm(block.after_mlp, self.hidden),
-            whole_heads=description.whole_heads,
-            window=self.windows[index],
-            rotation=kind if description.rotation else steps.NO_ROTATION,
-            parallel=description.parallel,
-            activation=steps.ACTIVATIONS.index(description.activation),
-            scale=block.scale,
-            score_cap=block.score_cap or 0.0,
-            residual=description.residual,
-        )
-        if block.norms is not None:
-            widths = (query_width, key_width) if description.whole_heads else (self.width,) * 2
-            layer.query_norm, layer.key_norm = map(self._describe_norm, block.norms, widths)
-        if block.sinks is not None:
-            layer.sinks = self._keep_floats(block.sinks, block.queries)
-        for name, matrix in self._describe_matrices(index, block).items():
-            setattr(layer, name, matrix)
-        if description.experts is not None:
-            layer.experts = ctypes.pointer(self._describe_experts(index, description.experts))
-        return layer
-
-    def _describe_experts(self, index: int, described: ExpertsDescription) -> steps.Experts:
-        """The library's structure of a layer's experts."""
-        layer: Any = self.loop.layers[index]
-        router = pack_router(layer.get_submodule(described.router))
-        experts = steps.Experts(
-            count=described.count,
-            chosen=described.chosen,
-            scoring=steps.SCORINGS.index(described.scoring),
-            groups=described.groups,
-            chosen_groups=described.chosen_groups,
-            group_best=described.group_best,
-            renormalized=described.renormalized,
-            activation=steps.ACTIVATIONS.index(described.activation),
-            scaling=described.scaling,
-            router=router.matrix,
-        )
-        self.split_layers.append(router)
-        if described.choice_bias:
-            bias: Any = operator.attrgetter(described.choice_bias)(layer)
-            experts.choice_bias = self._keep_floats(bias, described.count)
-        if described.share:
-            experts.share = layer.get_submodule(described.share).matrix
-        for name, linears in layer.get_submodule(described.experts).parts():
-            structures = (library.Matrix * described.count)(*(linear.matrix for linear in linears))
-            self.split_layers += linears
-            self.structures.append(structures)
-            setattr(experts, name, ctypes.cast(structures, ctypes.c_void_p))
-        self.structures.append(experts)
-        return experts
-
-    def _describe_matrices(self, index: int, block: Fused) -> dict[str, Any]:
-        """The library's structures of a layer's matrices, by their fields there."""
-        description = block.description
-        own_names = [name for name in steps.MATRICES if not (description.qkv and name in QKV)]
-        layer: Any = self.loop.layers[index]
-        linears = {
-            name: layer.get_submodule(getattr(description, name))
-            for name in own_names
-            if getattr(description, name)
-        }
-        if description.qkv:
-            linears |= self._split_qkv(layer.get_submodule(description.qkv), block)
-        if description.gate_up:
-            joint = layer.get_submodule(description.gate_up)
-            linears["gate"], linears["up"] = joint.split([joint.out_features // 2] * 2)
-        self.split_layers += linears.values()
-        return {name: linear.matrix for name, linear in linears.items()}
-
-    def _split_qkv(self, joint: PackedLinear, block: Fused) -> dict[str, PackedLinear]:
-        """The matrices of queries, keys and values that one holds."""
-        if not block.description.qkv_by_head:
-            head_counts = (block.queries, block.keys, block.keys)
-            parts = joint.split([count * self.width for count in head_counts])
-            return dict(zip(QKV, parts, strict=True))
-        outputs = torch.arange(joint.out_features).view(-1, 3, self.width)
-        return {name: joint.take(outputs[:, part].flatten()) for part, name in enumerate(QKV)}
-
-    def _describe_norm(self, norm: Norm | None, count: int) -> steps.Norm:
-        if norm is None:
-            return steps.Norm()
-        bias = None if norm.bias is None else self._keep_floats(norm.bias, count)
-        weight = self._keep_floats(norm.weight, count)
-        return steps.Norm(weight=weight, bias=bias, eps=norm.eps, centered=norm.is_centered)
-
-    def _keep_floats(self, tensor: torch.Tensor, number_count: int) -> int:
-        float_tensor = tensor.detach().float().contiguous()
-        self.kept.append(float_tensor)
-        return library.checked_address(float_tensor, (number_count,), torch.float32)
-
     def _extend_rotations(self, position_count: int) -> None:
         """Makes the cosines and sines (P, W / 2) of every kind reach so many positions."""
         if self.rotations.positions >= position_count:
@@ -302,8 +182,8 @@ class NativeBackend(Backend):
             table.ndim != 3 or table.shape[:2] != (1, table_size) for table in tables
         ):
             raise LookupError("its rotation is no table of cosines and sines")
-        described = self.blocks[0].description
-        cosines, sines = (half_table(table[0].float(), described) for table in tables)
+        layout = table_layout(tables[0], self.blocks[0].description)
+        cosines, sines = (half_table(table[0].float(), layout) for table in tables)
         return cosines, sines
 
     def cache(self) -> Cache:

@@ -25,10 +25,11 @@ from foretell.loading import packed_models
 from foretell.loading.choosing import Refusals, hand_over, note_refusal, whole_adapter
 from foretell.loading.fetch import ask_hub, fetch_shipped, resolve
 from foretell.loading.names import EMBEDDED, aliases, suggest_names, text_of_source
+from foretell.loading.tokenizers import find_tokenizer
 from foretell.loading.wrap import end_tokens_of, named_models, pair_models, trim_draft
 from foretell.models import backend_registry as registry
 from foretell.models.decoder.packed import WHOLE_NUMBERS
-from foretell.models.weights import check_files, check_tokenizer, cure_of
+from foretell.models.weights import check_files, cure_of
 from foretell.native import library
 from foretell.ops.devices import check_device
 from foretell.ops.memory import trim_memory
@@ -106,8 +107,8 @@ def load(
     models have it by torch with dtype int8 or int4.
 
     A .gguf file runs in the formats it has, on the CPU: those of 8, 4 and 16 bits of the llama
-    family by the C library, others by llama.cpp (backend "llama.cpp" for all). With another backend
-    by name its weights are unpacked for that, auto: to bfloat16.
+    family and of LFM 2 by the C library, others by llama.cpp (backend "llama.cpp" for all). With
+    another backend by name its weights are unpacked for that, auto: to bfloat16.
     """
     name = text_of_source(source)
     resolved = resolve(name)  # the same, or the folder or file that a known name stands for
@@ -228,7 +229,7 @@ def _load_model(name: str, title: str, options: _Options, revision: str | None =
         model, refusals = _build_adapter(hf, title, options)
         return _Loaded(model, file_path, file_tokenizer, end_tokens_of(hf), refusals)
     hf, folder = _read_model(name, options, revision)
-    tokenizer = _find_tokenizer(folder or name, revision, options.trust_remote_code)
+    tokenizer = find_tokenizer(folder or name, revision, options.trust_remote_code)
     model, refusals = _build_adapter(hf, title, options)
     loaded = _Loaded(model, folder, None, end_tokens_of(hf), refusals)
     if isinstance(tokenizer, str):
@@ -303,7 +304,7 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     if backend != LLAMA_CPP:
         gguf_limits.check_file(file_path)
         try:
-            return _native_gguf(title, file_path)
+            return _native_gguf(title, file_path, backend, exact)
         except LookupError as error:
             refusals = note_refusal(title, "native", error, backend)
     if exact:
@@ -318,12 +319,15 @@ def _load_gguf(path: str, title: str = "", backend: str = "auto", exact: bool = 
     return _Loaded(model, model.path, model.tokenizer, model.tokenizer.ends, refusals)
 
 
-def _native_gguf(title: str, file_path: Path) -> _Loaded:
-    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot."""
+def _native_gguf(title: str, file_path: Path, backend: str, exact: bool) -> _Loaded:
+    """Loads matrices as they lie in the file. Raises LookupError where the C library cannot, and
+    Unsupported for options that a model with recurrent layers has no meaning for.
+    """
     from foretell.models.decoder.decoder import Decoder
     from foretell.models.decoder.fused import fused_blocks
     from foretell.models.gguf import gguf
     from foretell.models.gguf.tokenizer import read_tokenizer
+    from foretell.models.recurrent.recurrent import recurrent_adapter
 
     place = packed_models.place_of_file(file_path)
     kept = place.find()
@@ -333,8 +337,10 @@ def _native_gguf(title: str, file_path: Path) -> _Loaded:
     except BadModel as error:
         raise LookupError(str(error)) from error
     with library_alone():
-        model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-        model.use(registry.load_backend("native").make_backend)
+        model: Decoder | None = recurrent_adapter(hf, title, exact, "auto", backend)
+        if model is None:
+            model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
+            model.use(registry.load_backend("native").make_backend)
     if kept is None:
         place.keep(hf)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
@@ -417,6 +423,7 @@ def _read_model(
     # Of transformers' models, as that.
     from foretell.loading.classes import check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
+    from foretell.models.quantized.quantized import find_settings, read_quantized
 
     arguments: dict[str, Any] = {
         "dtype": _load_dtype(options) or "auto",
@@ -429,6 +436,10 @@ def _read_model(
     if folder is not None:
         check_files(folder)
         location = folder
+        settings = find_settings(folder) if options.device == "cpu" else None
+        if settings is not None:
+            hf = read_quantized(folder, settings, _load_dtype(options))
+            return _place_model(hf, name, options), folder
         kept = place.find()
         if kept is not None:
             return kept, folder
@@ -476,24 +487,3 @@ def _place_model(hf: PreTrainedModel, name: str, options: _Options) -> PreTraine
         option = f"dtype={options.dtype!r}"
         raise Unsupported.missing_capability(option, name, "torch's linear layers", "use bfloat16")
     return hf.to(options.device).eval()  # type: ignore[arg-type]
-
-
-def _find_tokenizer(
-    source: str | Path, revision: str | None, trust_code: bool
-) -> PreTrainedTokenizerBase | str:
-    """The tokenizer, or why there is none: token ids still work."""
-    from transformers import AutoTokenizer
-    from transformers.utils import logging
-
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # it wonders about types of models that it does not know
-    try:
-        tokenizer: Any = AutoTokenizer.from_pretrained(
-            source, revision=revision, trust_remote_code=trust_code
-        )
-    except Exception as error:  # transformers raises nearly anything here
-        check_tokenizer(Path(source))
-        return first_message_line(error)
-    finally:
-        logging.set_verbosity(verbosity)
-    return tokenizer  # type: ignore[no-any-return]

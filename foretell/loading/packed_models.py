@@ -33,6 +33,7 @@ from foretell.native.packing import FORMATS, SCALINGS, Packed
 VERSION = 1  # of what is kept, and of how it was rounded
 LEAST_ROUNDED = 32_000_000  # bytes of weights that are kept where they were rounded,
 LEAST_PACKED = 100_000_000  # and where only their order is another one
+TABLES = ("table", "fine")
 FIELDS = ("bits", "group", "offset", "scaling", "least_scaling")
 
 
@@ -203,9 +204,17 @@ def _describe_linear(linear: PackedLinear) -> dict[str, Any]:
         "outputs": packed.outputs,
         "inputs": packed.inputs,
         "in_features": linear.in_features,
-        "table": None if packed.table is None else packed.table.tolist(),
+        **{name: _numbers_of(getattr(packed, name)) for name in TABLES},
         **{field: getattr(packed, field) for field in FIELDS},
     }
+
+
+def _table_of(numbers: Any) -> torch.Tensor | None:
+    return None if numbers is None else torch.tensor(numbers, dtype=torch.int8)
+
+
+def _numbers_of(table: torch.Tensor | None) -> list[int] | None:
+    return None if table is None else table.tolist()
 
 
 def _fill_model(hf_model: Any, contents: packed_files.Contents) -> None:
@@ -251,7 +260,6 @@ def _build_linear(
         *SCALINGS
     }:
         raise ValueError(f"{path} has a format that is unknown")
-    table = entry["table"]
     packed = Packed(
         entry["format"],
         int(entry["outputs"]),
@@ -259,7 +267,8 @@ def _build_linear(
         tensors.pop(f"{path}:weights"),
         tensors.pop(f"{path}:scales", None),
         tensors.pop(f"{path}:minima", None),
-        table=None if table is None else torch.tensor(table, dtype=torch.int8),
+        table=_table_of(entry["table"]),
+        fine=_table_of(entry["fine"]),
         **{field: entry[field] for field in FIELDS},
     )
     packed.check()

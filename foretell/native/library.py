@@ -17,7 +17,7 @@ import torch
 from foretell.errors import BadConfig
 from foretell.native.packing import FORMATS, GROUP, SCALINGS, Packed
 
-VERSION = 14  # of the structures, as of FT_VERSION
+VERSION = 15  # of the structures, as of FT_VERSION
 KINDS = ("avx512_bf16", "avx512", "avx2", "neon", "portable")  # kernels, the quickest first
 VARIABLE = "FORETELL_NATIVE"  # names the kernels, or `off`
 
@@ -35,7 +35,8 @@ class Matrix(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("format", "outputs", "inputs", "blocks")),
         *((name, c_int32) for name in ("bits", "group", "offset", "scaling", "least_scaling")),
-        *((name, c_void_p) for name in ("weights", "scales", "minima", "table", "bias")),
+        *((name, c_void_p) for name in ("weights", "scales", "minima", "table", "fine")),
+        ("bias", c_void_p),
     ]
 
 
@@ -228,6 +229,7 @@ def describe_matrix(packed: Packed, bias: torch.Tensor | None = None) -> Matrix:
         tensor_address(packed.scales),
         tensor_address(packed.minima),
         tensor_address(packed.table),
+        tensor_address(packed.fine),
         tensor_address(bias),
     )
 

@@ -5,10 +5,11 @@
     w = scale * (number - offset) + least      or, by a table of 16,
     w = scale * table[number] + least
 
-where groups of inputs share scale and least value. 32 inputs of a block take a vector of 64 bytes a
+where groups of inputs share scale and least value. A table may have a second one of 256ths, `fine`:
+scale * (table[number] + fine[number] / 256). 32 inputs of a block take a vector of 64 bytes a
 bit, each vector 4 bytes of every output; docs/native.md draws them. Scales are stored as files have
 them, see SCALINGS. Other matrices are of bfloat16, two inputs of 16 outputs beside each other, or
-of float16 and float32, one input of 16 outputs.
+of float16, float32 and float8 (e4m3), one input of 16 outputs; those of float8 have scales as well.
 """
 
 from __future__ import annotations
@@ -24,8 +25,19 @@ from foretell.native.arena import join_tensors
 BLOCK = 16  # outputs beside each other
 GROUP = 32  # inputs that lie together
 SUPER = 256  # inputs whose scales share a factor
-FORMATS = ("whole", "bfloat16", "float16", "float32")  # in the order of the library's numbers
-FLOATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+FORMATS = (
+    "whole",
+    "bfloat16",
+    "float16",
+    "float32",
+    "float8",
+)  # in the order of the library's numbers
+FLOATS = {
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "float32": torch.float32,
+    "float8": torch.float8_e4m3fn,
+}
 # How scales are stored, and least values, in the order of the library's numbers: float16 a group; a
 # float16 for 256 inputs and a whole number of 8 bits a group, multiplied with each other; float32 a
 # group; one byte e a group, 2**(e - 128); one of 4 bits of exponent and 3 of mantissa, halved; and,
@@ -46,7 +58,7 @@ class Packed:
     `weights` uint8, flat; `scales` and `minima` (blocks, groups, 16), or uint8 (blocks, K / 256,
     bytes) where they share factors; None where there are none. `inputs` is a multiple of 32: what
     it exceeds the matrix by is zero. Fields from `bits` on are of whole numbers, `table` int8
-    (16,).
+    (16,), as `fine` is; floats of 8 bits have `group` and `scales` too.
     """
 
     format: str
@@ -61,6 +73,7 @@ class Packed:
     scaling: str = "none"
     least_scaling: str = "none"
     table: torch.Tensor | None = None
+    fine: torch.Tensor | None = None
 
     @property
     def blocks(self) -> int:
@@ -88,8 +101,10 @@ class Packed:
     @property
     def layout(self) -> tuple[object, ...]:
         """All that matrices must have in common to be joined."""
-        table = None if self.table is None else tuple(self.table.tolist())
-        scales = self.bits, self.group, self.offset, self.scaling, self.least_scaling, table
+        tables = tuple(
+            None if table is None else tuple(table.tolist()) for table in (self.table, self.fine)
+        )
+        scales = self.bits, self.group, self.offset, self.scaling, self.least_scaling, tables
         return self.format, self.inputs, *scales
 
     def check(self) -> None:
@@ -101,7 +116,10 @@ class Packed:
             self.weights.dtype is torch.uint8 and self.weights.shape == (weight_bytes,),
             self._are_scales(self.scales, self.scaling),
             self._are_scales(self.minima, self.least_scaling),
-            self.table is None or (self.table.dtype is torch.int8 and self.table.shape == (16,)),
+            *(
+                table is None or (table.dtype is torch.int8 and table.shape == (16,))
+                for table in (self.table, self.fine)
+            ),
         ]
         if not all(conditions):
             matrix_name = f"{self.name} matrix ({self.outputs}, {self.inputs})"
@@ -172,7 +190,7 @@ class Packed:
             return _join_super(*(take_lanes(part) for part in _split_super(values)))
 
         # Of each number of a float, or of 4 inputs in every other format.
-        lane_bytes = 2 if self.format == "float16" else 4
+        lane_bytes = {"float16": 2, "float8": 1}.get(self.format, 4)
         return replace(
             self,
             outputs=len(outputs),
@@ -214,6 +232,7 @@ def pack_whole(
     minima: Scales | None = None,
     offset: int = 0,
     table: Sequence[int] | None = None,
+    fine: Sequence[int] | None = None,
 ) -> Packed:
     """Packs whole numbers, uint8 (N, K) of so many bits, with the values of their groups.
 
@@ -250,6 +269,7 @@ def pack_whole(
         scaling,
         least_scaling,
         None if table is None else torch.tensor(table, dtype=torch.int8),
+        None if fine is None else torch.tensor(fine, dtype=torch.int8),
     )
 
 
@@ -312,9 +332,21 @@ def pack_floats(weight: torch.Tensor) -> Packed:
     outputs, inputs = weight.shape
     format_name = next(name for name, dtype in FLOATS.items() if dtype is weight.dtype)
     beside = 2 if format_name == "bfloat16" else 1  # inputs of an output
+    if weight.dtype is torch.float8_e4m3fn:
+        weight = weight.view(torch.uint8)  # which torch can pad
     padded_weight = F.pad(weight, (0, 0, 0, -outputs % BLOCK))
     lanes = padded_weight.view(-1, BLOCK, inputs // beside, beside).transpose(1, 2).contiguous()
     return Packed(format_name, outputs, inputs, lanes.view(torch.uint8).reshape(-1))
+
+
+def pack_float8(weight: torch.Tensor, group: int, scales: torch.Tensor) -> Packed:
+    """Packs a matrix (N, K) of float8_e4m3fn with the floats (N, K / group) that its groups are
+    multiplied by.
+    """
+    missing_outputs = -weight.shape[0] % BLOCK
+    scaling, scale_values = _pack_scales(scales, "power", missing_outputs)
+    packed = pack_floats(weight)
+    return replace(packed, group=group, scaling=scaling, scales=scale_values)
 
 
 # --- and back
@@ -347,8 +379,12 @@ def _split_fields(vectors: Sequence[torch.Tensor], bits: int) -> list[torch.Tens
 
 
 def whole_values(packed: Packed) -> torch.Tensor:
-    """What the whole numbers stand for before they are scaled, int16 (N, K)."""
+    """What the whole numbers stand for before they are scaled, int16 (N, K), float32 where they
+    have 256ths.
+    """
     numbers = unpack_numbers(packed)
+    if packed.table is not None and packed.fine is not None:
+        return (packed.table.float() + packed.fine.float() / 256)[numbers.long()]
     if packed.table is not None:
         return packed.table.to(torch.int16)[numbers.long()]
     return numbers.to(torch.int16) - packed.offset
@@ -390,12 +426,16 @@ def _group_values(packed: Packed, values: torch.Tensor, scaling: str) -> torch.T
 
 
 def unpack_matrix(packed: Packed) -> torch.Tensor:
-    """Unpacks the matrix (N, inputs): floats as they were, whole numbers as float32."""
+    """Unpacks the matrix (N, inputs): floats as they were, what has scales as float32."""
     if not packed.is_whole:
         beside = 2 if packed.format == "bfloat16" else 1
         lanes = packed.weights.view(FLOATS[packed.format])
         pairs = lanes.view(packed.blocks, packed.inputs // beside, BLOCK, beside)
-        return pairs.transpose(1, 2).reshape(-1, packed.inputs)[: packed.outputs]
+        floats = pairs.transpose(1, 2).reshape(-1, packed.inputs)[: packed.outputs]
+        if packed.scales is None:
+            return floats
+        scales = group_scales(packed).repeat_interleave(packed.group, 1)
+        return floats.float() * scales
     values = whole_values(packed).float().unflatten(1, (-1, packed.group))
     scales = group_scales(packed)[..., None]
     if packed.minima is None:
@@ -408,8 +448,10 @@ def unpack_matrix(packed: Packed) -> torch.Tensor:
 
 def centre_of(packed: Packed) -> tuple[int, int]:
     """How runtimes with numbers of 4 or 8 bits around zero take a matrix: in how many bits, and
-    what is to be taken from what the numbers stand for.
+    what is to be taken from what the numbers stand for. Raises LookupError where they cannot.
     """
+    if packed.fine is not None:
+        raise LookupError("its numbers of 4 bits are of a table of floats")
     if packed.table is not None:
         lowest, highest = int(packed.table.min()), int(packed.table.max())
     else:

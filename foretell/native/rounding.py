@@ -1,4 +1,4 @@
-"""How the numbers of a matrix of floats are found: 8 or 4 bits in groups of 32, or bfloat16."""
+"""How the numbers of a matrix of floats are found: 8 or 4 bits in groups of 32, or floats."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
-from foretell.native.packing import BLOCK, GROUP, Packed, pack_floats, pack_whole
+from foretell.native.packing import BLOCK, FLOATS, GROUP, Packed, pack_floats, pack_whole
 
 PEAKS = range(127, 95, -1)  # what the largest number of a group of 8 bits may be
 TINY = 1e-36  # weights no larger count as zero
-DTYPES = ("int8", "int4", "bfloat16")  # to which matrices are rounded
+DTYPES = ("int8", "int4", "bfloat16")  # to which the layers of a model are rounded
 CHUNK = 1 << 20  # weights that are quantized at a time
 SHARES = [1 - 0.02 * i for i in range(16)]  # of a group's range, tried for 4 bits
 Peaks = Callable[[torch.Tensor], torch.Tensor]
@@ -76,15 +76,18 @@ def best_ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
 def quantize_matrix(
     weight: torch.Tensor, dtype: str, peaks: Peaks = best_peaks, ranges: Ranges = best_ranges
 ) -> Packed:
-    """Packs a matrix (outputs, inputs) of floats, rounded to one of DTYPES.
+    """Packs a matrix (outputs, inputs) of floats, rounded to one of DTYPES or of FLOATS. Raises
+    ValueError for another format.
 
     `peaks`: chooses the largest number of each group of 8 bits; `ranges`: finds the numbers of 4
     bits.
     """
     if missing_inputs := -weight.shape[1] % GROUP:
         weight = F.pad(weight, (0, missing_inputs))
-    if dtype == "bfloat16":
-        return pack_floats(weight.to(torch.bfloat16))
+    if dtype in FLOATS:
+        return pack_floats(weight.to(FLOATS[dtype]))
+    if dtype not in DTYPES:
+        raise ValueError(f"matrices are packed as int8, int4 or floats, not as {dtype!r}")
     rows_per_chunk = max(BLOCK, CHUNK // weight.shape[1] // BLOCK * BLOCK)
     packed_parts = []
     for chunk_rows in weight.split(rows_per_chunk):

@@ -10,7 +10,7 @@
 #define MOST_THREADS_HERE 3
 
 extern const char *const kinds[5]; /* of kernels, the portable ones last */
-#define FORMS 18
+#define FORMS 20
 #define FORMS_OF_MODELS 4          /* the first ones, of which models are made */
 
 /* Matrices as the library reads them. */

@@ -72,7 +72,7 @@ def test_a_matrix_of_other_numbers_than_it_says_is_refused() -> None:
 @pytest.mark.parametrize(
     "field, value",
     [
-        ("format", 4),
+        ("format", 5),
         ("format", -1),
         ("inputs", 33),
         ("inputs", 0),

@@ -37,6 +37,8 @@ const matrix_form forms[FORMS] = {
     {"a table", FT_WHOLE, 4, 32, 0, FT_SINGLE, FT_NONE, bent},
     {"a table of small numbers", FT_WHOLE, 4, 32, 0, FT_POWER, FT_NONE, small},
     {"that in groups of 16", FT_WHOLE, 4, 16, 0, FT_FLOAT8, FT_HALF, small},
+    {"a table with 256ths", FT_WHOLE, 4, 64, 0, FT_SINGLE, FT_NONE, bent},
+    {"floats of 8 bits", FT_SIGNED8, 0, 128, 0, FT_SINGLE, FT_NONE, NULL},
 };
 
 void fail(const char *what, const char *where) {
@@ -116,7 +118,7 @@ static uint8_t *make_scales(const ft_matrix *matrix, int32_t scaling, int turned
 ft_matrix make_matrix(int form, int32_t outputs, int32_t inputs, int biased) {
     const matrix_form *of = forms + form;
     ft_matrix matrix = {of->format, outputs, inputs, (outputs + BLOCK - 1) / BLOCK, of->bits,
-                        of->group, of->offset, of->scaling, of->least_scaling, 0, 0, 0, 0, 0};
+                        of->group, of->offset, of->scaling, of->least_scaling, 0, 0, 0, 0, 0, 0};
     const int64_t bytes = matrix.blocks * ft_weight_bytes(&matrix);
     uint8_t *weights = room((size_t)bytes);
     for (int64_t i = 0; i < bytes; i++)
@@ -125,6 +127,8 @@ ft_matrix make_matrix(int form, int32_t outputs, int32_t inputs, int biased) {
         const uint16_t number = ft_to_bfloat(0.2f * random_float());
         memcpy(weights + 2 * i, &number, 2);
     }
+    for (int64_t i = 0; of->format == FT_SIGNED8 && i < bytes; i++)
+        weights[i] = (weights[i] & 0x8f) | 0x30; /* 0.5 to 1, and no NaN */
     for (int64_t i = 1; of->format == FT_FLOAT16 && i < bytes; i += 2)
         weights[i] = (weights[i] & 0x83) | 0x2c; /* 0.06 to 0.125 */
     for (int64_t i = 0; of->format == FT_FLOAT32 && i < bytes / 4; i++) {
@@ -132,7 +136,7 @@ ft_matrix make_matrix(int form, int32_t outputs, int32_t inputs, int biased) {
         memcpy(weights + 4 * i, &number, 4);
     }
     matrix.weights = weights;
-    if (of->format == FT_WHOLE) {
+    if (of->format == FT_WHOLE || of->format == FT_SIGNED8) {
         matrix.scales = make_scales(&matrix, of->scaling, 0);
         matrix.minima = make_scales(&matrix, of->least_scaling, 1);
     }
@@ -140,6 +144,11 @@ ft_matrix make_matrix(int form, int32_t outputs, int32_t inputs, int biased) {
         int8_t *table = room(16);
         memcpy(table, of->table, 16);
         matrix.table = table;
+    }
+    if (!strcmp(of->name, "a table with 256ths")) {
+        int8_t *fine = room(16);
+        memcpy(fine, small, 16);
+        matrix.fine = fine;
     }
     matrix.bias = biased ? random_floats(outputs, 0.5f) : NULL;
     return matrix;
@@ -150,6 +159,7 @@ void drop_matrix(ft_matrix *matrix) {
     free((void *)matrix->scales);
     free((void *)matrix->minima);
     free((void *)matrix->table);
+    free((void *)matrix->fine);
     free((void *)matrix->bias);
 }
 
@@ -341,7 +351,7 @@ static const file_type file_types[] = {
 static ft_matrix empty_matrix(const matrix_form *of, int32_t outputs, int32_t inputs) {
     ft_matrix matrix = {of->format, outputs, (inputs + GROUP - 1) / GROUP * GROUP,
                         (outputs + BLOCK - 1) / BLOCK, of->bits, of->group, of->offset,
-                        of->scaling, of->least_scaling, 0, 0, 0, of->table, 0};
+                        of->scaling, of->least_scaling, 0, 0, 0, of->table, 0, 0};
     matrix.weights = room((size_t)(matrix.blocks * ft_weight_bytes(&matrix)));
     if (of->scaling)
         matrix.scales = room((size_t)(matrix.blocks * ft_scale_bytes(&matrix, of->scaling)));

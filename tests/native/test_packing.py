@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from foretell.native.packing import (
     BLOCK,
+    FLOATS,
     GROUP,
     Packed,
     group_minima,
@@ -128,6 +129,18 @@ def test_groups_without_a_range_lose_next_to_nothing(format: str) -> None:
     weight[3, GROUP:] = -2.0
     ours = unpack_matrix(quantize_matrix(weight, format)).float()
     assert torch.allclose(ours, weight, rtol=2**-11, atol=0)  # a scale is of float16
+
+
+@pytest.mark.parametrize("format", FLOATS)
+def test_floats_are_packed_as_they_are(format: str) -> None:
+    """A router's matrix is of float32 beside layers of any format: near ties decide there."""
+    weight = torch.randn(17, 2 * GROUP).to(FLOATS[format])
+    assert torch.equal(unpack_matrix(quantize_matrix(weight, format)), weight)
+
+
+def test_a_format_that_is_not_known_is_named() -> None:
+    with pytest.raises(ValueError, match="'int3'"):
+        quantize_matrix(torch.zeros(16, GROUP), "int3")
 
 
 def test_4_bits_without_minima_are_around_zero() -> None:

@@ -29,17 +29,16 @@ from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported, first_message_line
 from foretell.models.backend import Backend, interleave_results
 from foretell.models.decoder.adapted import adapt_decoder
+from foretell.models.decoder.backend_check import check_backend
 from foretell.models.decoder.layered import run_layers
 from foretell.models.decoder.learning import Learning, learning_decoder
 from foretell.models.decoder.loop import Block, Loop, use_attention
 from foretell.models.decoder.packed import (
-    PackedLinear,
     held_bytes,
-    is_as_near,
+    narrowest_format,
     without_products,
     without_rounding,
 )
-from foretell.models.decoder.packed_experts import PackedExperts
 from foretell.models.decoder.parallel import LayerParallel
 from foretell.models.decoder.probing import (
     PROBE,
@@ -51,6 +50,7 @@ from foretell.models.decoder.probing import (
 from foretell.models.decoder.retrieving import Retrieving
 from foretell.models.decoder.skipping import run_skipping
 from foretell.models.decoder.turning import Move, Turn, move_of, turn_of
+from foretell.models.families.description import known_families
 from foretell.native import library
 from foretell.ops.threads import torch_threads
 
@@ -59,10 +59,7 @@ if TYPE_CHECKING:
 
 # Families whose packed forward the project's tests compare with transformers' own; others are
 # tested when loaded.
-PROVEN = frozenset(
-    "llama qwen2 qwen3 mistral gemma2 gemma3_text phi3 olmo2 smollm3 granite stablelm starcoder2 "
-    "cohere2 gpt_neox gpt2 opt glm4 mixtral qwen3_moe gpt_oss deepseek_v3 nanochat".split()
-)
+PROVEN = frozenset("gpt2 opt deepseek_v3 nanochat".split()) | frozenset(known_families())
 UNLIMITED = 1 << 20  # positions of a model that names no limit
 Accelerate = Callable[[Loop], list[Block] | None]
 Make = Callable[[Loop, Layout, torch.dtype, int], Backend]
@@ -130,10 +127,9 @@ class Decoder(Model):
         self.fused = False  # whether no module of a layer is called
         self.loop_refused: str | None = None
         self.blocks_refused: str | None = None
-        # The narrowest numbers of linear layers of whole numbers, else None.
-        packed_matrices = [m.packed for m in hf_model.modules() if isinstance(m, PackedLinear)]
-        whole_bits = [packed.bits for packed in packed_matrices if packed.is_whole]
-        self.matrices = f"int{min(whole_bits)}" if whole_bits else None
+        # The narrowest numbers of linear layers whose products round activations to fewer bits than
+        # the rest of the model has, else None.
+        self.matrices = narrowest_format(hf_model, self.dtype)
         # Whether it has some: backends round their activations in different ways.
         self.narrow = self.matrices is not None
         output_head = self._find_head()
@@ -309,19 +305,23 @@ class Decoder(Model):
         """
         tree = TokenTree(self.probe_ids[-1]).chain([1, 2]).chain([3, 0]).chain([0], at=1)
         with without_rounding() if self.narrow else nullcontext():
-            tree_rows = self._rows_of(tree, self.probe_ids)
+            tree_rows = self.tree_rows(tree, self.probe_ids)
             path_rows = []
             for node in range(len(tree)):
                 path_ids = torch.tensor([self.probe_ids + tree.tokens_to(node)], device=self.device)
                 path_rows.append(self._stock_rows(path_ids)[-1])
         return all(map(self.agrees, tree_rows, path_rows))
 
-    def _rows_of(self, tree: TokenTree, tokens: Sequence[int]) -> torch.Tensor:
-        """Rows (N, V) of a tree below `tokens`, which an empty cache takes in by three."""
+    def tree_rows(
+        self, tree: TokenTree, tokens: Sequence[int], layers: tuple[int, ...] | None = None
+    ) -> torch.Tensor:
+        """Rows (N, V) of a tree below `tokens`, which an empty cache takes in by three; `layers`:
+        those that run, None: all.
+        """
         cache = self.cache()
         finished = False
         while not finished:
-            job, finished = cache.prepare(Ask(tree), tokens, 3)
+            job, finished = cache.prepare(Ask(tree, layers=layers), tokens, 3)
             reply = self.forward([job])[0]
         return reply.logits
 
@@ -333,37 +333,8 @@ class Decoder(Model):
             raise LookupError("the loop over the layers of this family is its own")
         with self._use_attention():
             backend = make_backend(self.loop, self.layout, self.dtype, self.row_size)
-        # A tree it was not recorded with, below rows of another forward, shows what was wrongly
-        # recorded as a constant.
-        generator = torch.Generator().manual_seed(0)
-        token_ids = torch.randint(self.vocab, (12,), generator=generator).tolist()
-        tree = TokenTree(token_ids[5]).chain(token_ids[6:9]).chain(token_ids[9:11])
-        previous = self.backend
-        answers = []
-        try:
-            for self.backend in (None, backend):
-                with torch.inference_mode():
-                    answers.append(self._rows_of(tree, token_ids[:6]))
-        except Exception as error:  # a runtime may refuse a graph only when it compiles or runs it
-            raise LookupError(f"it fails: {first_message_line(error)}") from error
-        finally:
-            self.backend = previous
-        by_torch, by_backend = answers
-
-        def exact() -> torch.Tensor:
-            with torch.inference_mode(), without_rounding():
-                return self._rows_of(tree, token_ids[:6])
-
-        if self.narrow:
-            agrees = is_as_near(by_backend, by_torch, exact, self._has_experts())
-        else:
-            agrees = self.agrees(by_backend, by_torch)
-        if not agrees:
-            raise LookupError("its logits differ from torch's by more than rounding")
+        check_backend(self, backend)
         self.backend, self.most_jobs = backend, backend.most_jobs
-
-    def _has_experts(self) -> bool:
-        return any(isinstance(module, PackedExperts) for module in self.hf.modules())
 
     def cache(self, request: Request | None = None, beside: Cache | None = None) -> Cache:
         if self.backend is not None:

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from types import ModuleType
 from typing import Any
@@ -27,15 +27,11 @@ HONOURED = frozenset(
         "num_key_value_heads head_dim hidden_act rms_norm_eps max_position_embeddings "
         "original_max_position_embeddings tie_word_embeddings attention_bias attention_out_bias "
         "mlp_bias use_bias qkv_bias bias rope_parameters sliding_window use_sliding_window "
-        "max_window_layers layer_types embedding_multiplier attention_multiplier logits_scaling "
+        "max_window_layers layer_types embedding_multiplier logits_scaling "
         "logit_scale final_logit_softcapping key_projection layer_norm_eps layer_norm_epsilon "
         "norm_epsilon norm_eps use_qkv_bias"
     ).split()
 )
-# They change numbers in ways that are not computed here, unless they say no to it.
-UNLESS: dict[str, Callable[[Any], bool]] = {
-    "layer_rope_theta": lambda value: value is None,
-}
 # They change none: training, the ends of texts, and what is said of a model.
 SILENT = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig)) | frozenset(
     (
@@ -64,16 +60,11 @@ def unread_field(
     """
     declared_fields = {field.name for field in dataclasses.fields(config)}
     code_modules = _code_modules(modules)
-    for field_name, value in vars(config).items():
+    for field_name in vars(config):
         if field_name in read_fields or field_name in HONOURED:
             continue
         if field_name in SILENT or field_name.startswith("_"):
             continue
-        if field_name in UNLESS:
-            if UNLESS[field_name](value):
-                continue
-            value_text = _shorten_value(value)
-            return f"its configuration has {field_name}={value_text}, which they do not compute"
         if field_name in declared_fields or any(
             _names_field(code_module, field_name) for code_module in code_modules
         ):
@@ -118,8 +109,3 @@ def _names_field(module: ModuleType, field_name: str) -> bool:
     return (
         source_text is None or re.search(rf"\b{re.escape(field_name)}\b", source_text) is not None
     )
-
-
-def _shorten_value(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."

@@ -99,16 +99,18 @@ def fused_blocks(
     model, so what was joined may leave the memory.
     """
     descriptions, loop.refused = describe_layers(loop.config, loop.layers)
-    if loop.refused is None and not all(
-        map(partial(_turns_heads, loop), range(len(loop.layers)), descriptions)
-    ):
-        loop.refused = "its heads turn in another order"
+    layouts: list[str | None] = []
+    if loop.refused is None:
+        layouts = [_rotation_layout(loop, i, described) for i, described in enumerate(descriptions)]
+        if None in layouts:
+            loop.refused = "its heads turn in another order"
     if loop.refused is not None:
         return None
     layer_blocks: list[Block] = []
     for index, (layer, description) in enumerate(zip(loop.layers, descriptions, strict=True)):
         old_tensors = [parameter.data for parameter in layer.parameters()] if owns_weights else []
         block = (block_class or Fused)(layer, index, loop.windows[index], description)
+        block.table_layout = layouts[index] or ""
         layer_blocks.append(block)
         used_addresses = {parameter.data_ptr() for parameter in layer.parameters()}
         release_pages(tensor for tensor in old_tensors if tensor.data_ptr() not in used_addresses)
@@ -146,68 +148,81 @@ def fits_layer(layer: nn.Module, description: LayerDescription) -> bool:
     return all(len({modules[name].bias is None for name in group}) <= 1 for group in joined)
 
 
-def _turns_heads(loop: Loop, index: int, description: LayerDescription) -> bool:
-    """Whether a family turns heads as the description says, shown on random rows: with weights near
-    0 a probe of the whole model could miss it.
+def _rotation_layout(loop: Loop, index: int, description: LayerDescription) -> str | None:
+    """How a family's rotation tables are laid out, see `table_layout`; "": its heads do not turn.
+
+    None: they turn otherwise than the description says, which is shown on random rows: with weights
+    near 0 a probe of the whole model could miss it.
     """
-    if not description.rotation:
-        return True
+    rotation = description.rotation
+    if not rotation:
+        return ""
     attention: Any = loop.layers[index].get_submodule(description.attention)
     family_module = sys.modules[type(attention).__module__]
     rotate_heads = getattr(attention, "rotate", None) or getattr(
         family_module, "apply_rotary_pos_emb", None
     )
     if rotate_heads is None:
-        return False
+        return None
     generator = torch.Generator().manual_seed(0)
-    states = torch.empty(
-        0, dtype=torch.float32, device=next(loop.layers[index].parameters()).device
-    )
+    device = next(loop.layers[index].parameters()).device
     kind = () if loop.kinds is None else (loop.kinds[index],)
-    positions = torch.tensor([1, 5, 11], device=states.device)
-    tables = loop.rotation(states, positions[None], *kind)
+    positions = torch.tensor([[1, 5, 11]], device=device)
+    tables = loop.rotation(torch.empty(0, device=device), positions, *kind)
     if not isinstance(tables, tuple) or len(tables) != 2:
-        return False
+        return None
     cos, sin = (table.float() for table in tables)
-    shape = (2, 1, 2, len(positions), cos.shape[-1] * (1 + description.angles_once))
-    q, k = torch.randn(*shape, generator=generator).to(states.device)
+    width = cos.shape[-1] * (1 + description.angles_once)
+    q, k = torch.randn(2, 1, 2, 3, width, generator=generator).to(device)
     try:
-        their_rotation = rotate_heads(q, k, cos, sin)
-        our_tables = rotation_tables(cos, sin, description)
+        theirs = rotate_heads(q, k, cos, sin)
+        layout = table_layout(cos, description)
     except Exception:  # of another signature
-        return False
-    our_rotation = [
-        Fused.rotate(x, swap_pairs(x, description.rotation), *our_tables) for x in (q, k)
-    ]
-    return all(
-        torch.allclose(x, y, atol=1e-5) for x, y in zip(our_rotation, their_rotation, strict=True)
-    )
+        return None
+    cos, sin = (spread_table(table, layout, rotation) for table in (cos, sin))
+    sin = sin * partner_signs(sin, rotation)
+    ours = [Fused.rotate(x, swap_pairs(x, rotation), cos, sin) for x in (q, k)]
+    agrees = all(torch.allclose(x, y, atol=1e-5) for x, y in zip(ours, theirs, strict=True))
+    return layout if agrees else None
 
 
-def half_table(table: torch.Tensor, description: LayerDescription) -> torch.Tensor:
-    """The table (..., W / 2) of what a family's table (..., W) has twice: in both its halves, or in
-    neighbours. Raises LookupError for another one.
+def table_layout(table: torch.Tensor, description: LayerDescription) -> str:
+    """Where a family's table (..., W) has each number a second time: in its other "halves", in a
+    "neighbour", or nowhere: "once". Raises LookupError for another one.
     """
     if description.angles_once:
-        return table
+        return "once"
     first_half, second_half = table.chunk(2, -1)
     if torch.equal(first_half, second_half):
-        return first_half
+        return "halves"
     if torch.equal(table[..., 0::2], table[..., 1::2]):
-        return table[..., 0::2]
+        return "neighbour"
     raise LookupError("its rotation differs between the halves of a head")
 
 
-def rotation_tables(
-    cos: torch.Tensor, sin: torch.Tensor, description: LayerDescription
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The cosines and signed sines (..., W) by which numbers and their partners (see `swap_pairs`)
-    are multiplied, of tables of the family's own.
-    """
-    cos, sin = half_table(cos, description), half_table(sin, description)
-    if description.rotation == "halves":
-        return torch.cat([cos, cos], -1), torch.cat([-sin, sin], -1)
-    return cos.repeat_interleave(2, -1), torch.stack([-sin, sin], -1).flatten(-2)
+def half_table(table: torch.Tensor, layout: str) -> torch.Tensor:
+    """The table (..., W / 2) of what a family's table has twice, see `table_layout`."""
+    if layout == "once":
+        return table
+    return table[..., 0::2] if layout == "neighbour" else table.chunk(2, -1)[0]
+
+
+def spread_table(table: torch.Tensor, layout: str, rotation: str) -> torch.Tensor:
+    """A family's table as numbers of heads are multiplied by it (..., W)."""
+    if layout == {"halves": "halves", "interleaved": "neighbour"}[rotation]:
+        return table
+    half = half_table(table, layout)
+    return torch.cat([half, half], -1) if rotation == "halves" else half.repeat_interleave(2, -1)
+
+
+def partner_signs(table: torch.Tensor, rotation: str) -> torch.Tensor:
+    """The signs (W,) of sines: the first of two partners takes the other one away."""
+    signs = table.new_ones(table.shape[-1])
+    if rotation == "halves":
+        signs[: len(signs) // 2] = -1
+    else:
+        signs[0::2] = -1
+    return signs
 
 
 def swap_pairs(x: torch.Tensor, rotation: str) -> torch.Tensor:
@@ -302,6 +317,8 @@ class Fused:
     ):
         attention: Any = layer.get_submodule(description.attention)
         self.description = description
+        self.table_layout = "halves"  # of the family's rotation, see `table_layout`
+        self.signs: torch.Tensor | None = None
         self.index = layer_index
         self.window = window
         self.qkv = self._join(
@@ -403,10 +420,11 @@ class Fused:
         node_count = positions.shape[1]
         padding = len(states) - node_count
         rows = self.qkv(self._norm_rows(self.before_attention, states))[:node_count]
-        q, k, v = self._split_heads(rows)
+        qk, v = self._split_heads(rows, node_count)
         if self.norms is not None:
-            q, k = (self._norm_heads(norm, x) for norm, x in zip(self.norms, (q, k), strict=True))
-        qk = torch.cat([q, k], 1)
+            both = qk[:, : self.queries], qk[:, self.queries :]
+            normed = [self._norm_heads(norm, x) for norm, x in zip(self.norms, both, strict=True)]
+            qk = torch.cat(normed, 1)
         if self.description.rotation:
             qk = self._turn(qk, rotary)
         q, k = qk[:, : self.queries].transpose(0, 1), qk[:, self.queries :].transpose(0, 1)
@@ -417,15 +435,16 @@ class Fused:
         ).reshape(node_count, -1)
         return self.out(F.pad(output, (0, 0, 0, padding)) if padding else output)
 
-    def _split_heads(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries (n, H, D), keys and values (n, KV, D) in a product's rows."""
+    def _split_heads(
+        self, rows: torch.Tensor, node_count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries and keys (n, H + KV, D), and values (n, KV, D), in a product's rows."""
         if self.description.qkv_by_head:
-            q, k, v = rows.view(len(rows), -1, 3, self.width).unbind(2)
-            return q, k, v
-        heads = rows.view(len(rows), -1, self.width)
-        value_count = heads.shape[1] - self.queries - self.keys  # more, where keys are merged
-        q, k, v = heads.split([self.queries, self.keys, value_count], 1)
-        return q, k, v
+            q, k, v = rows.view(node_count, -1, 3, self.width).unbind(2)
+            return torch.cat([q, k], 1), v
+        heads = rows.view(node_count, -1, self.width)
+        value_start = self.queries + self.keys
+        return heads[:, :value_start], heads[:, value_start:]
 
     def _norm_heads(self, norm: Norm, x: torch.Tensor) -> torch.Tensor:
         """Heads (n, H, D) normed, each by itself or all at once."""
@@ -437,7 +456,10 @@ class Fused:
         """Heads (n, H, D) turned by the angles (1, n, W) of their positions, W at most D."""
         kind = self.description.rotation
         tables = (rotary[0][0, :, None], rotary[1][0, :, None])
-        cos, sin = rotation_tables(*tables, self.description)
+        cos, sin = (spread_table(table, self.table_layout, kind) for table in tables)
+        if self.signs is None or self.signs.dtype != sin.dtype:
+            self.signs = partner_signs(sin, kind)
+        sin = sin * self.signs
         turned_width = cos.shape[-1]
         turned = heads[..., :turned_width]
         turned = self.rotate(turned, swap_pairs(turned, kind), cos, sin).to(heads.dtype)

@@ -10,7 +10,7 @@ elsewhere torch does, with the same whole numbers and more slowly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
@@ -35,6 +35,8 @@ from foretell.native.rounding import TINY, quantize_matrix
 from foretell.ops.memory import large_pages, release_pages, trim_memory
 
 SMALLEST = 2  # inputs of a layer that is packed
+KEPT = frozenset({"dt_proj"})  # Mamba's steps: few inputs, and its own code reads the weights
+CAREFUL = frozenset({"x_proj"})  # of 8 bits beside 4: few outputs, which make a state
 HELD = 16 << 20  # bytes of replaced weights that stay in memory for a while
 WHOLE_NUMBERS = ("int8", "int4")
 NEAR = 0.05  # distance of two rows that rounding explains, as a part of their length
@@ -64,30 +66,37 @@ def recorded_layer(layer: int) -> PackedLinear:
 
 
 @contextmanager
-def without_rounding() -> Iterator[None]:
+def _switched_on(flag: ContextVar[bool]) -> Iterator[None]:
+    context_token = flag.set(True)
+    try:
+        yield
+    finally:
+        flag.reset(context_token)
+
+
+def without_rounding() -> AbstractContextManager[None]:
     """Inside, products take activations as they are: slow, and what rounding is measured by."""
-    context_token = _unrounded.set(True)
-    try:
-        yield
-    finally:
-        _unrounded.reset(context_token)
+    return _switched_on(_unrounded)
 
 
-@contextmanager
-def without_products() -> Iterator[None]:
-    """Inside, every product is zero: for forwards of which only the calls matter."""
-    context_token = _skipped.set(True)
-    try:
-        yield
-    finally:
-        _skipped.reset(context_token)
+def without_products() -> AbstractContextManager[None]:
+    """Inside, every product is zero: only calls matter."""
+    return _switched_on(_skipped)
 
 
 class PackedLinear(nn.Module):
     """A linear layer with packed weights, x (..., in) -> (..., out)."""
 
-    def __init__(self, packed: Packed, bias: torch.Tensor | None, in_features: int):
+    def __init__(
+        self,
+        packed: Packed,
+        bias: torch.Tensor | None,
+        in_features: int,
+        order: torch.Tensor | None = None,
+    ):
+        """`order` int64 (in,): the input that each column of the matrix reads; None: its own."""
         super().__init__()
+        self.order = order
         self.packed = packed
         self.in_features = in_features
         self.out_features = packed.outputs
@@ -114,12 +123,15 @@ class PackedLinear(nn.Module):
     def join(cls, layers: list[PackedLinear]) -> PackedLinear | None:
         """Makes one layer of several with the same input; the parts become views of it.
 
-        None where their outputs are no multiples of 16, or their layouts differ.
+        None where their outputs are no multiples of 16, their layouts differ, or they read inputs
+        in an order of their own.
         """
         output_counts = [layer.out_features for layer in layers]
         if any(size % BLOCK for size in output_counts):
             return None
         if len({layer.packed.layout for layer in layers}) > 1:
+            return None
+        if any(layer.order is not None for layer in layers):
             return None
         biases = [layer.bias for layer in layers if layer.bias is not None]
         joint = cls(
@@ -143,19 +155,21 @@ class PackedLinear(nn.Module):
             ranges = torch.arange(self.out_features).split(sizes)
             return [self.take(outputs) for outputs in ranges]
         return [
-            PackedLinear(packed, bias, self.in_features)
+            PackedLinear(packed, bias, self.in_features, self.order)
             for packed, bias in zip(self.packed.split(sizes), biases, strict=True)
         ]
 
     def take(self, outputs: torch.Tensor) -> PackedLinear:
         """Makes a layer of these outputs (n,) alone, in their order."""
         bias = None if self.bias is None else self.bias[outputs]
-        return PackedLinear(self.packed.take(outputs), bias, self.in_features)
+        return PackedLinear(self.packed.take(outputs), bias, self.in_features, self.order)
 
     def plain(self) -> nn.Linear:
         """Makes an ordinary layer of float32 with the same weights."""
         linear = nn.Linear(self.in_features, self.out_features, False, device="meta")
         weight = unpack_matrix(self.packed)[:, : self.in_features].float().contiguous()
+        if self.order is not None:
+            weight = weight[:, self.order.argsort()].contiguous()
         linear.weight = nn.Parameter(weight, requires_grad=False)
         if self.wide_bias is not None:
             linear.bias = nn.Parameter(self.wide_bias, requires_grad=False)
@@ -175,15 +189,15 @@ class PackedLinear(nn.Module):
         return self._matrix
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.order is not None:
+            x = x.index_select(-1, self.order)
         if torch.jit.is_tracing():
             return self._record_product(x)
         if _skipped.get():
             return x.new_zeros(*x.shape[:-1], self.out_features)
         input_rows = x.reshape(-1, self.in_features).float()
         missing_inputs = self.packed.inputs - self.in_features
-        input_rows = (
-            F.pad(input_rows, (0, missing_inputs)) if missing_inputs else input_rows
-        ).contiguous()
+        input_rows = F.pad(input_rows, (0, missing_inputs)).contiguous()
         if library.is_available():
             y = library.multiply_rows(self.matrix, input_rows, library.thread_count())
             for _ in range(2 * _unrounded.get()):  # what was left out, in as many bits again
@@ -198,6 +212,8 @@ class PackedLinear(nn.Module):
         return y.to(x.dtype).view(*x.shape[:-1], self.out_features)
 
     def _record_product(self, x: torch.Tensor) -> torch.Tensor:
+        if self.packed.format == "float8" or self.packed.fine is not None:
+            raise LookupError("its matrices are floats of 8 bits, or of 4 by a table of floats")
         _recorded[id(self)] = self
         missing_inputs = self.packed.inputs - self.in_features
         if missing_inputs:
@@ -299,33 +315,26 @@ def left_by_rounding(packed: Packed, x: torch.Tensor) -> torch.Tensor:
 
 
 def is_as_near(
-    our_rows: torch.Tensor,
-    twin_rows: torch.Tensor,
-    compute_exact: Callable[[], torch.Tensor],
-    most_rows: bool = False,
+    our_rows: torch.Tensor, twin_rows: torch.Tensor, compute_exact: Callable[[], torch.Tensor]
 ) -> bool:
     """Whether rows that two ways to compute gave stand for the same.
 
     Both round activations, to neighbours here and there, and so may be far from each other though
     both are near to what they stand for. `compute_exact`: the rows of activations that are not
-    rounded, asked for where the two are not near each other. `most_rows`: most of them decide,
-    where rounding may choose another expert and so another row.
+    rounded, asked for where the two are not near each other.
     """
-    if _row_distance(our_rows, twin_rows, most_rows) <= NEAR:
+    if _row_distance(our_rows, twin_rows) <= NEAR:
         return True
     exact_rows = compute_exact()
-    return _row_distance(our_rows, exact_rows, most_rows) <= max(
-        NEAR, OFF * _row_distance(twin_rows, exact_rows, most_rows)
+    return _row_distance(our_rows, exact_rows) <= max(
+        NEAR, OFF * _row_distance(twin_rows, exact_rows)
     )
 
 
-def _row_distance(
-    our_rows: torch.Tensor, their_rows: torch.Tensor, most_rows: bool = False
-) -> float:
-    """The largest of the rows' distances, or their median, as a part of a row's length."""
+def _row_distance(our_rows: torch.Tensor, their_rows: torch.Tensor) -> float:
+    """The largest of a row's distances, as a part of that row's length."""
     distance = (our_rows.float() - their_rows.float()).norm(dim=-1)
-    relative = distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)
-    return float(relative.median() if most_rows else relative.max())
+    return float((distance / their_rows.float().norm(dim=-1).clamp_min(1e-30)).max())
 
 
 def settle_weights(linears: Iterable[PackedLinear]) -> None:
@@ -333,9 +342,7 @@ def settle_weights(linears: Iterable[PackedLinear]) -> None:
 
     Layers that share memory (`join`) share it there too. What is settled already stays.
     """
-    storage_users: dict[
-        int, list[tuple[Packed, str]]
-    ] = {}  # of each storage, by its place in memory
+    storage_users: dict[int, list[tuple[Packed, str]]] = {}  # by the storage's place in memory
     storages: dict[int, torch.UntypedStorage] = {}
     for linear in dict.fromkeys(linears):
         if linear.settled:
@@ -359,12 +366,8 @@ def settle_weights(linears: Iterable[PackedLinear]) -> None:
         for packed, field_name in storage_users[address]:
             tensor = getattr(packed, field_name)
             first_byte = tensor.storage_offset() * tensor.itemsize
-            moved_tensor = (
-                new_bytes[first_byte : first_byte + tensor.nbytes]
-                .view(tensor.dtype)
-                .view(tensor.shape)
-            )
-            setattr(packed, field_name, moved_tensor)
+            moved_bytes = new_bytes[first_byte : first_byte + tensor.nbytes]
+            setattr(packed, field_name, moved_bytes.view(tensor.dtype).view(tensor.shape))
         unreleased_bytes += storage_size
         if unreleased_bytes > HELD:
             del old_storage, tensor
@@ -377,8 +380,10 @@ def weight_sizes(module: nn.Module) -> dict[int, int]:
     """Bytes of each weight of a module by its place in memory, the packed ones included."""
     sizes = {parameter.data_ptr(): parameter.nbytes for parameter in module.parameters()}
     for submodule in module.modules():
-        if isinstance(submodule, PackedLinear):
-            sizes[submodule.packed.weights.data_ptr()] = submodule.packed.nbytes
+        # Embeddings are no part of a module where the head is of their rows.
+        linear = submodule.head[0] if isinstance(submodule, PackedEmbedding) else submodule
+        if isinstance(linear, PackedLinear):
+            sizes[linear.packed.weights.data_ptr()] = linear.packed.nbytes
     return sizes
 
 
@@ -398,9 +403,9 @@ def pack_layers(
 ) -> int:
     """Replaces every linear layer of a model, and embeddings that are the head's weight.
 
-    Experts are packed as well. Returns how many layers. Of 4 bits the head keeps 8. The model's
-    weights must be as they were read: pages of its files that hold them leave the memory.
-    `input_factors`: by what weights of some layers are multiplied, which leave the table.
+    Returns how many layers. Of 4 bits the head and CAREFUL ones keep 8. The model's weights must be
+    as they were read: pages of its files that hold them leave the memory. `input_factors`: by what
+    weights of some layers are multiplied, which leave the table.
     """
     input_factors = input_factors or {}
     head = hf_model.get_output_embeddings() if hasattr(hf_model, "get_output_embeddings") else None
@@ -414,15 +419,14 @@ def pack_layers(
         (parent, child_name, child)
         for parent in hf_model.modules()
         for child_name, child in parent.named_children()
-        if type(child) is nn.Linear and child.in_features >= SMALLEST
+        if type(child) is nn.Linear and child.in_features >= SMALLEST and child_name not in KEPT
     ]
-    from foretell.models.decoder.packed_experts import pack_experts  # it builds on this module
-
-    layer_count = len(linears) + pack_experts(hf_model, format)
+    layer_count = len(linears)
     replaced_weights: list[torch.Tensor] = []
     while linears:  # a layer that was packed is to be forgotten
         parent, child_name, linear = linears.pop()
-        layer_format = "int8" if linear is head and format == "int4" else format
+        is_finer = format == "int4" and (linear is head or child_name in CAREFUL)
+        layer_format = "int8" if is_finer else format
         packed_layer = PackedLinear.of(linear, layer_format, input_factors.pop(linear, None))
         setattr(parent, child_name, packed_layer)
         if linear is head and is_tied:
@@ -454,6 +458,34 @@ def widen_layers(hf_model: Any) -> None:
     if isinstance(embedding, PackedEmbedding) and embedding.head[0] in plain_layers:
         weight = plain_layers[embedding.head[0]].weight
         hf_model.set_input_embeddings(nn.Embedding.from_pretrained(weight))
+
+
+def narrowest_format(hf_model: nn.Module, dtype: torch.dtype) -> str | None:
+    """The narrowest numbers, by name, of packed layers whose products round activations to
+    fewer bits than the rest has, which is of `dtype`; None: there is no such layer.
+    """
+    matrices = [part.packed for part in hf_model.modules() if isinstance(part, PackedLinear)]
+    whole_bits = [packed.bits for packed in matrices if packed.is_whole]
+    if whole_bits:
+        return f"int{min(whole_bits)}"
+    is_wide = dtype in (torch.float32, torch.float64)
+    has_narrow = any(packed.format == "bfloat16" for packed in matrices)
+    return "bfloat16" if is_wide and has_narrow else None
+
+
+def widen_rest(hf_model: Any) -> None:
+    """Makes all of a packed model float32 that is no matrix; embeddings keep their numbers of
+    bfloat16 and their bytes, and their rows become float32.
+    """
+    embedding = hf_model.get_input_embeddings()
+    if type(embedding) is nn.Embedding and embedding.weight.dtype == torch.bfloat16:
+        table = nn.Linear(embedding.embedding_dim, embedding.num_embeddings, False, "meta")
+        table.weight = embedding.weight
+        packed_table = PackedEmbedding(PackedLinear.of(table, "bfloat16"), torch.float32)
+        hf_model.set_input_embeddings(packed_table)
+        release_pages([embedding.weight.data])
+    hf_model.float()
+    trim_memory()
 
 
 def weight_count(hf_model: nn.Module) -> int:

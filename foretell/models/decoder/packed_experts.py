@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from foretell.models.decoder.packed import PackedLinear
+from foretell.native.packing import BLOCK
 
 
 def clamped_silu(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -47,11 +48,11 @@ class PackedExperts(nn.Module):
         else:
             parts = (*gate_up.chunk(2, 1), down)
             bias_pair = no_biases if bias is None else bias.chunk(2, 1)
-        packed = [
+        gate, up, down_layer = (
             cls._pack(part, part_bias, format)
             for part, part_bias in zip(parts, (*bias_pair, down_bias), strict=True)
-        ]
-        return cls(*packed, count=len(down), act_fn=act_fn)
+        )
+        return cls(gate, up, down_layer, len(down), act_fn)
 
     @staticmethod
     def _pack(weights: torch.Tensor, bias: torch.Tensor | None, format: str) -> PackedLinear:
@@ -67,18 +68,29 @@ class PackedExperts(nn.Module):
         for name, linear in (("gate", self.gate), ("up", self.up), ("down", self.down)):
             yield name, linear.split([linear.out_features // self.count] * self.count)
 
+    def _matrix(self, linear: PackedLinear, expert: int) -> PackedLinear:
+        """One expert's matrix, of those of all."""
+        outputs = linear.out_features // self.count
+        first = expert * outputs
+        if outputs % BLOCK:
+            return linear.take(torch.arange(first, first + outputs))
+        bias = None if linear.bias is None else linear.bias[first : first + outputs]
+        return PackedLinear(linear.packed.part(first // BLOCK, outputs), bias, linear.in_features)
+
     def forward(
         self, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
     ) -> torch.Tensor:
         """Rows (n, E) of states (n, E), by the experts (n, k) of each with their weights (n, k)."""
-        parts = dict(self.parts())
         output = torch.zeros_like(hidden_states)
         for expert in top_k_index.unique().tolist():
             rows, ranks = (top_k_index == expert).nonzero(as_tuple=True)
             states = hidden_states[rows]
-            gate, up = parts["gate"][expert](states), parts["up"][expert](states)
+            gate, up = (
+                self._matrix(self.gate, expert)(states),
+                self._matrix(self.up, expert)(states),
+            )
             inner = clamped_silu(gate, up) if self.act_fn is None else self.act_fn(gate) * up
-            given = parts["down"][expert](inner) * top_k_weights[rows, ranks, None]
+            given = self._matrix(self.down, expert)(inner) * top_k_weights[rows, ranks, None]
             output.index_add_(0, rows, given.to(output.dtype))
         return output
 
@@ -107,5 +119,6 @@ def pack_router(module: Any) -> PackedLinear:
     weight, bias = module.weight, getattr(module, "bias", None)
     linear = nn.Linear(weight.shape[1], weight.shape[0], False, "meta")
     linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    linear.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+    if bias is not None:
+        linear.bias = nn.Parameter(bias.detach(), requires_grad=False)
     return PackedLinear.of(linear, "float32")

@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 
 from foretell.models.decoder.fused import find_descriptions
 from foretell.models.decoder.packed import pack_layers
+from foretell.models.decoder.packed_experts import pack_experts
 from foretell.ops.memory import release_pages
 from foretell.ops.threads import library_alone
 
@@ -36,7 +37,7 @@ def round_layers(hf_model: Any, dtype: str) -> int:
     """
     factors = _shrink_norms(hf_model) if dtype == "int8" else {}
     with library_alone():
-        return pack_layers(hf_model, dtype, factors)
+        return pack_layers(hf_model, dtype, factors) + pack_experts(hf_model, dtype)
 
 
 @torch.no_grad()

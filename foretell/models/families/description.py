@@ -118,9 +118,11 @@ class LayerDescription:
     def is_plain(self) -> bool:
         """Whether it computes what a llama layer does, norms of heads and biases aside."""
         usual = LayerDescription()
-        names = ("norm", "norm_offset", "after_attention", "after_mlp", "whole_heads", "qkv")
-        names += ("gate", "gate_up", "rotation", "score_cap", "sinks", "residual", "parallel")
-        names += ("experts", "angles_once")
+        names = [
+            *("norm", "norm_offset", "after_attention", "after_mlp", "whole_heads", "qkv", "gate"),
+            *("gate_up", "rotation", "score_cap", "sinks", "residual", "parallel", "experts"),
+            "angles_once",
+        ]
         named_norms = self.before_attention and self.before_mlp
         return bool(named_norms) and all(
             getattr(self, name) == getattr(usual, name) for name in names
@@ -148,6 +150,10 @@ class ConfigFields:
     def __getattr__(self, name: str) -> Any:
         self.read.add(name)
         return getattr(self.config, name, None)
+
+    def note(self, *names: str) -> None:
+        """Notes fields that change nothing here, or that the modules honour by themselves."""
+        self.read.update(names)
 
     def kind_of(self, layer: int) -> str:
         """The kind of a layer, as `layer_types` names it; "": the configuration names none."""

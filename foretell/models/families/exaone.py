@@ -12,7 +12,7 @@ MODEL_TYPES = ("exaone4",)
 
 
 def describe(config: ConfigFields, layer: int) -> LayerDescription:
-    config.sliding_window_pattern  # noqa: B018 - layer_types say the same
+    config.note("sliding_window_pattern")  # layer_types say the same
     turns = config.sliding_window is None or config.kind_of(layer) == "sliding_attention"
     return replace(
         describe_llama(config, layer),

@@ -14,7 +14,7 @@ MODEL_TYPES = ("gemma", "gemma2", "gemma3_text")
 
 
 def describe(config: ConfigFields, layer: int) -> LayerDescription:
-    config.use_bidirectional_attention  # noqa: B018 - the layout's probe refuses such masks
+    config.note("use_bidirectional_attention")  # the layout's probe refuses such masks
     if config.model_type == "gemma":
         activation = config.activation("hidden_act")
         return LayerDescription(norm_offset=1.0, activation=activation)
@@ -25,8 +25,9 @@ def describe(config: ConfigFields, layer: int) -> LayerDescription:
         after_mlp="post_feedforward_layernorm",
         activation=config.activation("hidden_activation"),
         scale=config.query_pre_attn_scalar**-0.5,
-        score_cap=config.attn_logit_softcapping or 0.0,
     )
+    score_cap = config.attn_logit_softcapping or 0.0
     if config.model_type == "gemma2":
-        return description
+        return replace(description, score_cap=score_cap)
+    # Gemma 3's class has the field of the cap too, and never reads it.
     return replace(description, query_norm="self_attn.q_norm", key_norm="self_attn.k_norm")

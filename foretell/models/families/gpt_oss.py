@@ -15,8 +15,7 @@ CLAMP = (1.702, 7.0)  # of the gate, as the C library computes it
 
 
 def describe(config: ConfigFields, layer: int) -> LayerDescription:
-    config.output_router_logits, config.router_aux_loss_coef, config.hidden_act  # noqa: B018
-    config.num_local_experts  # noqa: B018 - read below
+    config.note("output_router_logits", "router_aux_loss_coef", "hidden_act")
     if (config.swiglu_alpha, config.swiglu_limit) != CLAMP:
         raise LookupError("its experts' gates are clamped at other numbers than gpt-oss's")
     experts = ExpertsDescription(

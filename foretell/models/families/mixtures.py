@@ -7,6 +7,7 @@ those chosen; Qwen 2 adds an expert that all tokens share, as far as a gate of i
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from foretell.models.families.description import (
     ConfigFields,
@@ -16,14 +17,16 @@ from foretell.models.families.description import (
 )
 
 MODEL_TYPES = ("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "granitemoe")
-HEAD_NORMS = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
-SHARED = {f"{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")}
+HEAD_NORMS: dict[str, Any] = {"query_norm": "self_attn.q_norm", "key_norm": "self_attn.k_norm"}
+SHARED: dict[str, Any] = {
+    f"{part}": f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")
+}
 
 
 def describe(config: ConfigFields, layer: int) -> LayerDescription:
     description = describe_llama(config, layer)
-    config.router_jitter_noise  # noqa: B018 - of training, as are the next three
-    config.output_router_logits, config.router_aux_loss_coef, config.moe_intermediate_size  # noqa: B018
+    config.note("router_jitter_noise", "output_router_logits", "router_aux_loss_coef")
+    config.note("moe_intermediate_size", "shared_expert_intermediate_size")  # the modules have them
     kind = config.model_type
     if config.clip_qkv is not None:
         raise LookupError("its queries, keys and values are clipped, which is not described")
@@ -35,17 +38,15 @@ def describe(config: ConfigFields, layer: int) -> LayerDescription:
         )
     if kind in ("qwen2_moe", "qwen3_moe") and not _is_sparse(config, layer):
         return description
-    shared = SHARED if kind == "qwen2_moe" else {"gate": "", "up": "", "down": ""}
+    shared: dict[str, Any] = SHARED if kind == "qwen2_moe" else {"gate": "", "up": "", "down": ""}
     return replace(description, experts=_describe_experts(config, kind), **shared)
 
 
 def _is_sparse(config: ConfigFields, layer: int) -> bool:
     """Whether a layer of Qwen's has experts."""
-    config.shared_expert_intermediate_size  # noqa: B018 - the modules have it
     is_listed = layer in (config.mlp_only_layers or ())
-    return (
-        not is_listed and config.num_experts > 0 and (layer + 1) % config.decoder_sparse_step == 0
-    )
+    is_due = (layer + 1) % config.decoder_sparse_step == 0
+    return config.num_experts > 0 and is_due and not is_listed
 
 
 def _describe_experts(config: ConfigFields, kind: str) -> ExpertsDescription:
@@ -54,7 +55,7 @@ def _describe_experts(config: ConfigFields, kind: str) -> ExpertsDescription:
         count=count, chosen=config.num_experts_per_tok, activation=config.activation()
     )
     if kind == "granitemoe":
-        paths = {"block": "block_sparse_moe", "router": "block_sparse_moe.router"}
+        paths: dict[str, Any] = {"block": "block_sparse_moe", "router": "block_sparse_moe.router"}
         experts = replace(experts, experts="block_sparse_moe.experts", **paths)
         return replace(experts, scoring="softmax_of_chosen")
     if kind == "mixtral":

@@ -71,8 +71,10 @@ class Architecture:
     `fields`: of a key, its field where that is not the usual one. `keys`: those that `complete`
     reads besides. `required`: those without which it cannot be read. `biases`: of a field, the
     tensors that have biases if it is set. `zero_biases`: a bias that the file lacks is zero.
-    `partial_rotation`: a part of each head may turn. `instead`: of a key and a value, None
-    for any that says something, the description that holds where a header has it.
+    `partial_rotation`: a part of each head may turn. `rest`: the number format of what is no
+    matrix where matrices stay packed; states that go on from token to token want float32.
+    `instead`: of a key and a value, None for any that says something, the description that holds
+    where a header has it.
     """
 
     model_type: str
@@ -85,6 +87,7 @@ class Architecture:
     biases: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     zero_biases: bool = False
     partial_rotation: bool = False
+    rest: torch.dtype = torch.bfloat16
     complete: Complete | None = None
     instead: Mapping[tuple[str, int | None], Architecture] = field(default_factory=dict)
 

@@ -132,7 +132,7 @@ class Filler:
         count, down_shape = len(stock.down_proj), tuple(stock.down_proj.shape[1:])
         hidden, inner = down_shape[::-1] if gate_up.turned else down_shape
         has_biases = getattr(stock, "gate_up_proj_bias", None) is not None
-        layers = []
+        layers: list[Any] = []
         for name, shape in zip(
             (*names, *down_names), ((inner, hidden), (inner, hidden), (hidden, inner)), strict=True
         ):
@@ -147,7 +147,8 @@ class Filler:
                 bias = read_floats(self._take(name.replace(".weight", ".bias"))).flatten()
             layers.append(make_layer(matrix, bias))
             self._release_read()
-        return PackedExperts(*layers, count=count, act_fn=getattr(stock, "act_fn", None))  # type: ignore[arg-type]
+        gate, up, down = layers
+        return PackedExperts(gate, up, down, count, getattr(stock, "act_fn", None))
 
     def _read_rows(self, path: str, shape: tuple[int, int]) -> Matrix:
         """A matrix as it lies in the file, its rows in the model's order."""

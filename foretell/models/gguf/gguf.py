@@ -39,13 +39,16 @@ def read_packed(file_path: Path) -> PreTrainedModel:
     if not library.is_available():
         raise LookupError("the C library is not there")
     header = _checked_header(file_path)
-    return _build_model(header, torch.bfloat16, partial(_packed_linear, _make_arena(header)))
+    return _build_model(
+        header, find_architecture(header).rest, partial(_packed_linear, _make_arena(header))
+    )
 
 
 def build_empty(file_path: Path) -> PreTrainedModel:
     """The model of a file that `read_packed` has read before, without its numbers."""
     header = _checked_header(file_path)
-    return _empty_model(header, find_architecture(header), torch.bfloat16)
+    architecture = find_architecture(header)
+    return _empty_model(header, architecture, architecture.rest)
 
 
 def _make_arena(header: Header) -> Arena | None:

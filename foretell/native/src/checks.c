@@ -22,6 +22,15 @@ static int scaled(const ft_matrix *matrix, int32_t scaling) {
            (scaling != FT_SUPER || !(matrix->inputs % SUPER));
 }
 
+/* Whether floats of 8 bits have scales as the kernels read them. */
+static int check_signed8(const ft_matrix *matrix) {
+    const int32_t group = matrix->group, scaling = matrix->scaling;
+    const int grouped = group == 32 || group == 64 || group == 128 || group == 256;
+    return grouped && !(matrix->inputs % group) && matrix->scales &&
+           (scaling == FT_HALF || scaling == FT_SINGLE) && matrix->least_scaling == FT_NONE &&
+           !matrix->minima;
+}
+
 /* Whether what whole numbers stand for is said as the kernels read it. */
 static int check_whole(const ft_matrix *matrix) {
     const int32_t bits = matrix->bits, group = matrix->group;
@@ -30,6 +39,8 @@ static int check_whole(const ft_matrix *matrix) {
     if (!known || !grouped || matrix->inputs % group || !within(matrix->offset, 256))
         return 0;
     if (matrix->table && (bits != 4 || matrix->offset))
+        return 0;
+    if (matrix->fine && (!matrix->table || group == 16 || matrix->minima))
         return 0;
     if (group == 16 && (matrix->table ? !ft_is_narrow(matrix->table)
                                       : bits == 4 || bits == 5 || bits == 8))
@@ -41,13 +52,14 @@ static int check_whole(const ft_matrix *matrix) {
 
 /* `outputs` and `inputs` that are wanted; 0: any. */
 int32_t ft_check_matrix(const ft_matrix *matrix, int64_t outputs, int64_t inputs) {
-    const int known = within(matrix->format, FT_FLOAT32 + 1);
+    const int known = within(matrix->format, FT_FORMATS);
     const int sized = matrix->outputs > 0 && matrix->inputs > 0 && !(matrix->inputs % GROUP) &&
                       matrix->blocks == matrix->outputs / BLOCK + (matrix->outputs % BLOCK > 0);
     const int fits = (!outputs || matrix->outputs == outputs) &&
                      (!inputs || matrix->inputs == inputs);
     return known && sized && fits && matrix->weights &&
-                   (matrix->format != FT_WHOLE || check_whole(matrix))
+                   (matrix->format != FT_WHOLE || check_whole(matrix)) &&
+                   (matrix->format != FT_SIGNED8 || check_signed8(matrix))
                ? FT_DONE
                : FT_MISFIT;
 }

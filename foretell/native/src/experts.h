@@ -148,8 +148,9 @@ static void gate_expert(step_job *job, const ft_experts *experts, int32_t expert
     int32_t first, count, slots = mix->first[expert];
     rows = rows_of_expert(mix, expert, rows, &first, &count);
     const ft_matrix *gate = experts->gate ? experts->gate + expert : NULL;
-    gate_pair(gate, experts->up + expert, pair, rows, first, count, experts->activation,
-              &mix->inner, slots, ft_forms(experts->down + expert));
+    const ft_rows inner = rows_of_width(&mix->inner, experts->down->inputs);
+    gate_pair(gate, experts->up + expert, pair, rows, first, count, experts->activation, &inner,
+              slots, ft_forms(experts->down + expert));
 }
 
 /* The experts' part of a layer, into `branch`: in place of what is there, or added to the share of
@@ -161,13 +162,14 @@ static void mix_experts(ft_team *team, int thread, step_job *job, const ft_layer
     const int32_t hidden = job->model->hidden, nodes = job->step->nodes, chosen = experts->chosen;
     const int32_t pairs = experts->down->inputs / GROUP, active = mix->active_count;
     const int32_t total_strips = strips(experts->down);
+    const ft_rows inner = rows_of_width(&mix->inner, experts->down->inputs);
     for (int32_t task; (task = ft_next(team, thread, active * pairs)) < active * pairs;)
         gate_expert(job, experts, mix->active[task / pairs], task % pairs, rows);
     ft_barrier(team);
     const int32_t tasks = active * total_strips;
     for (int32_t task; (task = ft_next(team, thread, tasks)) < tasks;) {
         const int32_t expert = mix->active[task / total_strips], first = mix->first[expert];
-        multiply_strip(experts->down + expert, task % total_strips, &mix->inner, first,
+        multiply_strip(experts->down + expert, task % total_strips, &inner, first,
                        mix->first[expert + 1] - first, mix->given + (int64_t)first * hidden,
                        hidden, 0);
     }

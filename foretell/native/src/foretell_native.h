@@ -6,7 +6,7 @@
 
 #include <stdint.h>
 
-#define FT_VERSION 14
+#define FT_VERSION 15
 #define BLOCK 16      /* outputs that lie beside each other in a packed matrix */
 #define GROUP 32      /* inputs that lie together, and share a scale as activations */
 #define SUPER 256     /* inputs whose scales share a factor, see FT_SUPER */
@@ -16,7 +16,11 @@
 #define QUERIES 24    /* query heads that one call of attention computes, about */
 
 /* How the numbers of a matrix are stored. */
-enum { FT_WHOLE, FT_BFLOAT16, FT_FLOAT16, FT_FLOAT32 };
+enum {
+    FT_WHOLE, FT_BFLOAT16, FT_FLOAT16, FT_FLOAT32,
+    FT_SIGNED8, /* a sign, 4 bits of exponent and 3 of mantissa, in groups with a scale */
+    FT_FORMATS
+};
 /* How the scales of whole numbers are, and their least values. Each kind has so many bytes of 16
    outputs, those of an output beside those of the next one:
    FT_HALF     2 a group: float16
@@ -47,15 +51,19 @@ enum { FT_OUTSIDE = -2, FT_MISFIT = -1, FT_NO_MEMORY = 0, FT_DONE = 1 };
    `inputs` is a multiple of 32, `blocks` is outputs / 16, rounded up. Whole numbers have 2, 3, 4, 5,
    6 or 8 bits; each stands for scale * (number - offset) + least or, where there is a table, for
    scale * table[number] + least. Inputs that share a scale, `group`, are 32, 64, 128 or 256, or 16
-   where numbers have 2, 3 or 6 bits or a table from -16 to 15. */
+   where numbers have 2, 3 or 6 bits or a table from -16 to 15. With `fine` they stand for
+   scale * (table[number] + fine[number] / 256), in groups of 32 or more. Floats of 8 bits are
+   multiplied by the scale of their group, of 32 or more. */
 typedef struct {
     int32_t format, outputs, inputs, blocks;
-    int32_t bits, group, offset;   /* of whole numbers, as are those below but the bias */
+    int32_t bits, group, offset;   /* of whole numbers, as are those below but the bias; floats of
+                                      8 bits have group, scaling and scales */
     int32_t scaling, least_scaling;
     const uint8_t *weights;
     const uint8_t *scales;         /* (blocks, ft_scale_bytes) */
     const uint8_t *minima;         /* the same, or NULL: added for each input */
     const int8_t *table;           /* (16,) for which numbers of 4 bits stand, or NULL */
+    const int8_t *fine;            /* (16,) or NULL, beside `table` */
     const float *bias;             /* (outputs,) or NULL */
 } ft_matrix;
 
@@ -351,6 +359,7 @@ static inline int32_t ft_forms(const ft_matrix *matrix) {
 static inline int64_t ft_weight_bytes(const ft_matrix *matrix) {
     const int32_t bits = matrix->format == FT_WHOLE     ? matrix->bits
                          : matrix->format == FT_FLOAT32 ? 32
+                         : matrix->format == FT_SIGNED8 ? 8
                                                         : 16;
     return (int64_t)matrix->inputs * 2 * bits;
 }

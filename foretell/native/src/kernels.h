@@ -331,7 +331,8 @@ static void limit(float *x, float scale, float cap, int32_t count) {
 
 /* --- products: `height` rows by `count` blocks of 16 outputs, out (height, count * 16) */
 
-enum { PLAIN, NARROW, WIDE }; /* numbers as they are; tables from -16 to 15, and any other */
+/* Numbers as they are; tables from -16 to 15, any other, and those with parts of 1 / 256. */
+enum { PLAIN, NARROW, WIDE, FINE };
 #define NARROW_OFFSET 16
 static const int8_t no_table[16];
 
@@ -349,7 +350,7 @@ INLINE bytes decode(const uint8_t *group, const int q, const int bits, const int
         w = b_or(w, b_bits(b_load(group + 64 * (bits - 1)), q - bits + 1, 1 << (bits - 1)));
     if (bits == 6) /* two more, of fields of 2 bits */
         w = b_or(w, b_bits(b_load(group + 256 + 64 * (q / 4)), 2 * (q % 4) - 4, 48));
-    return lookup == PLAIN ? w : b_lookup(table, w);
+    return lookup == PLAIN || lookup == FINE ? w : b_lookup(table, w);
 }
 
 /* Scales, or least values, of 16 outputs in float32, for `count` parts of `size` inputs from input
@@ -383,7 +384,7 @@ static __attribute__((noinline)) void read_scales(const uint8_t *scales, int32_t
 INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int count,
                        const ft_rows *rows, int32_t first, const int height, const int bits,
                        const int split, const int lookup, float *out) {
-    const int wide = bits == 8 || lookup == WIDE;
+    const int wide = bits == 8 || lookup >= WIDE;
     /* Quads whose products are added up before they could be too large. */
     const int summed = bits == 6 ? 2 : bits == 5 || lookup == NARROW ? 4 : 8 / split;
     const int32_t inputs = matrix->inputs, groups = inputs / GROUP;
@@ -392,7 +393,7 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
     const int64_t scale_bytes = ft_scale_bytes(matrix, scaling);
     const int64_t least_bytes = ft_scale_bytes(matrix, least_scaling);
     const vec offset = v_set((float)(lookup == NARROW ? -NARROW_OFFSET
-                                     : lookup == WIDE ? -WIDE_OFFSET
+                                     : lookup >= WIDE ? -WIDE_OFFSET
                                      : bits == 8      ? 128 - WIDE_OFFSET - matrix->offset
                                                       : -matrix->offset));
     const int8_t *x = rows->numbers + (int64_t)first * inputs;
@@ -403,6 +404,7 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
     float scales[STRIP][PARTS * BLOCK], minima[STRIP][PARTS * BLOCK];
     const bytes table = b_table(lookup == PLAIN ? no_table : matrix->table,
                                 lookup == NARROW ? NARROW_OFFSET : 128);
+    const bytes fine = b_table(lookup == FINE ? matrix->fine : no_table, 128);
     vec total[TILE * STRIP];
     UNROLL for (int n = 0; n < count; n++) {
         weights[n] = matrix->weights + blocks[n] * block_bytes;
@@ -421,7 +423,7 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                                 matrix->group, group * GROUP, size, wanted, minima[n]);
             }
         }
-        veci dots[TILE * STRIP];
+        veci dots[TILE * STRIP], fine_dots[TILE * STRIP];
         part parts[TILE * STRIP];
         const int8_t *inputs_here = x + group * GROUP;
         if (height >= FETCHED && first == 0) {
@@ -435,7 +437,7 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
         UNROLL for (int q = 0; q < 8; q++) {
             if (q % (8 / split) == 0)
                 UNROLL for (int i = 0; i < height * count; i++) {
-                    dots[i] = i_set(0);
+                    dots[i] = fine_dots[i] = i_set(0);
                     parts[i] = p_none();
                 }
             UNROLL for (int n = 0; n < count; n++) {
@@ -443,6 +445,11 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                 UNROLL for (int m = 0; m < height; m++) {
                     const int8_t *of_row = inputs_here + (int64_t)m * inputs + 4 * q;
                     const int i = m * count + n;
+                    if (lookup == FINE) {
+                        dots[i] = I_DOT_WIDE(dots[i], b_lookup(table, w), of_row);
+                        fine_dots[i] = I_DOT_WIDE(fine_dots[i], b_lookup(fine, w), of_row);
+                        continue;
+                    }
                     if (wide) {
                         dots[i] = I_DOT_WIDE(dots[i], w, of_row);
                         continue;
@@ -470,6 +477,10 @@ INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int
                     vec step = v_set(own->scale);
                     vec sum = v_set(split == 1 ? own->sum : own->halves[s]);
                     vec dot = v_fma(from, sum, v_float(dots[i])); /* whole: exact */
+                    if (lookup == FINE) { /* rounded once, in every kind alike */
+                        vec rest = v_fma(from, sum, v_float(fine_dots[i]));
+                        dot = v_add(v_mul(rest, v_set(1.0f / 256)), dot);
+                    }
                     total[i] = v_fma(dot, v_mul(scale, step), total[i]);
                     if (least_scaling != FT_NONE && least_scaling != FT_POINT)
                         total[i] = v_fma(least, v_mul(step, sum), total[i]);
@@ -499,6 +510,38 @@ INLINE void tile_float(const ft_matrix *matrix, const int32_t *blocks, const int
                 total[m * count + n] =
                     v_fma(w, v_set(x[(int64_t)m * inputs + k]), total[m * count + n]);
         }
+    UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
+}
+
+/* Floats of 8 bits with scales, and activations as they are: each group's sum is scaled. */
+INLINE void tile_signed8(const ft_matrix *matrix, const int32_t *blocks, const int count,
+                         const ft_rows *rows, int32_t first, const int height, float *out) {
+    const int32_t inputs = matrix->inputs, size = matrix->group;
+    const int64_t scale_bytes = ft_scale_bytes(matrix, matrix->scaling);
+    const float *x = rows->wide + (int64_t)first * inputs;
+    const uint8_t *weights[STRIP];
+    vec total[TILE * STRIP], dots[TILE * STRIP];
+    float scales[BLOCK];
+    UNROLL for (int n = 0; n < count; n++)
+        weights[n] = matrix->weights + (int64_t)blocks[n] * inputs * BLOCK;
+    UNROLL for (int i = 0; i < height * count; i++) total[i] = v_set(0.0f);
+    for (int32_t group = 0; group < inputs; group += size) {
+        UNROLL for (int i = 0; i < height * count; i++) dots[i] = v_set(0.0f);
+        for (int32_t k = group; k < group + size; k++)
+            UNROLL for (int n = 0; n < count; n++) {
+                vec w = v_signed8(weights[n] + (int64_t)k * BLOCK);
+                UNROLL for (int m = 0; m < height; m++)
+                    dots[m * count + n] =
+                        v_fma(w, v_set(x[(int64_t)m * inputs + k]), dots[m * count + n]);
+            }
+        UNROLL for (int n = 0; n < count; n++) {
+            read_scales(matrix->scales + blocks[n] * scale_bytes, matrix->scaling, size, group,
+                        size, 1, scales);
+            UNROLL for (int m = 0; m < height; m++)
+                total[m * count + n] =
+                    v_fma(dots[m * count + n], v_load(scales), total[m * count + n]);
+        }
+    }
     UNROLL for (int i = 0; i < height * count; i++) v_store(out + 16 * i, total[i]);
 }
 
@@ -595,7 +638,7 @@ typedef void (*tile_function)(const ft_matrix *, const int32_t *, const ft_rows 
 
 enum { WHOLE8_TILES, WHOLE4_TILES, BFLOAT_TILES, WHOLE2_TILES, SPLIT2_TILES, SPLIT3_TILES,
        WHOLE5_TILES, SPLIT6_TILES, NARROW_TILES, NARROW_SPLIT_TILES, WIDE_TILES, HALF_TILES,
-       SINGLE_TILES, ALL_TILES };
+       SINGLE_TILES, FINE_TILES, SIGNED8_TILES, ALL_TILES };
 #define FEW_FROM WHOLE2_TILES
 TILES_OF(bfloat, tile_bfloat, out)
 #ifdef FT_BFLOAT_DOTS /* all others are those of ft_avx512 */
@@ -613,11 +656,13 @@ FEW_TILES_OF(narrow_split4, tile_whole, 4, 2, NARROW, out)
 FEW_TILES_OF(wide4, tile_whole, 4, 1, WIDE, out)
 FEW_TILES_OF(half, tile_float, 0, out)
 FEW_TILES_OF(single, tile_float, 1, out)
+FEW_TILES_OF(fine4, tile_whole, 4, 1, FINE, out)
+FEW_TILES_OF(signed8, tile_signed8, out)
 static const tile_function tiles[ALL_TILES][HIGHEST][2] = {
     NAMES_OF(whole8), NAMES_OF(whole4), NAMES_OF(bfloat), FEW_NAMES_OF(whole2),
     FEW_NAMES_OF(split2), FEW_NAMES_OF(split3), FEW_NAMES_OF(whole5), FEW_NAMES_OF(split6),
     FEW_NAMES_OF(narrow4), FEW_NAMES_OF(narrow_split4), FEW_NAMES_OF(wide4), FEW_NAMES_OF(half),
-    FEW_NAMES_OF(single)};
+    FEW_NAMES_OF(single), FEW_NAMES_OF(fine4), FEW_NAMES_OF(signed8)};
 #endif
 
 /* Which of `tiles` compute products with a matrix. */
@@ -625,7 +670,10 @@ static int tiles_of(const ft_matrix *matrix) {
     if (matrix->format != FT_WHOLE)
         return matrix->format == FT_BFLOAT16  ? BFLOAT_TILES
                : matrix->format == FT_FLOAT16 ? HALF_TILES
+               : matrix->format == FT_SIGNED8 ? SIGNED8_TILES
                                               : SINGLE_TILES;
+    if (matrix->fine)
+        return FINE_TILES;
     if (matrix->table) {
         if (!ft_is_narrow(matrix->table))
             return WIDE_TILES;

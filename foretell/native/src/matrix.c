@@ -53,8 +53,9 @@ static float scale_at(const uint8_t *scales, int32_t scaling, int32_t group, int
     }
 }
 
-/* Row `lane` of a block of floats, (inputs,) in single precision. */
-static void unpack_floats(const ft_matrix *matrix, const uint8_t *block, int32_t lane, float *out) {
+/* Row `lane` of a block of floats, (inputs,) in single precision. `scales`: of those that have. */
+static void unpack_floats(const ft_matrix *matrix, const uint8_t *block, const uint8_t *scales,
+                          int32_t lane, float *out) {
     const uint16_t *halves = (const uint16_t *)block;
     for (int32_t k = 0; k < matrix->inputs; k++)
         switch (matrix->format) {
@@ -62,6 +63,10 @@ static void unpack_floats(const ft_matrix *matrix, const uint8_t *block, int32_t
             out[k] = ft_bfloat(halves[k / 2 * 2 * BLOCK + lane * 2 + k % 2]);
             break;
         case FT_FLOAT16: out[k] = ft_half(halves[k * BLOCK + lane]); break;
+        case FT_SIGNED8:
+            out[k] = ft_signed8(block[k * BLOCK + lane]) *
+                     scale_at(scales, matrix->scaling, k / matrix->group, 1, lane);
+            break;
         default: out[k] = ((const float *)block)[k * BLOCK + lane];
         }
 }
@@ -72,7 +77,10 @@ static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
     const int64_t block = output / BLOCK;
     const uint8_t *weights = matrix->weights + block * ft_weight_bytes(matrix);
     if (matrix->format != FT_WHOLE) {
-        unpack_floats(matrix, weights, lane, out);
+        const uint8_t *scales = matrix->scales;
+        if (matrix->format == FT_SIGNED8)
+            scales += block * ft_scale_bytes(matrix, matrix->scaling);
+        unpack_floats(matrix, weights, scales, lane, out);
         return;
     }
     const int32_t part = matrix->group < GROUP ? matrix->group : GROUP;
@@ -88,6 +96,11 @@ static void unpack_row(const ft_matrix *matrix, int32_t output, float *out) {
         const float least = scale_at(minima, least_scaling, group, in_super, lane);
         for (int32_t k = first; k < first + part; k++) {
             int32_t number = number_at(from, bits, k % GROUP);
+            if (matrix->fine) {
+                out[k] = scale * ((float)matrix->table[number] +
+                                  (float)matrix->fine[number] * (1.0f / 256.0f));
+                continue;
+            }
             number = matrix->table ? matrix->table[number] : number - matrix->offset;
             if (least_scaling == FT_POINT)
                 out[k] = scale * ((float)number - least);

@@ -49,6 +49,11 @@ INLINE float ft_power(uint8_t e) {
 /* Half of a number of 4 bits of exponent and 3 of mantissa, without a sign. */
 INLINE float ft_float8(uint8_t bits) { return ft_half((uint16_t)(bits << 7)) * 128.0f; }
 
+/* A number of a sign, 4 bits of exponent and 3 of mantissa. */
+INLINE float ft_signed8(uint8_t bits) {
+    return ft_half((uint16_t)((bits & 128) << 8 | (bits & 127) << 7)) * 256.0f;
+}
+
 /* To bfloat16, to the nearest, ties to even; NaN stays NaN. */
 INLINE uint16_t ft_to_bfloat(float value) {
     uint32_t bits;
@@ -152,6 +157,12 @@ INLINE vec v_power(const uint8_t *p) {
 INLINE vec v_float8(const uint8_t *p) {
     __m256i bits = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)p));
     return _mm512_mul_ps(_mm512_cvtph_ps(_mm256_slli_epi16(bits, 7)), _mm512_set1_ps(128.0f));
+}
+/* Floats of 8 bits with a sign: extended by it, shifted, and without its copy. */
+INLINE vec v_signed8(const uint8_t *p) {
+    __m256i bits = _mm256_slli_epi16(_mm256_cvtepi8_epi16(_mm_loadu_si128((const __m128i *)p)), 7);
+    bits = _mm256_and_si256(bits, _mm256_set1_epi16((short)0xbfff));
+    return _mm512_mul_ps(_mm512_cvtph_ps(bits), _mm512_set1_ps(256.0f));
 }
 /* A pair of bfloat16, 16 times; the first and the second of 16 pairs. */
 INLINE bytes b_pairs(const uint16_t *p) {
@@ -389,6 +400,12 @@ INLINE __m256 half_float8(const uint8_t *p) {
     return _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(128.0f));
 }
 INLINE vec v_float8(const uint8_t *p) { return (vec){half_float8(p), half_float8(p + 8)}; }
+INLINE __m256 half_signed8(const uint8_t *p) {
+    __m128i bits = _mm_slli_epi16(_mm_cvtepi8_epi16(eight_bytes(p)), 7);
+    bits = _mm_and_si128(bits, _mm_set1_epi16((short)0xbfff));
+    return _mm256_mul_ps(_mm256_cvtph_ps(bits), _mm256_set1_ps(256.0f));
+}
+INLINE vec v_signed8(const uint8_t *p) { return (vec){half_signed8(p), half_signed8(p + 8)}; }
 INLINE bytes b_pairs(const uint16_t *p) {
     int32_t two;
     memcpy(&two, p, 4);
@@ -486,6 +503,7 @@ INLINE vec v_bytes(const uint8_t *p) { vec r; EACH r.v[i] = (float)(int8_t)p[i];
 INLINE vec v_points(const uint8_t *p) { vec r; EACH r.v[i] = (float)p[i]; return r; }
 INLINE vec v_power(const uint8_t *p) { vec r; EACH r.v[i] = ft_power(p[i]); return r; }
 INLINE vec v_float8(const uint8_t *p) { vec r; EACH r.v[i] = ft_float8(p[i]); return r; }
+INLINE vec v_signed8(const uint8_t *p) { vec r; EACH r.v[i] = ft_signed8(p[i]); return r; }
 INLINE uint16_t b_pair(bytes a, int i) {
     uint16_t bits;
     memcpy(&bits, a.v + 2 * i, 2);

@@ -158,6 +158,12 @@ INLINE vec v_float8(const uint8_t *p) {
         halves[i] = (uint16_t)(p[i] << 7);
     return v_mul(v_half(halves), v_set(128.0f));
 }
+INLINE vec v_signed8(const uint8_t *p) {
+    uint16_t halves[16];
+    for (int i = 0; i < 16; i++)
+        halves[i] = (uint16_t)((p[i] & 128) << 8 | (p[i] & 127) << 7);
+    return v_mul(v_half(halves), v_set(256.0f));
+}
 INLINE bytes b_pairs(const uint16_t *p) {
     uint32_t two;
     memcpy(&two, p, 4);

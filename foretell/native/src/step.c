@@ -107,6 +107,13 @@ static ft_rows rows_at(char *memory, int64_t count, int32_t inputs, int32_t form
     return rows;
 }
 
+/* The same memory, for rows of no more inputs: layers may have gates of several widths. */
+static ft_rows rows_of_width(const ft_rows *rows, int32_t inputs) {
+    ft_rows narrower = *rows;
+    narrower.inputs = inputs;
+    return narrower;
+}
+
 static void *memory_of(int64_t bytes) {
     void *memory = NULL;
     return posix_memalign(&memory, 64, (size_t)aligned(bytes)) ? NULL : memory;
@@ -656,10 +663,11 @@ static void gate_pair(const ft_matrix *gate, const ft_matrix *up, int32_t pair, 
 static void gates(ft_team *team, int thread, step_job *job, const ft_layer *layer,
                   const ft_rows *rows) {
     const ft_matrix *gate = layer->gate.outputs ? &layer->gate : NULL;
+    const ft_rows inner = rows_of_width(&job->inner, layer->down.inputs);
     const int32_t pairs = layer->down.inputs / GROUP, forms = ft_forms(&layer->down);
     for (int32_t pair; (pair = ft_next(team, thread, pairs)) < pairs;)
-        gate_pair(gate, &layer->up, pair, rows, 0, job->step->nodes, layer->activation,
-                  &job->inner, 0, forms);
+        gate_pair(gate, &layer->up, pair, rows, 0, job->step->nodes, layer->activation, &inner, 0,
+                  forms);
     ft_barrier(team);
 }
 
@@ -763,9 +771,9 @@ static void leave_layer(ft_team *team, int thread, step_job *job, private *own, 
     if (layer->experts)
         route(team, thread, job, layer->experts, rows);
     if (layer->up.outputs) {
+        const ft_rows inner = rows_of_width(&job->inner, layer->down.inputs);
         gates(team, thread, job, layer, rows);
-        multiply(team, thread, &layer->down, &job->inner, nodes, job->branch, hidden,
-                 layer->parallel);
+        multiply(team, thread, &layer->down, &inner, nodes, job->branch, hidden, layer->parallel);
         ft_barrier(team);
     }
     if (layer->experts)

@@ -4,6 +4,8 @@ texts vary.
 
 from __future__ import annotations
 
+import copy
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -120,6 +122,85 @@ OTHERS: dict[str, dict[str, Any]] = {
         "layer_types": MIXED,
     },
 }
+# Families that foretell/models/families describes, at sizes that the C library computes, with all
+# switched on that a family has. One that is not named here has what SIZES says.
+SIZES: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 160,
+    "head_dim": 32,
+}
+BIASES = {"attention_bias": True, "mlp_bias": True}
+WINDOWS = {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED}
+MULTIPLIERS = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.7,
+    "logits_scaling": 2.0,
+    "attention_multiplier": 0.3,
+}
+EXPERTS = {
+    "num_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 64,
+    "shared_expert_intermediate_size": 96,
+}
+LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 3}
+DESCRIBED: dict[str, dict[str, Any]] = {
+    "llama": BIASES,
+    "arcee": BIASES,
+    "cohere": {"attention_bias": True, "logit_scale": 0.25},
+    "cohere2": {**WINDOWS, "attention_bias": True, "logit_scale": 0.25},
+    "ernie4_5": {"use_bias": True},
+    "exaone4": WINDOWS,
+    "gemma2": {
+        **WINDOWS,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 11,
+    },
+    "gemma3_text": {
+        **WINDOWS,
+        "rope_parameters": ROPES,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 5.0,
+        "query_pre_attn_scalar": 11,
+    },
+    "gpt_oss": {**LOCAL_EXPERTS, "sliding_window": WINDOW, "layer_types": MIXED},
+    "granite": {**BIASES, **MULTIPLIERS},
+    "granite_swa": {
+        **BIASES,
+        **MULTIPLIERS,
+        "sliding_window": WINDOW,
+        "layer_types": MIXED,
+        "layer_rope_theta": [10000.0] * 3,
+    },
+    "granitemoe": {**LOCAL_EXPERTS, **MULTIPLIERS},
+    "ministral": WINDOWS,
+    "mistral": WINDOWS,
+    "mixtral": {**LOCAL_EXPERTS, "sliding_window": WINDOW},
+    "nemotron": BIASES,
+    "olmo3": {**WINDOWS, "rope_parameters": ROPES},
+    "olmoe": EXPERTS,
+    "phi3": {"sliding_window": WINDOW},
+    "qwen2": WINDOWS,
+    "qwen2_moe": {**EXPERTS, "mlp_only_layers": [1]},
+    "qwen3": {**WINDOWS, "attention_bias": True},
+    "qwen3_moe": {**EXPERTS, "norm_topk_prob": True, "decoder_sparse_step": 2},
+    "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
+    "smollm3": {**WINDOWS, **BIASES, "no_rope_layers": [1, 0, 1]},
+    "stablelm": {"use_qkv_bias": True},
+    "starcoder2": {"sliding_window": WINDOW},
+}
+# What a family may be beside that: (family, fields).
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_neox, half after half": ("gpt_neox", {"use_parallel_residual": False}),
+    "stablelm, both halves at once": ("stablelm", {"use_parallel_residual": True}),
+    "qwen2_moe, renormalised": ("qwen2_moe", {"norm_topk_prob": True}),
+    "qwen3_moe, not renormalised": ("qwen3_moe", {"norm_topk_prob": False}),
+    "exaone4, turned everywhere": (
+        "exaone4",
+        {"sliding_window": None, "layer_types": ["full_attention"] * 3},
+    ),
+}
 STATE_SPACE = {
     "mamba_n_heads": 8,
     "mamba_d_head": 8,
@@ -167,6 +248,38 @@ RECURRENT: dict[str, dict[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention", "conv"]},
     "lfm2_moe": {**MOE, "layer_types": ["conv", "full_attention", "conv"]},
 }
+
+
+def described_config(case: str) -> Any:
+    """The configuration of a described family, or of a variant of one."""
+    family, more = VARIANTS.get(case, (case, {}))
+    return AutoConfig.for_model(family, **{**BASE, **SIZES, **DESCRIBED.get(family, {}), **more})
+
+
+def described(case: str) -> PreTrainedModel:
+    """A model of a described family, or of a variant of one, with weights that bfloat16 holds.
+
+    Norms, biases and sinks are far enough from what they start with to be missed.
+    """
+    return copy.deepcopy(_described(case))
+
+
+@lru_cache(4)  # a family's tests follow each other
+def _described(case: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(described_config(case)).eval()
+    generator = torch.Generator().manual_seed(0)
+    tensors = [*model.named_parameters()]
+    tensors += [(name, p) for name, p in model.named_buffers() if "bias" in name]
+    with torch.no_grad():
+        for name, p in tensors:
+            drawn = torch.randn(p.shape, generator=generator)
+            is_router = name.endswith(("router.weight", "mlp.gate.weight"))
+            size = 0.3 if "embed" in name else 0.2 if is_router else 0.12
+            values = size * drawn if p.ndim > 1 else p.nan_to_num(0.0) + 0.25 * drawn
+            p.copy_(values.bfloat16())
+    model.generation_config.eos_token_id = None
+    return model  # type: ignore[no-any-return]
 
 
 def config(family: str, **more: Any) -> Any:

@@ -146,7 +146,7 @@ def test_the_self_test_catches_attention_that_goes_its_own_way(
 
 def test_the_self_test_catches_positions_of_its_own() -> None:
     """A model that counts the row instead of reading its positions."""
-    hf = tiny("arcee")
+    hf = tiny("apertus")
     rotary = hf.get_decoder().rotary_emb
     forward = rotary.forward
     rotary.forward = lambda x, position_ids: forward(x, torch.arange(x.shape[1])[None])

@@ -17,16 +17,18 @@ import foretell
 from foretell.models.decoder import fields, fused
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
-from foretell.models.families.description import ConfigFields, describe_llama, find_family
+from foretell.models.families.description import (
+    ConfigFields,
+    describe_llama,
+    find_family,
+    known_families,
+)
 from foretell.native import library
 from tests import tiny
-from tests.models.decoder.families import BASE
+from tests.models.decoder.families import BASE, described_config
 
-# Families whose layers have the parts of the llama family's.
-FAMILIES = (
-    "llama mistral ministral ministral3 qwen2 qwen3 granite granite_swa smollm3 seed_oss helium "
-    "ernie4_5 internlm3 iquestcoder cwm"
-).split()
+# Families that are described, and those whose layers have the parts of the llama family's.
+FAMILIES = sorted({*known_families(), "ministral3", "internlm3", "iquestcoder", "cwm"})
 WIDE = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32}
 THETA = {"rope_theta": 10000.0}
 FACTORS = torch.linspace(1, 8, 16).tolist()
@@ -71,9 +73,11 @@ def agrees(made: Decoder, hf: PreTrainedModel, ids: list[int], near: float = 1e-
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_field_of_a_family_is_known(family: str) -> None:
     """A newer release has a field that nobody looked at: put it into one of the tables."""
-    read = ConfigFields(CONFIG_MAPPING[family](**BASE))
-    (find_family(family) or describe_llama)(read, 0)
-    known = fields.HONOURED | fields.SILENT | set(fields.UNLESS) | read.read
+    config = described_config(family)
+    read = ConfigFields(config)
+    for layer in range(config.num_hidden_layers):
+        (find_family(family) or describe_llama)(read, layer)
+    known = fields.HONOURED | fields.SILENT | read.read
     assert {field.name for field in dataclasses.fields(CONFIG_MAPPING[family])} <= known
 
 

@@ -17,7 +17,6 @@ from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
 from foretell.errors import ForetellError, Unsupported
 from foretell.models.decoder.decoder import Decoder
-from foretell.models.decoder.packed import PackedLinear
 from foretell.models.recurrent import mixers, recurrent, scans
 from foretell.models.recurrent.mixers import Mixer, StateSpaceDual
 from foretell.models.recurrent.recurrent import Recurrent
@@ -223,13 +222,6 @@ def test_own_steps_that_differ_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     assert "steps of `generate`" in refusal(hf)
 
 
-def test_weights_of_8_bits_are_refused() -> None:
-    hf = tiny("mamba2")
-    mixer = hf.backbone.layers[0].mixer
-    mixer.in_proj = PackedLinear.of(mixer.in_proj, "int8")
-    assert "8 or 4 bits" in refusal(hf)
-
-
 @torch.inference_mode()
 def test_an_audit_notices_a_wrong_state() -> None:
     """It compares rows of layers that attend, and what states make of one more token."""
@@ -267,7 +259,7 @@ def test_folders_and_the_command_line(tmp_path: Any, capsys: pytest.CaptureFixtu
 
 def test_options_that_torch_cannot_honour_are_refused(tmp_path: Any) -> None:
     folder = small.save(tiny("mamba2", vocab_size=len(small.tokenizer())), tmp_path / "mamba2")
-    for options in ({"dtype": "int8"}, {"backend": "native"}, {"exact_bits": True}):
+    for options in ({"backend": "native"}, {"exact_bits": True}):
         with pytest.raises(ForetellError, match="a model without recurrent layers") as caught:
             foretell.load(folder, **options)
         assert "\n" not in str(caught.value) and str(next(iter(options))) in str(caught.value)

@@ -12,7 +12,7 @@ import gguf as lib
 import numpy as np
 
 from tests.models.gguf.cases import Case
-from tests.tiny import key_types
+from tests.tiny import key_types, write_tokenizer
 
 Named = tuple[str, np.ndarray]
 KEYS: dict[str, tuple[str, ...]] = {  # of a configuration, its fields by key
@@ -41,20 +41,25 @@ def write_file(
     rules: bool = True,
     part_length: int = 0,
     form: str = "F32",
+    coder: bool = False,
 ) -> Path:
     """A file of a model, its matrices in the format `form`.
 
     `keys`: others, None: it lacks that one. `spoil`: what becomes of a tensor; None: it is left
     out. `rules`: without them numbers stay as transformers has them. `part_length`: how many
-    tensors a part has; 0: it is one file. Returns the first part.
+    tensors a part has; 0: it is one file. `coder`: with the tokenizer of `tests.tiny`, whose words
+    the model then has. Returns the first part.
     """
     writer = lib.GGUFWriter(path, case.architecture, split_max_tensors=part_length)
     for key, value in {**_usual_keys(hf.config), **case.keys, **(keys or {})}.items():
         if value is not None:
             writer.add_key_value(f"{case.architecture}.{key}", value, *key_types(value))
-    writer.add_token_list([f"t{i}" for i in range(hf.config.vocab_size)])
-    writer.add_pad_token_id(0)
-    writer.add_eos_token_id(1)
+    if coder:
+        write_tokenizer(writer)
+    else:
+        writer.add_token_list([f"t{i}" for i in range(hf.config.vocab_size)])
+        writer.add_pad_token_id(0)
+        writer.add_eos_token_id(1)
     for name, data in [*_tensors(case, hf, rules), *case.tensors.items()]:
         found = data if spoil is None else spoil(name, data)
         if found is None:

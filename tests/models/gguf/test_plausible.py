@@ -54,12 +54,18 @@ WRONG: dict[str, dict[str, Any]] = {
     },
     "scaling.type is 1, and no text": {"llama__rope__scaling__type": (U32, 1)},
     "tokens has no words": {"tokenizer__ggml__tokens": (LIST, (TEXT, []))},
-    "tokens is a list of other values": {"tokenizer__ggml__tokens": (LIST, (U32, [1]))},
-    "scores is no list": {"tokenizer__ggml__scores": (F32, 0.0)},
-    "scores has 1 entries, for 262 words": {"tokenizer__ggml__scores": (LIST, (F32, [0.0]))},
-    "eos_token_id is 262, and it has 262 words": {"tokenizer__ggml__eos_token_id": (U32, 262)},
-    "eos_token_id is no whole number": {"tokenizer__ggml__eos_token_id": (LIST, (U32, [1]))},
-    "add_bos_token is no yes or no": {"tokenizer__ggml__add_bos_token": (U32, 1)},
+    "tokens is no list of texts": {"tokenizer__ggml__tokens": (LIST, (U32, [1]))},
+    "scores is 0.0, and no list": {"tokenizer__ggml__scores": (F32, 0.0)},
+    "scores has 1 numbers, and tokenizer.ggml.tokens has 262": {
+        "tokenizer__ggml__scores": (LIST, (F32, [0.0])),
+    },
+    "eos_token_id is 262, and the file has the tokens 0 to 261": {
+        "tokenizer__ggml__eos_token_id": (U32, 262),
+    },
+    "eos_token_id is a list, and no whole number": {
+        "tokenizer__ggml__eos_token_id": (LIST, (U32, [1])),
+    },
+    "add_bos_token is 1, and no yes or no": {"tokenizer__ggml__add_bos_token": (U32, 1)},
 }  # fmt: skip
 
 

@@ -295,6 +295,7 @@ ARCHITECTURES = {
         },
         keys=frozenset({GATING, "attention.head_count_kv"}),
         required=(*REQUIRED, RMS, "expert_count", "expert_used_count", "shortconv.l_cache"),
+        rest=torch.float32,
         complete=complete_lfm2_moe,
     ),
 }

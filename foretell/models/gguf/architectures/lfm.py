@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from foretell.models.gguf.architecture import RMS, Architecture, Source
 from foretell.models.gguf.header import Header
 
@@ -66,6 +68,7 @@ ARCHITECTURES = {
         LFM_TOP,
         keys=frozenset({"attention.head_count_kv"}),
         required=REQUIRED_LFM,
+        rest=torch.float32,
         complete=complete_lfm2,
     ),
 }

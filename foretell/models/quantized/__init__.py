@@ -1,0 +1,1 @@
+"""Folders whose weights others have put into few bits: a file a format, see format.py."""
