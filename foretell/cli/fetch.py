@@ -11,6 +11,7 @@ from rich.text import Text
 
 from foretell.cli._options import Json
 from foretell.cli._output import emit, emit_json, show, table
+from foretell.errors import BadConfig
 
 if TYPE_CHECKING:
     from foretell.loading.names import Alias
@@ -21,12 +22,29 @@ def fetch(
         str | None,
         typer.Argument(help="The model to fetch. Without it, the known models are listed."),
     ] = None,
+    clean: Annotated[
+        bool,
+        typer.Option(
+            "--clean", help="Remove the packed weights that loads have kept; models stay."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> int:
     """Fetch a real model where it is not here, and print where it is; or list the known ones."""
     from foretell.loading import fetch as fetching
+    from foretell.loading import packed_files
     from foretell.loading.names import aliases, find_alias
 
+    if clean:
+        if name is not None:
+            raise BadConfig(f"--clean takes no model, and {name!r} was given; leave it out")
+        removed_bytes = packed_files.clean()
+        folder = str(packed_files.packed_folder())
+        if as_json:
+            emit_json({"schema": "foretell.clean/1", "folder": folder, "bytes": removed_bytes})
+        else:
+            emit(f"{folder}: {removed_bytes / 1e9:.2f} GB of packed weights removed")
+        return 0
     if name is not None:
         fetching.fetch(name)
         known_models = [find_alias(name)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from foretell.errors import Unsupported
 from foretell.models import backend_registry as registry
+from foretell.ops.threads import library_alone
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,9 +27,11 @@ def whole_adapter(
     refusals: Refusals = ()
     for backend_name, module in registry.whole_backends(hf_model, hf_model.device.type, requested):
         module.prepare_model(hf_model)
-        model = build()
+        with library_alone():
+            model = build()
         try:
-            model.use(module.make_backend)
+            with library_alone():
+                model.use(module.make_backend)
         except LookupError as error:
             refusals += note_refusal(model_name, backend_name, error, requested)
         else:

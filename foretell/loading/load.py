@@ -33,6 +33,7 @@ from foretell.models.weights import check_files, cure_of
 from foretell.native import library
 from foretell.ops.devices import check_device
 from foretell.ops.memory import trim_memory
+from foretell.ops.threads import library_alone
 
 if TYPE_CHECKING:
     # Not imported for a .gguf file, which needs none of transformers' models: they fill 100 MB.
@@ -332,20 +333,20 @@ def _native_gguf(title: str, file_path: Path, backend: str, exact: bool) -> _Loa
     from foretell.models.gguf.tokenizer import read_tokenizer
     from foretell.models.recurrent.recurrent import recurrent_adapter
 
-    kept_name = packed_models.name_of_file(file_path)
-    build_empty = partial(gguf.build_empty, file_path)
-    kept = packed_models.find(kept_name, build_empty)
+    place = packed_models.place_of_file(file_path)
+    kept = place.find()
     hf = kept or gguf.read_packed(file_path)
     try:
         tokenizer = read_tokenizer(file_path)
     except BadModel as error:
         raise LookupError(str(error)) from error
-    model: Decoder | None = recurrent_adapter(hf, title, exact, "auto", backend)
-    if model is None:
-        model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
-        model.use(registry.load_backend("native").make_backend)
+    with library_alone():
+        model: Decoder | None = recurrent_adapter(hf, title, exact, "auto", backend)
+        if model is None:
+            model = Decoder(hf, title, partial(fused_blocks, owns_weights=True))
+            model.use(registry.load_backend("native").make_backend)
     if kept is None:
-        packed_models.keep(kept_name, hf, build_empty, packed_models.LEAST_PACKED)
+        place.keep(hf)
     return _Loaded(model, file_path, tokenizer, end_tokens_of(hf))
 
 
@@ -424,7 +425,7 @@ def _read_model(
 ) -> tuple[PreTrainedModel, Path | None]:
     """The model on its device, and the folder or file it came from; None: the hub."""
     # Of transformers' models, as that.
-    from foretell.loading.classes import build_empty, check_whole, read_model
+    from foretell.loading.classes import check_whole, read_model
     from foretell.models.encoder_decoder.seq2seq import check_plain
     from foretell.models.quantized.quantized import find_settings, read_quantized
 
@@ -435,7 +436,7 @@ def _read_model(
     }
     location: str | Path = name
     folder = _local_folder(name)
-    kept_name: str | None = None
+    place = packed_models.place_of_folder(folder, options.dtype, options.trust_remote_code)
     if folder is not None:
         check_files(folder)
         location = folder
@@ -449,8 +450,7 @@ def _read_model(
             hf = read_quantized(quantized_folder, settings, _load_dtype(options))
             return _place_model(hf, name, options), folder
     if folder is not None:
-        kept_name = packed_models.name_of_rounded(folder, options.dtype, options.trust_remote_code)
-        kept = packed_models.find(kept_name, partial(build_empty, folder, torch.bfloat16))
+        kept = place.find()
         if kept is not None:
             return kept, folder
     try:
@@ -462,11 +462,8 @@ def _read_model(
     if hf.config.is_encoder_decoder:
         check_plain(name, options.exact_bits, options.backend, options.dtype)
     hf = _place_model(hf, name, options)
-    if folder is not None and kept_name is not None:
-        build = partial(build_empty, folder, torch.bfloat16)
-        if packed_models.keep(kept_name, hf, build, packed_models.LEAST_ROUNDED):
-            return packed_models.find(kept_name, build) or hf, folder  # and leave this one
-    return hf, folder
+    kept = place.find() if place.keep(hf) else None  # which takes no memory of its own
+    return kept or hf, folder
 
 
 def _unpack_gguf(source_name: str, options: _Options) -> tuple[PreTrainedModel, Path]:

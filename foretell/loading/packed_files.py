@@ -112,21 +112,21 @@ def clean() -> int:
     return removed_bytes
 
 
-def source_digest(paths: list[Path], header_sizes: Mapping[Path, int], *details: str) -> str:
+def source_digest(header_sizes: Mapping[Path, int], *details: str) -> str:
     """A digest of files, by which what was made of them is found again.
 
     It reads a file's size and the times of its last changes, of its contents and of its entry,
     which nobody can set back; its header, which says what lies where; and SAMPLES pieces of the
     rest, so that a system of files whose times are wrong does not pass unnoticed. `header_sizes`:
-    bytes of the headers. Raises OSError.
+    of each file, the bytes of its header. Raises OSError.
     """
     digest = hashlib.sha256(json.dumps(details).encode())
-    for path in sorted(paths):
+    for path, stated_size in sorted(header_sizes.items()):
         status = path.stat()
         times = status.st_size, status.st_mtime_ns, status.st_ctime_ns
         digest.update(json.dumps([path.name, *times]).encode())
         with path.open("rb") as file:
-            header_size = min(header_sizes[path], status.st_size)
+            header_size = min(stated_size, status.st_size)
             digest.update(file.read(header_size))
             rest = max(0, status.st_size - header_size - SAMPLE)
             for place in range(SAMPLES + 1):
@@ -217,7 +217,7 @@ def read(name: str) -> Contents | None:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
-            header, start = _read_header(path, file, size)
+            header, start = _read_header(name, file, size)
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         if hasattr(mmap, "MADV_WILLNEED"):
             mapped.madvise(mmap.MADV_WILLNEED)
@@ -226,50 +226,51 @@ def read(name: str) -> Contents | None:
     except (FileNotFoundError, PermissionError):  # of another user, for one
         return None
     except OSError as error:
-        raise _damage(path, error.strerror or "it cannot be read") from error
+        raise damage(name, error.strerror or "it cannot be read") from error
     try:
         if header["name"] != name or header["bytes"] + start != size:
-            raise _damage(path, "it is not as long as it says, or another file")
+            raise damage(name, "it is not as long as it says, or another file")
         whole = torch.frombuffer(mapped, dtype=torch.uint8)
         tensors = {
-            tensor_name: _map_tensor(path, whole, start, entry)
+            tensor_name: _map_tensor(name, whole, start, entry)
             for tensor_name, entry in header["tensors"].items()
         }
         return Contents(dict(header["model"]), tensors)
     except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise _damage(path, "its header says what cannot be") from error
+        raise damage(name, "its header says what cannot be") from error
 
 
-def _read_header(path: Path, file: Any, size: int) -> tuple[dict[str, Any], int]:
+def _read_header(name: str, file: Any, size: int) -> tuple[dict[str, Any], int]:
     """The header, and where the tensors begin."""
     lead = file.read(LEAD)
     if len(lead) < LEAD or not lead.startswith(MAGIC):
-        raise _damage(path, "it begins otherwise")
+        raise damage(name, "it begins otherwise")
     (header_size,) = struct.unpack_from("<Q", lead, len(MAGIC))
     if header_size > min(LONGEST_HEADER, size - LEAD):
-        raise _damage(path, "it is cut off")
+        raise damage(name, "it is cut off")
     header_bytes = file.read(header_size)
     if hashlib.sha256(header_bytes).digest() != lead[-32:]:
-        raise _damage(path, "its header is not what was written")
+        raise damage(name, "its header is not what was written")
     try:
         header = parse_json(header_bytes)
     except ValueError as error:
-        raise _damage(path, "its header cannot be read") from error
+        raise damage(name, "its header cannot be read") from error
     return header, _page_end(LEAD + header_size)
 
 
 def _map_tensor(
-    path: Path, whole: torch.Tensor, start: int, entry: Mapping[str, Any]
+    name: str, whole: torch.Tensor, start: int, entry: Mapping[str, Any]
 ) -> torch.Tensor:
     dtype, shape, offset = DTYPES[entry["dtype"]], entry["shape"], entry["offset"]
     size = math.prod(shape) * dtype.itemsize
     if min([offset, *shape]) < 0 or offset % 64 or start + offset + size > len(whole):
-        raise _damage(path, "a tensor lies outside")
+        raise damage(name, "a tensor lies outside")
     raw = whole[start + offset : start + offset + size]
     if _sample(raw) != entry["sample"]:
-        raise _damage(path, "numbers are not what was written")
+        raise damage(name, "numbers are not what was written")
     return raw.view(dtype).view(shape)
 
 
-def _damage(path: Path, reason: str) -> BadFile:
-    return BadFile(f"{path}: damaged ({reason}); remove it")
+def damage(name: str, reason: str) -> BadFile:
+    """The error of a file that is not what was written."""
+    return BadFile(f"{packed_folder() / name}: damaged ({reason}); remove it")

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import struct
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -22,115 +24,116 @@ from foretell.errors import BadFile
 from foretell.loading import packed_files, processes
 from foretell.models.decoder.packed import WHOLE_NUMBERS, PackedEmbedding, PackedLinear
 from foretell.models.decoder.packed_experts import PackedExperts, is_stacked
+from foretell.models.gguf import gguf
 from foretell.models.gguf.parts import header_sizes
 from foretell.native import library
 from foretell.native.arena import ROOMS
 from foretell.native.packing import FORMATS, SCALINGS, Packed
 
 VERSION = 1  # of what is kept, and of how it was rounded
-LEAST_ROUNDED = 32_000_000  # bytes of weights that are kept where they were rounded
-LEAST_PACKED = 256_000_000  # and where only their order is another one: that takes half a second
+LEAST_ROUNDED = 32_000_000  # bytes of weights that are kept where they were rounded,
+LEAST_PACKED = 100_000_000  # and where only their order is another one
+TABLES = ("table", "fine")
 FIELDS = ("bits", "group", "offset", "scaling", "least_scaling")
-Build = Callable[[], Any]
 
 
-def name_of_folder(folder: Path, dtype: str) -> str | None:
-    """The name under which the model in a folder is kept; None: it cannot be told."""
+@dataclass
+class Place:
+    """Where one model is kept. `name`: of its file; None: it is not kept. `build_empty`: makes the
+    model without numbers. `least_bytes`: of its weights; those of a smaller one are not kept.
+    """
+
+    name: str | None
+    build_empty: Callable[[], Any]
+    least_bytes: int
+
+    def find(self) -> Any:
+        """The model with the numbers that are kept; None: there are none."""
+        if self.name is None or packed_files.most_bytes() == 0:
+            return None
+        try:
+            contents = packed_files.read(self.name)
+            return None if contents is None else self._build(contents)
+        except BadFile as error:
+            reason = str(error).rpartition("; ")[0]
+            processes.say(f"{reason}: its weights are packed again")
+            with contextlib.suppress(OSError):
+                (packed_files.packed_folder() / self.name).unlink()
+            return None
+
+    def _build(self, contents: packed_files.Contents) -> Any:
+        """Raises BadFile where numbers and model do not belong to each other."""
+        assert self.name is not None
+        try:
+            hf_model = self.build_empty()
+            _fill_model(hf_model, contents)
+        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise packed_files.damage(self.name, "it is of another model") from error
+        return hf_model
+
+    def keep(self, hf_model: Any) -> bool:
+        """Keeps a model that is large enough and can be put together again; a line says where it
+        cannot be written.
+        """
+        if self.name is None or packed_files.most_bytes() == 0:
+            return False
+        model, tensors = describe_model(hf_model)
+        if sum(tensor.nbytes for tensor in tensors.values()) < self.least_bytes:
+            return False
+        with contextlib.suppress(BadFile):  # it has parts that nobody knows here
+            self._build(packed_files.Contents(model, tensors))
+            try:
+                packed_files.write(self.name, model, tensors)
+                return True
+            except BadFile as error:
+                processes.say(f"packed weights are not kept: {error}")
+        return False
+
+
+def place_of_folder(folder: Path | None, dtype: str, trust_code: bool) -> Place:
+    """Where the model of a folder in `dtype` is kept, if that rounds it and transformers' own code
+    is all it needs.
+    """
+    from foretell.loading.classes import build_empty, is_plain
+
+    place = Place(None, partial(build_empty, folder or Path(), torch.bfloat16), LEAST_ROUNDED)
+    if folder is None or dtype not in WHOLE_NUMBERS or trust_code:
+        return place
     try:
-        weights = [path for path in folder.glob("*.safetensors") if path.is_file()]
+        if not is_plain(folder):
+            return place
+    except Exception:  # transformers raises nearly anything here, and will again when it reads
+        return place
+    try:
         sizes = {}
-        for path in weights:
+        for path in folder.glob("*.safetensors"):
             with path.open("rb") as file:
                 sizes[path] = 8 + struct.unpack("<Q", file.read(8))[0]
-        settings = [folder / name for name in ("config.json", "generation_config.json")]
-        for path in settings:
+        for path in (folder / "config.json", folder / "generation_config.json"):
             if path.is_file():
                 sizes[path] = path.stat().st_size
-        return _name(list(sizes), sizes, dtype)
+        place.name = _name(sizes, dtype)
     except (OSError, struct.error):
-        return None
+        place.name = None
+    return place
 
 
-def name_of_rounded(folder: Path, dtype: str, trust_code: bool) -> str | None:
-    """The name under which a folder's rounded weights are kept; None: they are not."""
-    from foretell.loading.classes import is_plain
-
-    if dtype not in WHOLE_NUMBERS or trust_code:
-        return None
-    try:
-        can_keep = is_plain(folder)
-    except Exception:  # transformers raises nearly anything here, and will again when it reads
-        return None
-    return name_of_folder(folder, dtype) if can_keep else None
+def place_of_file(file_path: Path) -> Place:
+    """Where the model of a .gguf file, in its own formats, is kept."""
+    place = Place(None, partial(gguf.build_empty, file_path), LEAST_PACKED)
+    with contextlib.suppress(OSError, LookupError):
+        place.name = _name(header_sizes(file_path), "stored")
+    return place
 
 
-def name_of_file(file_path: Path) -> str | None:
-    """The name under which the model in a .gguf file, in its own format, is kept; None: it cannot
-    be told.
-    """
-    try:
-        sizes = header_sizes(file_path)
-        return _name(list(sizes), sizes, "stored")
-    except (OSError, LookupError):
-        return None
-
-
-def _name(paths: list[Path], sizes: Mapping[Path, int], dtype: str) -> str | None:
-    """Raises OSError."""
+def _name(sizes: Mapping[Path, int], dtype: str) -> str | None:
+    """The name of what is made of files, with the bytes of each one's header. Raises OSError."""
     if not library.is_available():
         return None
     versions = [version(package) for package in ("transformers", "torch")]
-    versions.append(foretell.__version__)
-    digest = packed_files.source_digest(paths, sizes, dtype, *versions)
+    digest = packed_files.source_digest(sizes, dtype, foretell.__version__, *versions)
     kernels = library.kernel_kind()
     return f"{digest[:40]}-{dtype}-v{VERSION}-{library.VERSION}-{kernels}{packed_files.END}"
-
-
-def find(name: str | None, build_empty: Build) -> Any:
-    """The model that is kept under a name, put into an empty one; None: there is none.
-
-    `build_empty`: makes it, without numbers.
-    """
-    if name is None or packed_files.most_bytes() == 0:
-        return None
-    try:
-        contents = packed_files.read(name)
-        if contents is None:
-            return None
-        try:
-            hf_model = build_empty()
-            _fill_model(hf_model, contents)
-        except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-            place = packed_files.packed_folder() / name
-            raise BadFile(f"{place}: damaged (it is of another model); remove it") from error
-    except BadFile as error:
-        reason = str(error).rpartition("; ")[0]
-        processes.say(f"{reason}: its weights are packed again")
-        with contextlib.suppress(OSError):
-            (packed_files.packed_folder() / name).unlink()
-        return None
-    return hf_model
-
-
-def keep(name: str | None, hf_model: Any, build_empty: Build, least_bytes: int) -> bool:
-    """Keeps a model under a name where its weights have so many bytes and it can be put together
-    again; a line says where it cannot be written.
-    """
-    if name is None or packed_files.most_bytes() == 0:
-        return False
-    model, tensors = describe_model(hf_model)
-    if sum(tensor.nbytes for tensor in tensors.values()) < least_bytes:
-        return False
-    try:
-        _fill_model(build_empty(), packed_files.Contents(model, tensors))
-    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError):
-        return False  # it has parts that nobody knows here
-    try:
-        packed_files.write(name, model, tensors)
-    except BadFile as error:
-        processes.say(f"packed weights are not kept: {error}")
-        return False
-    return True
 
 
 # --- what a model consists of
@@ -201,9 +204,17 @@ def _describe_linear(linear: PackedLinear) -> dict[str, Any]:
         "outputs": packed.outputs,
         "inputs": packed.inputs,
         "in_features": linear.in_features,
-        "table": None if packed.table is None else packed.table.tolist(),
+        **{name: _numbers_of(getattr(packed, name)) for name in TABLES},
         **{field: getattr(packed, field) for field in FIELDS},
     }
+
+
+def _table_of(numbers: Any) -> torch.Tensor | None:
+    return None if numbers is None else torch.tensor(numbers, dtype=torch.int8)
+
+
+def _numbers_of(table: torch.Tensor | None) -> list[int] | None:
+    return None if table is None else table.tolist()
 
 
 def _fill_model(hf_model: Any, contents: packed_files.Contents) -> None:
@@ -249,7 +260,6 @@ def _build_linear(
         *SCALINGS
     }:
         raise ValueError(f"{path} has a format that is unknown")
-    table = entry["table"]
     packed = Packed(
         entry["format"],
         int(entry["outputs"]),
@@ -257,7 +267,8 @@ def _build_linear(
         tensors.pop(f"{path}:weights"),
         tensors.pop(f"{path}:scales", None),
         tensors.pop(f"{path}:minima", None),
-        table=None if table is None else torch.tensor(table, dtype=torch.int8),
+        table=_table_of(entry["table"]),
+        fine=_table_of(entry["fine"]),
         **{field: entry[field] for field in FIELDS},
     )
     packed.check()

@@ -254,7 +254,7 @@ def find_peaks(groups: torch.Tensor) -> torch.Tensor:
     groups = groups.contiguous()
     group_address = checked_address(groups, (*peak_bytes.shape, GROUP), torch.float32)
     load_kernels().ft_peaks(
-        group_address, peak_bytes.numel(), tensor_address(peak_bytes), torch.get_num_threads()
+        group_address, peak_bytes.numel(), tensor_address(peak_bytes), thread_count()
     )
     return peak_bytes
 
@@ -270,7 +270,7 @@ def find_ranges(groups: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch
         tensor_address(group_numbers),
         tensor_address(scales),
         tensor_address(minima),
-        torch.get_num_threads(),
+        thread_count(),
     )
     return group_numbers, scales, minima
 

@@ -11,6 +11,8 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from foretell.native import library
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 _turns: WeakKeyDictionary[Any, threading.RLock] = WeakKeyDictionary()  # of each model
@@ -54,6 +56,15 @@ def torch_threads(n: int) -> Iterator[None]:
         torch.set_num_threads(earlier_count)
         if is_outermost:
             del _lowered[thread_id]
+
+
+@contextmanager
+def library_alone() -> Iterator[None]:
+    """Lets the C library compute with torch's threads, inside, and torch with one: where the two
+    take turns, torch's threads go on spinning on the cores that the library needs.
+    """
+    with library.limit_threads(library.thread_count()), torch_threads(1):
+        yield
 
 
 def steady_step(step: Callable[[Any], Any]) -> Callable[[Any], Any]:

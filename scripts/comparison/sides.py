@@ -122,7 +122,7 @@ def bits_of(dtype: str, path: str | None) -> int:
 
     tensors = read_header(Path(str(path))).tensors.values()
     weights = sum(int(tensor.n_elements) for tensor in tensors)
-    return round(8 * sum(int(tensor.n_bytes) for tensor in tensors) / weights)
+    return round(8 * sum(int(tensor.nbytes) for tensor in tensors) / weights)
 
 
 def open_host(model: str, dtype: str, threads: int) -> tuple[Worker, dict[str, Any]]:

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from foretell.errors import BadModel
 from foretell.loading import fetch as fetching
+from foretell.loading import packed_files
 from foretell.loading.names import Alias
 
 
@@ -73,3 +75,17 @@ def test_offline_is_one_line(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetching, "fetch", fetch)
     code, out, err = run("fetch", "smollm2")
     assert (code, out) == (2, "") and err.startswith("error: smollm2: cannot be fetched")
+
+
+def test_packed_weights_are_removed(
+    run: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    packed_files.write("a.packed", {}, {"numbers": torch.zeros(2_500_000)})
+    code, out, _ = run("fetch", "--clean")
+    assert (code, out) == (0, f"{tmp_path / 'packed'}: 0.01 GB of packed weights removed\n")
+    assert not [*(tmp_path / "packed").iterdir()]
+    document = json.loads(run("fetch", "--clean", "--json")[1])
+    assert document["schema"] == "foretell.clean/1" and document["bytes"] == 0
+    code, _, err = run("fetch", "smollm2", "--clean")
+    assert code == 2 and "--clean takes no model" in err

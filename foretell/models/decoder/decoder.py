@@ -51,6 +51,7 @@ from foretell.models.decoder.retrieving import Retrieving
 from foretell.models.decoder.skipping import run_skipping
 from foretell.models.decoder.turning import Move, Turn, move_of, turn_of
 from foretell.models.families.description import known_families
+from foretell.native import library
 from foretell.ops.threads import torch_threads
 
 if TYPE_CHECKING:
@@ -259,19 +260,17 @@ class Decoder(Model):
         try:
             with self._use_attention():
                 loop = Loop(self.hf, self.head, windows, self.context, token_ids, stock_forward)
-                stock_blocks = loop.blocks
-                faster_blocks = accelerate(loop) if accelerate else None
+                stock_blocks, faster_blocks = loop.blocks, accelerate and accelerate(loop)
                 loop.blocks = faster_blocks or stock_blocks
                 self.fused = bool(faster_blocks) and is_right(loop)
-                if not self.fused:
-                    loop.blocks = stock_blocks
-                    if not is_right(loop):
-                        self.loop_refused = "its layers, called one by one, give other rows"
-                        return None
-                if accelerate and not self.fused:
+                if accelerate and not faster_blocks:
                     self.blocks_refused = loop.refused or "its layers are of another build"
-                    if faster_blocks:
-                        self.blocks_refused = "they give other rows than the model's own layers"
+                elif not self.fused and faster_blocks:
+                    self.blocks_refused = "they give other rows than the model's own layers"
+                    loop.blocks = stock_blocks
+                if not self.fused and not is_right(loop):
+                    self.loop_refused = "its layers, called one by one, give other rows"
+                    return None
                 loop.halved = self._halves_agree(loop, loop_rows)
                 return loop
         except (LookupError, AttributeError, TypeError) as error:
@@ -387,7 +386,7 @@ class Decoder(Model):
         other_jobs = [job for job in jobs if job not in plain_jobs]
         if not plain_jobs:
             return self._by_torch(jobs, taps)
-        computed = backend(plain_jobs, self._thread_count(), taps)
+        computed = backend(plain_jobs, self.threads_wanted or library.thread_count(), taps)
         if computed is None:
             return self._by_torch(jobs, taps)
         computed.computed_by, computed.width = backend.name, backend.size

@@ -10,7 +10,7 @@ elsewhere torch does, with the same whole numbers and more slowly.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 from weakref import WeakValueDictionary
@@ -66,23 +66,22 @@ def recorded_layer(layer: int) -> PackedLinear:
 
 
 @contextmanager
-def without_rounding() -> Iterator[None]:
+def _switched_on(flag: ContextVar[bool]) -> Iterator[None]:
+    context_token = flag.set(True)
+    try:
+        yield
+    finally:
+        flag.reset(context_token)
+
+
+def without_rounding() -> AbstractContextManager[None]:
     """Inside, products take activations as they are: slow, and what rounding is measured by."""
-    context_token = _unrounded.set(True)
-    try:
-        yield
-    finally:
-        _unrounded.reset(context_token)
+    return _switched_on(_unrounded)
 
 
-@contextmanager
-def without_products() -> Iterator[None]:
-    """Inside, every product is zero: for forwards of which only the calls matter."""
-    context_token = _skipped.set(True)
-    try:
-        yield
-    finally:
-        _skipped.reset(context_token)
+def without_products() -> AbstractContextManager[None]:
+    """Inside, every product is zero: only calls matter."""
+    return _switched_on(_skipped)
 
 
 class PackedLinear(nn.Module):
@@ -107,8 +106,13 @@ class PackedLinear(nn.Module):
         self.settled = False  # its weights lie in large pages, and stay where they are
 
     @classmethod
-    def of(cls, linear: nn.Linear, dtype: str) -> PackedLinear:
+    def of(
+        cls, linear: nn.Linear, dtype: str, input_factors: torch.Tensor | None = None
+    ) -> PackedLinear:
+        """Packs a layer, its weights times `input_factors` (in,)."""
         weight = linear.weight.detach()
+        if input_factors is not None:
+            weight = weight * input_factors.to(weight.dtype)
         if library.is_available():
             packed = quantize_matrix(weight, dtype, library.find_peaks, library.find_ranges)
         else:
@@ -193,14 +197,12 @@ class PackedLinear(nn.Module):
             return x.new_zeros(*x.shape[:-1], self.out_features)
         input_rows = x.reshape(-1, self.in_features).float()
         missing_inputs = self.packed.inputs - self.in_features
-        input_rows = (
-            F.pad(input_rows, (0, missing_inputs)) if missing_inputs else input_rows
-        ).contiguous()
+        input_rows = F.pad(input_rows, (0, missing_inputs)).contiguous()
         if library.is_available():
-            y = library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+            y = library.multiply_rows(self.matrix, input_rows, library.thread_count())
             for _ in range(2 * _unrounded.get()):  # what was left out, in as many bits again
                 input_rows = left_by_rounding(self.packed, input_rows)
-                y += library.multiply_rows(self.matrix, input_rows, torch.get_num_threads())
+                y += library.multiply_rows(self.matrix, input_rows, library.thread_count())
                 y -= 0 if self.wide_bias is None else self.wide_bias
         else:
             product = product_unrounded if _unrounded.get() else product_by_torch
@@ -340,9 +342,7 @@ def settle_weights(linears: Iterable[PackedLinear]) -> None:
 
     Layers that share memory (`join`) share it there too. What is settled already stays.
     """
-    storage_users: dict[
-        int, list[tuple[Packed, str]]
-    ] = {}  # of each storage, by its place in memory
+    storage_users: dict[int, list[tuple[Packed, str]]] = {}  # by the storage's place in memory
     storages: dict[int, torch.UntypedStorage] = {}
     for linear in dict.fromkeys(linears):
         if linear.settled:
@@ -366,12 +366,8 @@ def settle_weights(linears: Iterable[PackedLinear]) -> None:
         for packed, field_name in storage_users[address]:
             tensor = getattr(packed, field_name)
             first_byte = tensor.storage_offset() * tensor.itemsize
-            moved_tensor = (
-                new_bytes[first_byte : first_byte + tensor.nbytes]
-                .view(tensor.dtype)
-                .view(tensor.shape)
-            )
-            setattr(packed, field_name, moved_tensor)
+            moved_bytes = new_bytes[first_byte : first_byte + tensor.nbytes]
+            setattr(packed, field_name, moved_bytes.view(tensor.dtype).view(tensor.shape))
         unreleased_bytes += storage_size
         if unreleased_bytes > HELD:
             del old_storage, tensor
@@ -402,13 +398,16 @@ def held_bytes(module: nn.Module) -> int:
     return sum((sizes | weight_sizes(module)).values())
 
 
-def pack_layers(hf_model: Any, format: str) -> int:
+def pack_layers(
+    hf_model: Any, format: str, input_factors: dict[Any, torch.Tensor] | None = None
+) -> int:
     """Replaces every linear layer of a model, and embeddings that are the head's weight.
 
-    Returns how many layers. Of 4 bits the head and CAREFUL ones keep 8.
-    The model's weights must be as they were read: pages of its files that hold them leave the
-    memory.
+    Returns how many layers. Of 4 bits the head and CAREFUL ones keep 8. The model's weights must be
+    as they were read: pages of its files that hold them leave the memory. `input_factors`: by what
+    weights of some layers are multiplied, which leave the table.
     """
+    input_factors = input_factors or {}
     head = hf_model.get_output_embeddings() if hasattr(hf_model, "get_output_embeddings") else None
     embedding = hf_model.get_input_embeddings() if head is not None else None
     is_tied = (
@@ -428,7 +427,7 @@ def pack_layers(hf_model: Any, format: str) -> int:
         parent, child_name, linear = linears.pop()
         is_finer = format == "int4" and (linear is head or child_name in CAREFUL)
         layer_format = "int8" if is_finer else format
-        packed_layer = PackedLinear.of(linear, layer_format)
+        packed_layer = PackedLinear.of(linear, layer_format, input_factors.pop(linear, None))
         setattr(parent, child_name, packed_layer)
         if linear is head and is_tied:
             hf_model.set_input_embeddings(PackedEmbedding(packed_layer, linear.weight.dtype))

@@ -21,6 +21,7 @@ from foretell.models.decoder.fused import find_descriptions
 from foretell.models.decoder.packed import pack_layers
 from foretell.models.decoder.packed_experts import pack_experts
 from foretell.ops.memory import release_pages
+from foretell.ops.threads import library_alone
 
 TOKENS = 256  # that the model reads
 STRENGTH = 0.5  # of a channel's size that moves into the weights, as an exponent
@@ -34,9 +35,9 @@ def round_layers(hf_model: Any, dtype: str) -> int:
     """Rounds the linear layers to int8 or int4; returns how many. In 8 bits their inputs are evened
     out before, which would move weights of 4 bits farther apart than these can be.
     """
-    if dtype == "int8":
-        smooth_layers(hf_model)
-    return pack_layers(hf_model, dtype) + pack_experts(hf_model, dtype)
+    factors = _shrink_norms(hf_model) if dtype == "int8" else {}
+    with library_alone():
+        return pack_layers(hf_model, dtype, factors) + pack_experts(hf_model, dtype)
 
 
 @torch.no_grad()
@@ -46,10 +47,25 @@ def smooth_layers(hf_model: Any) -> bool:
     False, and nothing is changed, for models of another build than the llama family's. The model's
     weights must be as they were read: pages of its files that hold the old ones leave the memory.
     """
+    factors = _shrink_norms(hf_model)
+    old_weights = []
+    for linear, input_factors in factors.items():
+        weight = linear.weight
+        old_weights.append(weight.data)
+        weight.data = weight.data * input_factors.to(weight.dtype)
+    release_pages(old_weights)
+    return bool(factors)
+
+
+@torch.no_grad()
+def _shrink_norms(hf_model: Any) -> dict[Any, torch.Tensor]:
+    """Divides norms by factors (in,), and returns by what the weights of each layer that reads them
+    are to be multiplied; nothing for models of another build.
+    """
     layers = getattr(hf_model.get_decoder(), "layers", ())
     descriptions = find_descriptions(hf_model)
     if not descriptions or not all(description.is_plain for description in descriptions):
-        return False
+        return {}
     channel_sizes: dict[nn.Module, torch.Tensor] = {}
     hooks = []
     for layer in layers:
@@ -68,20 +84,17 @@ def smooth_layers(hf_model: Any) -> bool:
             hook.remove()
     module_names = {module: name for name, module in hf_model.named_modules()}
     hf_model.smoothed = {}  # by name of a layer, what its input was divided by (in,)
+    input_factors: dict[Any, torch.Tensor] = {}
     for layer in layers:
         modules = dict(layer.named_modules())
-        old_weights = []
         for norm, readers in READERS.items():
             factors = _smoothing_factors(channel_sizes[modules[readers[0]]])
             weight = modules[norm].weight
             weight.data = weight.data / factors.to(weight.dtype)
             for reader in readers:
-                weight = modules[reader].weight
-                old_weights.append(weight.data)
-                weight.data = weight.data * factors.to(weight.dtype)
+                input_factors[modules[reader]] = factors
                 hf_model.smoothed[module_names[modules[reader]]] = factors
-        release_pages(old_weights)
-    return True
+    return input_factors
 
 
 class _WideProducts(TorchFunctionMode):

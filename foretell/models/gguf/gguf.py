@@ -47,7 +47,8 @@ def read_packed(file_path: Path) -> PreTrainedModel:
 def build_empty(file_path: Path) -> PreTrainedModel:
     """The model of a file that `read_packed` has read before, without its numbers."""
     header = _checked_header(file_path)
-    return _empty_model(header, find_architecture(header), torch.bfloat16)
+    architecture = find_architecture(header)
+    return _empty_model(header, architecture, architecture.rest)
 
 
 def _make_arena(header: Header) -> Arena | None:

@@ -118,7 +118,7 @@ def open_parts(file_path: Path) -> tuple[Values, dict[str, Tensor]]:
     """
     found = check_file(file_path)
     tensors = _map_tensors(file_path, found)
-    part_count = found.values.get("split.count", 1)
+    part_count = _part_count(found)
     if part_count <= 1:
         return Values(file_path, found), tensors
     for number, part_path in enumerate(_part_paths(file_path, found), 1):
@@ -141,13 +141,21 @@ def header_sizes(file_path: Path) -> dict[Path, int]:
     """Of each part of a model that `open_parts` takes, how many bytes its header has."""
     found = check_file(file_path)
     paths = [file_path]
-    if found.values.get("split.count", 1) > 1:
+    if _part_count(found) > 1:
         paths += _part_paths(file_path, found)
     sizes = {}
     for path in paths:
         offsets = check_file(path).offsets.values()
         sizes[path] = min(offsets, default=path.stat().st_size)
     return sizes
+
+
+def _part_count(found: Found) -> int:
+    for key in ("split.count", "split.no"):
+        value = found.values.get(key, 0)
+        if type(value) is not int:
+            raise LookupError(f"its header has {key}={value!r}, where a whole number belongs")
+    return int(found.values.get("split.count", 1))
 
 
 def _part_paths(file_path: Path, found: Found) -> list[Path]:

@@ -51,8 +51,9 @@ OTHERS = {  # kinds that are known, and not built
 
 @dataclass
 class _Parts:
-    """A tokenizer before it is put together. `plain_model`: the model without merges, which is all
-    that tokens are added to: what wraps a tokenizer copies it, and merges are most of it.
+    """A tokenizer before it is put together. `plain_model`: a model with the tokens that are found
+    by their names, which is all that tokens are added to: what wraps a tokenizer copies it, and
+    other tokens and merges are most of it.
     `has_bos`, `has_eos`: whether they stand around a text. `frame`: what else does.
     """
 
@@ -131,6 +132,12 @@ def _flag(fields: TokenFields, key: str, usual: bool) -> bool:
     return stated
 
 
+def _found_tokens(fields: TokenFields) -> dict[str, int]:
+    """The tokens that are found by their names, or that the file names, with their ids."""
+    tokens = {*fields.of_types(CONTROL, UNKNOWN, USER_DEFINED), *fields.ids.values()}
+    return {fields.texts[token]: token for token in sorted(tokens)}
+
+
 # --- bytes, and merges in a list
 
 
@@ -151,7 +158,7 @@ def _build_bytes(fields: TokenFields) -> _Parts:
         normalizer = normalizers.Replace(" ", SPACE)
         options |= _fallback_options(fields)
     return _Parts(
-        plain_model=models.BPE(vocabulary, [], **options),
+        plain_model=models.BPE(_found_tokens(fields), [], **options),
         model=models.BPE(vocabulary, fields.merges, **options),
         decoder=decoders.ByteLevel() if rule.by_bytes else _spaced_decoder(has_space=False),
         normalizer=normalizer,
@@ -201,7 +208,7 @@ def _build_scored(fields: TokenFields) -> _Parts:
     prefixed = normalizers.Sequence([normalizers.Prepend(SPACE), replacement])
     options = _fallback_options(fields)
     return _Parts(
-        plain_model=models.BPE(vocabulary, [], **options),
+        plain_model=models.BPE(_found_tokens(fields), [], **options),
         model=models.BPE(vocabulary, merges, **options),
         decoder=_spaced_decoder(has_space),
         normalizer=prefixed if has_space else replacement,
@@ -243,9 +250,15 @@ def _derive_merges(fields: TokenFields) -> list[tuple[str, str]]:
         raise fields.refusal("ggml.scores", reason)
     parts = {fields.texts[token] for token in fields.of_types(NORMAL, UNUSED)}
     merges: list[tuple[str, str]] = []
-    score_list = scores.tolist()
-    for token in sorted(pieces, key=lambda token: (-score_list[token], token)):
-        merges += _split_piece(fields.texts[token], parts)
+    by_score = np.asarray(pieces, np.int64)[np.argsort(-scores[pieces], kind="stable")]
+    for token in by_score.tolist():
+        piece = fields.texts[token]
+        for cut in range(1, len(piece)):  # written out: there are millions
+            left = piece[:cut]
+            if left in parts:
+                right = piece[cut:]
+                if right in parts:
+                    merges.append((left, right))
     for token in fields.of_types(UNUSED):
         # sentencepiece would merge to it and take it apart again, which merges cannot say.
         if _split_piece(fields.texts[token], parts):

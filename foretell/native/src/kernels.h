@@ -353,6 +353,7 @@ INLINE bytes decode(const uint8_t *group, const int q, const int bits, const int
     return lookup == PLAIN || lookup == FINE ? w : b_lookup(table, w);
 }
 
+#ifndef FT_BFLOAT_DOTS
 /* Scales, or least values, of 16 outputs in float32, for `count` parts of `size` inputs from input
    `first` on, all of them in the same 256. */
 static __attribute__((noinline)) void read_scales(const uint8_t *scales, int32_t scaling,
@@ -380,7 +381,6 @@ static __attribute__((noinline)) void read_scales(const uint8_t *scales, int32_t
 }
 
 /* `split`: 2, where halves of the 32 inputs have scales of their own, else 1. */
-#ifndef FT_BFLOAT_DOTS
 INLINE void tile_whole(const ft_matrix *matrix, const int32_t *blocks, const int count,
                        const ft_rows *rows, int32_t first, const int height, const int bits,
                        const int split, const int lookup, float *out) {

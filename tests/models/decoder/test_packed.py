@@ -259,7 +259,7 @@ def test_a_slip_in_the_twin_is_found() -> None:
 
 def test_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pack_layers(nn.ModuleList([nn.Embedding(3, 4), nn.Linear(1, 4)]), "int8") == 0
-    monkeypatch.setattr("foretell.models.decoder.smoothing.pack_layers", lambda hf, format: 0)
+    monkeypatch.setattr("foretell.models.decoder.smoothing.pack_layers", lambda *_: 0)
     with pytest.raises(
         Unsupported, match="dtype='int8' cannot run on demo: it needs torch's linear layers"
     ):
