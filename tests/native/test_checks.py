@@ -232,7 +232,7 @@ def test_so_is_a_model_whose_matrices_are_of_other_sizes(field: str, value: int)
     before = getattr(described, field)
     setattr(described, field, value)
     try:
-        with pytest.raises(ValueError, match="sizes|the library reads"):
+        with pytest.raises(ValueError, match=r"sizes|the library reads"):
             forward(lambda step: None)
     finally:
         setattr(described, field, before)
