@@ -5,14 +5,15 @@
 From the methods' cards: a page a folder of methods, their index and their part of the site's
 navigation (scripts/method_pages.py). From the command line: its options
 (scripts/option_tables.py). From scripts/house.py: the table of layers in docs/tour.md. From
-dev/measured: the tables of figures in the README, on docs/index.md and in docs/choose.md, and what
-experiments found about each method. From the headings of dev/LOG.md: its index. `--check` writes
+dev/measured: the tables of figures in the README, on docs/index.md and in docs/choose.md, what
+experiments found about each method, and in docs/models.md who computes which family. From the headings of dev/LOG.md: its index. `--check` writes
 nothing and fails where a file differs, or where figures rest on a default, a shipped head or an
 backend that has changed since (scripts/basis.py). Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from pathlib import Path
@@ -46,6 +47,27 @@ SHOWN = {
 def real() -> dict[str, Any]:
     """What scripts/compare.py found on a real model."""
     return document.read(ROOT / "dev" / "measured" / "real.json")
+
+
+def families() -> str:
+    """The table of who computes which family in which number format (scripts/model_table.py)."""
+    measured = json.loads((ROOT / "dev" / "measured" / "models.json").read_text("utf-8"))
+    formats = list(next(iter(measured["families"].values())))
+    rows, notes = [], []
+    for family, cells in measured["families"].items():
+        reasons = list(dict.fromkeys(cell["reason"] for cell in cells.values() if cell["reason"]))
+        shown = [cells[name]["by"] for name in formats]
+        rows.append([f"`{family}`", *(f"**{by}**" if by == "native" else by for by in shown)])
+        if "native" not in shown and reasons:
+            notes.append(f"- `{family}`: {reasons[0]}")
+    about = measured["about"]
+    head = (
+        f"Tiny random models of each family, loaded by `foretell.load(folder, dtype=...)` on a CPU "
+        f"({about['system']}, kernels {about['kernels']}, transformers {about['transformers']}), "
+        "`python scripts/model_table.py`."
+    )
+    grid = table(["`model_type`", *formats], rows)
+    return "\n".join([head, "", grid, "", "Why not the C library:", "", *notes])
 
 
 def layers() -> str:
@@ -106,6 +128,8 @@ def pages() -> dict[Path, str]:
         tables = f"{show(measured)}\n\n{basis.stated(taken[name])}"
         path = ROOT / place
         wanted[path] = between(path, f"figure {name}", tables, wanted.get(path))
+    models = ROOT / "docs" / "models.md"
+    wanted[models] = between(models, "families", families())
     tour = ROOT / "docs" / "tour.md"
     wanted[tour] = between(tour, "layers", layers())
     line, options = ROOT / "docs" / "cli.md", OptionTables()

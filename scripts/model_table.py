@@ -137,7 +137,8 @@ def measure_format(folder: str, number_format: str) -> dict[str, str]:
         return {"by": "refused", "reason": text}
     (report,) = diagnose(lm)
     reasons = dict(report.refusals)
-    reason = reasons.get("native") or reasons.get("fused blocks") or next(iter(reasons.values()), "")
+    of_layers = reasons.get("native") or reasons.get("fused blocks")
+    reason = of_layers or next(iter(reasons.values()), "")
     return {"by": report.backend, "reason": reason.replace(folder, "it")}
 
 

@@ -264,7 +264,7 @@ class ForwardGraph(torch.nn.Module):
         if loop.kinds:
             self.rotation_kinds = [(kind,) for kind in dict.fromkeys(loop.kinds)]
         if any(isinstance(block, Fused) and _crashes(block) for block in loop.blocks):
-            raise LookupError("the runtime crashes over layer norms before a half without a gate")
+            raise LookupError("the runtime crashes over layers that widen without a gate")
         # A recording takes for constants only the weights of modules that it holds.
         self.parts = torch.nn.ModuleList([loop.norm, loop.head, *loop.layers])
 
@@ -297,10 +297,12 @@ class ForwardGraph(torch.nn.Module):
 
 
 def _crashes(block: Fused) -> bool:
-    """Whether the runtime's compiler ends the process over such a layer (StarCoder 2's, 2026.4)."""
+    """Whether the runtime's compiler ends the process over such a layer: StarCoder 2's and Arcee's,
+    which widen without a gate, one half after the other (2026.4).
+    """
     described = block.description
     has_gate = described.gate or described.gate_up or described.experts
-    return described.norm == "layer" and not has_gate and not described.parallel
+    return not has_gate and not described.parallel
 
 
 class Recording:

@@ -34,7 +34,9 @@ class Here:
         return [sys.executable, "-m", "comparison.ours", json.dumps(options)]
 
     def variables(self) -> dict[str, str]:
-        return dict(os.environ)
+        scripts = Path(__file__).resolve().parent.parent
+        paths = [str(scripts), str(scripts.parent), os.environ.get("PYTHONPATH", "")]
+        return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
 
 
 @dataclass(frozen=True)
