@@ -6,9 +6,10 @@ From the methods' cards: a page a folder of methods, their index and their part 
 navigation (scripts/method_pages.py). From the command line: its options
 (scripts/option_tables.py). From scripts/house.py: the table of layers in docs/tour.md. From
 dev/measured: the tables of figures in the README, on docs/index.md and in docs/choose.md, what
-experiments found about each method, and in docs/models.md who computes which family. From the headings of dev/LOG.md: its index. `--check` writes
-nothing and fails where a file differs, or where figures rest on a default, a shipped head or an
-backend that has changed since (scripts/basis.py). Nothing here imports torch, so it is quick.
+experiments found about each method, and in docs/models.md who computes which family. From the
+headings of dev/LOG.md: its index. `--check` writes nothing and fails where a file differs, or where
+figures rest on a default, a shipped head or a backend that has changed since (scripts/basis.py).
+Nothing here imports torch, so it is quick.
 """
 
 from __future__ import annotations

@@ -200,7 +200,6 @@ def test_a_method_made_by_the_page_passes_make_check(tmp_path: Path) -> None:
         ["-m", "ruff", "check", "--no-cache", *both],
         ["-m", "ruff", "format", "--check", "--no-cache", *both],
         ["scripts/docs.py"],
-        ["scripts/docs.py", "--check"],
         ["scripts/size.py"],
         ["-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", both[1]],
     ):

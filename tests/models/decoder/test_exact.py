@@ -54,7 +54,7 @@ def exact(family: str, dtype: torch.dtype = torch.float32, **more: object) -> Ex
 def test_rows_of_fused_layers_do_not_depend_on_the_forward(family: str, dtype: torch.dtype) -> None:
     model = exact(family, dtype, **ODD)
     assert model.fused
-    assert compare_steps(model, 14, max_length=40) == (14, "")
+    assert compare_steps(model, 8, max_length=40) == (8, "")
 
 
 @pytest.mark.parametrize(
@@ -62,17 +62,18 @@ def test_rows_of_fused_layers_do_not_depend_on_the_forward(family: str, dtype: t
     [("llama", "int8", 2), ("llama", "int4", 1), ("gemma2", "int8", 1), ("gemma2", "int4", 1)],
 )
 def test_nor_without_the_c_library(family: str, format: str, count: int, threads: None) -> None:
-    torch.set_num_threads(count)  # two are slow where other work holds a core
+    torch.set_num_threads(count)
+    steps = 1 if count > 1 else 4  # several are slow where other work holds a core
     hf = tiny(family, dtype=torch.bfloat16)
     pack_layers(hf, format)
     with no_library():
-        assert compare_steps(ExactDecoder(hf, family), 5, max_length=40) == (5, "")
+        assert compare_steps(ExactDecoder(hf, family), steps, max_length=40) == (steps, "")
 
 
 def test_nor_in_4_bits(threads: None) -> None:
     hf = tiny("llama", dtype=torch.bfloat16, **ODD)
     pack_layers(hf, "int4")
-    assert compare_steps(ExactDecoder(hf, "llama"), 14, max_length=40) == (14, "")
+    assert compare_steps(ExactDecoder(hf, "llama"), 6, max_length=40) == (6, "")
     torch.set_num_threads(2)
     assert compare_steps(ExactDecoder(hf, "llama"), 1, max_length=40) == (1, "")
 
@@ -82,7 +83,7 @@ def test_nor_in_4_bits(threads: None) -> None:
 def test_nor_do_rows_of_others(family: str, dtype: torch.dtype) -> None:
     model = exact(family, dtype)
     assert not model.fused
-    assert compare_steps(model, 6, max_length=40) == (6, "")
+    assert compare_steps(model, 4, max_length=40) == (4, "")
 
 
 @pytest.mark.parametrize(
