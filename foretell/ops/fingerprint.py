@@ -25,11 +25,14 @@ def fingerprint(model: Any) -> dict[str, str]:
 
 
 def norm_mark(model: Any) -> str:
-    """The mark of a model's last norm; empty where its layers do not run one by one."""
+    """The mark of a model's last norm; empty where its layers do not run one by one, or where the
+    norm has no weights (OLMo's).
+    """
     layer_loop = getattr(model, "loop", None)
-    if layer_loop is None:
+    weight = None if layer_loop is None else getattr(layer_loop.norm, "weight", None)
+    if weight is None:
         return ""
-    return _hash_bytes(layer_loop.norm.weight.detach().float().cpu().numpy().tobytes())
+    return _hash_bytes(weight.detach().float().cpu().numpy().tobytes())
 
 
 def _hash_bytes(data: bytes) -> str:

@@ -140,10 +140,11 @@ def judge_of(target: Any, path: str) -> LinearJudge:
 
 def check_width(judge: LinearJudge, target: Any, path: str, how_to_make: str) -> None:
     """Raises BadFile where it reads states of another width than the target's. A target that does
-    not show its layers is known by the first state.
+    not show its layers, or whose last norm has no weights, is known by the first state.
     """
     judge_width, target_loop = len(judge.weight), getattr(target, "loop", None)
-    target_width = judge_width if target_loop is None else target_loop.norm.weight.numel()
+    norm_weight = None if target_loop is None else getattr(target_loop.norm, "weight", None)
+    target_width = judge_width if norm_weight is None else norm_weight.numel()
     if judge_width != target_width:
         raise BadFile(
             f"{path}: reads states of {judge_width} numbers, and {target.name} has {target_width}; "

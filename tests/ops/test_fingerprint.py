@@ -34,5 +34,7 @@ def test_each_part_has_a_mark_of_its_own() -> None:
         assert {name for name in base if told[name] != base[name]} == {changed}
 
 
-def test_a_model_without_layers_one_by_one_has_none() -> None:
+def test_a_model_without_layers_one_by_one_or_weights_of_its_norm_has_none() -> None:
     assert norm_mark(Toy(4)) == ""
+    for norm in (torch.nn.Identity(), torch.nn.LayerNorm(4, elementwise_affine=False)):
+        assert norm_mark(SimpleNamespace(loop=SimpleNamespace(norm=norm))) == ""

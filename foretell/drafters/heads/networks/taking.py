@@ -35,7 +35,7 @@ def take_norm(norm: Norm, source: Any) -> None:
     That one is asked with numbers of mean 0 and length 1 and with their opposites: a bias leaves no
     trace.
     """
-    weight = next(source.parameters())
+    weight = next(source.parameters(), norm.weight)
     probe = torch.ones(1, len(norm.weight), dtype=weight.dtype, device=weight.device)
     probe[:, 1::2] = -1
     norm.weight.copy_(((source(probe) - source(-probe)) * probe / 2)[0])
