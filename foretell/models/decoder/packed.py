@@ -416,7 +416,7 @@ def pack_layers(
         and type(embedding) is nn.Embedding
         and head.weight.data_ptr() == embedding.weight.data_ptr()
     )
-    linears = [
+    linears: list[tuple[nn.Module, str, Any]] = [
         (parent, child_name, child)
         for parent in hf_model.modules()
         for child_name, child in parent.named_children()
@@ -427,14 +427,14 @@ def pack_layers(
     while linears:  # a layer that was packed is to be forgotten
         parent, child_name, linear = linears.pop()
         is_finer = format == "int4" and (linear is head or child_name in CAREFUL)
-        layer_format = "int8" if is_finer else format
+        layer_format, weight = "int8" if is_finer else format, linear.weight.data
         factors = input_factors.pop(linear, None)
         packed_layer = PackedLinear.of(as_linear(linear), layer_format, factors)
         setattr(parent, child_name, packed_layer)
         if linear is head and is_tied:
-            hf_model.set_input_embeddings(PackedEmbedding(packed_layer, linear.weight.dtype))
-        replaced_weights.append(linear.weight.data)
-        del linear
+            hf_model.set_input_embeddings(PackedEmbedding(packed_layer, weight.dtype))
+        replaced_weights.append(weight)
+        del linear, weight
         if sum(weight.nbytes for weight in replaced_weights) > HELD:
             release_pages(replaced_weights)
             replaced_weights.clear()

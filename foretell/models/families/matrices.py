@@ -26,7 +26,8 @@ def as_linear(module: nn.Module) -> nn.Linear:
     if isinstance(module, nn.Linear):
         return module
     weight, bias = module.get_parameter("weight"), module.get_parameter("bias")
-    linear = nn.Linear(*weight.shape, bias=False, device="meta")
+    inputs, outputs = weight.shape
+    linear = nn.Linear(inputs, outputs, bias=False, device="meta")
     linear.weight = nn.Parameter(weight.detach().t(), requires_grad=False)
     linear.bias = bias
     return linear
