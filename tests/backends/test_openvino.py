@@ -569,7 +569,10 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     assert logits is not None and close(logits, slow.score([5, 6, 7]))
 
 
-@pytest.mark.parametrize("build", [partial(tiny, "starcoder2"), partial(described, "arcee")])
+@pytest.mark.parametrize(
+    "build",
+    [partial(tiny, "starcoder2"), partial(described, "arcee"), partial(tiny, "gpt2")],
+)
 def test_layers_over_which_the_runtime_crashes_are_refused(build: Callable[[], Any]) -> None:
     with pytest.raises(LookupError, match="crashes over layers that widen without a gate"):
         Decoder(build(), "it", fused_blocks).use(OpenVinoBackend)
