@@ -68,7 +68,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "falcon_mamba": {"state_size": 8},
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": families.MIXED},
     "gemma4_text": {},
-    "gpt2": {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 128},
     "gptj": {"n_embd": 128, "n_layer": 3, "n_head": 4, "rotary_dim": 16},
     "granitemoehybrid": {
         **STATE_SPACE,
@@ -99,7 +98,6 @@ OTHERS: dict[str, dict[str, Any]] = {
     "nanochat": {},
     "nemotron_h": {},
     "olmo": {},
-    "opt": {"ffn_dim": 160, "word_embed_proj_dim": 128},
     "phimoe": {**families.LOCAL_EXPERTS},
     "qwen3_5_text": DELTA,
     "qwen3_next": {**families.EXPERTS, **DELTA},
@@ -118,12 +116,6 @@ def build_model(family: str) -> Any:
     fields = SIZES | OTHERS[family]
     if family == "falcon":
         del fields["head_dim"]  # its class derives it
-    if family == "gpt2":
-        fields = {
-            name: value
-            for name, value in fields.items()
-            if name not in SIZES or name.endswith("_id") or name == "vocab_size"
-        }
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **fields)).eval()
 

@@ -237,8 +237,11 @@ class FixedStep:
         self.rotations = {
             kind: owner.rotation_table(position_count, *kind) for kind in owner.rotation_kinds
         }
-        # Positions below this have a rotation.
-        self.end = min(len(part[0]) for table in self.rotations.values() for part in table)
+        # Positions below this have a rotation, where heads turn.
+        self.end = min(
+            (len(part[0]) for table in self.rotations.values() for part in table),
+            default=owner.loop.context,
+        )
         self.host = np.zeros((size + 1, FIRST_SEEN + SPAN + 1), np.int64)
         self.host[:-1, PLACE] = memory.capacity
         self.host[:-1, ALWAYS] = 1
@@ -255,18 +258,18 @@ class FixedStep:
         node_table = self.table[:-1]
         token_ids = node_table[:, TOKEN]
         positions = node_table[:, POSITION].contiguous()
-        rotations = {}
+        rotations: dict[tuple[str, ...], Any] = {}
         for rotation_kind, table in self.rotations.items():
             rotations[rotation_kind] = tuple(part[:, positions] for part in table)
         context_token = STEP.set([TracedJob(self.memory.rows, self.table, positions)])
         entering_states = {}
         try:
             with use_attention(loop.config):
-                states = loop.embedded(token_ids[None])
+                states = loop.placed(loop.embedded(token_ids[None]), positions)
                 for layer, block in enumerate(loop.blocks):
                     entering_states[layer] = states[0]
                     rotation_kind = (loop.kinds[layer],) if loop.kinds else ()
-                    states = block(states, rotations[rotation_kind], positions[None])
+                    states = block(states, rotations.get(rotation_kind), positions[None])
         finally:
             STEP.reset(context_token)
         self.hidden = entering_states[len(loop.blocks)] = states[0]
@@ -338,7 +341,7 @@ class GraphsBackend(Backend):
         self.record = None if record is None else record(self.device)
         self.size = 0
         self.taps: frozenset[int] = frozenset()  # of all steps recorded from now on
-        self.rotation_kinds: list[tuple[str, ...]] = [()]
+        self.rotation_kinds: list[tuple[str, ...]] = [] if loop.rotary is None else [()]
         if loop.kinds:
             self.rotation_kinds = [(kind,) for kind in dict.fromkeys(loop.kinds)]
         self.kept_counts: dict[int, int] = {}  # kept memories by their length

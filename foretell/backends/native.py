@@ -106,8 +106,11 @@ class NativeBackend(Backend):
         )
         # Kinds of layers that turn heads by tables of their own; one without a name: all do alike.
         self.kinds: list[str] = list(dict.fromkeys(loop.kinds or [""]))
+        if loop.rotary is None:
+            self.kinds = []
         is_interleaved = any(b.description.rotation == "interleaved" for b in self.blocks)
-        self.rotations = steps.Rotations([is_interleaved] * len(self.kinds))
+        rotated = [is_interleaved] * len(self.kinds)
+        self.rotations = steps.Rotations(rotated, self.loop.context)
         self._extend_rotations(1)
         self.all_layers = np.arange(len(layout), dtype=np.int32)
         # Of shared rows their structure, and the tensors that it points into.
@@ -369,10 +372,14 @@ class NativeBackend(Backend):
 
     def _entry_states(self, jobs: Sequence[Job]) -> torch.Tensor:
         """States (T, E) that enter the first layer, float32."""
-        given_states = join_entry_states(jobs, self._embed_tokens)
+        given_states = join_entry_states(jobs, self._embed_tokens, self._place_states)
         if given_states is not None:
             return given_states.float().contiguous()
-        return self._embed_tokens([token for job in jobs for token in job.tokens])
+        embeddings = self._embed_tokens([token for job in jobs for token in job.tokens])
+        return self._place_states(embeddings, [place for job in jobs for place in job.positions])
+
+    def _place_states(self, states: torch.Tensor, positions: Sequence[int]) -> torch.Tensor:
+        return self.loop.placed(states.float(), torch.tensor(positions)).contiguous()
 
     def _embed_tokens(self, tokens: Sequence[int]) -> torch.Tensor:
         token_ids = torch.tensor(tokens)

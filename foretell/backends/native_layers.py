@@ -60,6 +60,10 @@ class ModelBuilder:
             layer=layers,
             head=self.loop.head.matrix,
         )
+        position_rows = self.loop.position_rows()
+        if position_rows is not None:
+            model.position_count = len(position_rows)
+            model.position_rows = self._keep_floats(position_rows, position_rows.numel())
         self.structures.append(layers)
         return model
 

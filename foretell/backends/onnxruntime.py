@@ -103,8 +103,8 @@ class OnnxRuntimeBackend(Backend):
             )
         if not all(type(block) is Fused and block.description.is_plain for block in loop.blocks):
             raise LookupError("its layers are of another build than the llama family's")
-        if loop.kinds or loop.logit_cap:
-            raise LookupError("it caps its logits, or has several rotations")
+        if loop.kinds or loop.logit_cap or loop.positions is not None:
+            raise LookupError("it caps its logits, has several rotations, or learnt its positions")
         if any(block.basis is not None for block in loop.blocks):  # type: ignore[attr-defined]
             raise LookupError("its rotated keys are projected to fewer heads")
         if any(width % HEAD_MULTIPLE for _, *widths in layout for width in widths):

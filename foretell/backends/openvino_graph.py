@@ -265,6 +265,8 @@ class ForwardGraph(torch.nn.Module):
             self.rotation_kinds = [(kind,) for kind in dict.fromkeys(loop.kinds)]
         if any(isinstance(block, Fused) and _crashes(block) for block in loop.blocks):
             raise LookupError("the runtime crashes over layers that widen without a gate")
+        if loop.positions is not None:
+            raise LookupError("it learnt its positions, which the graph does not add")
         # A recording takes for constants only the weights of modules that it holds.
         self.parts = torch.nn.ModuleList([loop.norm, loop.head, *loop.layers])
 

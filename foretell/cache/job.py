@@ -57,6 +57,11 @@ class Job:
         return self.scratch_positions[len(self.scratch_positions) - len(self.tokens) :]
 
     @property
+    def enters_first_layer(self) -> bool:
+        """Whether layer 0 runs first, so that states given for nodes stand for embeddings."""
+        return self.layers is None or self.layers[:1] in ((0,), ((0, "attention"),))
+
+    @property
     def rows_before(self) -> int:
         """Cache rows that the new nodes attend to, those that it shares with others included."""
         shared_rows = sum(segment.end - segment.start for segment in self.cache.segments)
@@ -235,19 +240,27 @@ class Job:
 
 
 def join_entry_states(
-    jobs: Sequence[Job], embed: Callable[[Sequence[int]], torch.Tensor]
+    jobs: Sequence[Job],
+    embed: Callable[[Sequence[int]], torch.Tensor],
+    place: Callable[[torch.Tensor, Sequence[int]], torch.Tensor] = lambda states, positions: states,
 ) -> torch.Tensor | None:
     """(T, E): the states that asks gave of the jobs' nodes, and `embed`dings of those without.
 
-    None: there are only such.
+    None: there are only such. `place` adds what the model learnt of positions to embeddings, and to
+    states that enter layer 0 in their stead.
     """
     if all(job.states is None for job in jobs):
         return None
     state_parts = []
     for job in jobs:
         state_count = 0 if job.states is None else len(job.states)
-        if state_count < len(job.tokens):
-            state_parts.append(embed(job.tokens[: len(job.tokens) - state_count]))
+        embedded_count = len(job.tokens) - state_count
+        if embedded_count:
+            embeddings = embed(job.tokens[:embedded_count])
+            state_parts.append(place(embeddings, job.positions[:embedded_count]))
         if job.states is not None:
-            state_parts.append(job.states)
+            states = job.states
+            if job.enters_first_layer:
+                states = place(states, job.positions[embedded_count:])
+            state_parts.append(states)
     return torch.cat([part.to(state_parts[0]) for part in state_parts])

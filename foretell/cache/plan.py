@@ -96,7 +96,7 @@ def resume_ask(ask: Ask, pending_tokens: Sequence[int], scratch: Scratch) -> Ask
     that exit early: the layers from E on are entered with those states.
     """
     first_layer = len(scratch.done)
-    states = scratch.tapped.get(first_layer)
+    states = scratch.tapped.get(first_layer) if first_layer else None
     is_whole = ask.layers is None and ask.states is None and scratch.beside is None
     if states is None or not is_whole or scratch.done != frozenset(range(first_layer)):
         return ask

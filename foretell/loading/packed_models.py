@@ -30,7 +30,7 @@ from foretell.native import library
 from foretell.native.arena import ROOMS
 from foretell.native.packing import FORMATS, SCALINGS, Packed
 
-VERSION = 1  # of what is kept, and of how it was rounded
+VERSION = 2  # of what is kept, and of how it was rounded
 LEAST_ROUNDED = 32_000_000  # bytes of weights that are kept where they were rounded,
 LEAST_PACKED = 100_000_000  # and where only their order is another one
 TABLES = ("table", "fine")

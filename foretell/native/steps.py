@@ -182,17 +182,21 @@ def row_fields(
 
 
 class Rotations:
-    """Tables of cosines and sines (positions, W / 2) as the library reads them, one a rotation."""
+    """Tables of cosines and sines (positions, W / 2) as the library reads them, one a rotation.
 
-    def __init__(self, interleaved: Sequence[bool]):
+    `most`: positions where there is no rotation, so that no table ends.
+    """
+
+    def __init__(self, interleaved: Sequence[bool], most: int = 1 << 30):
         self.interleaved = interleaved
+        self.most = most
         self.positions = 0
         self.tables: list[tuple[torch.Tensor, torch.Tensor]] = []  # read where they lie
         self.structures = (Rotation * len(interleaved))()
 
     def replace(self, tables: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
         """Takes tables of other positions, float32, in the order of the rotations."""
-        self.positions = min((len(cosines) for cosines, _ in tables), default=1 << 30)
+        self.positions = min((len(cosines) for cosines, _ in tables), default=self.most)
         self.tables = [(cos.contiguous(), sin.contiguous()) for cos, sin in tables]
         for structure, (cosines, sines), interleaved in zip(
             self.structures, self.tables, self.interleaved, strict=True

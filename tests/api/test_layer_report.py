@@ -47,7 +47,7 @@ def test_matrices_are_counted_by_their_numbers_each_memory_once() -> None:
 
 
 def test_layers_that_are_not_described_compute_themselves() -> None:
-    report = report_layers(Decoder(tiny("gpt2"), "tiny", fused_blocks))
+    report = report_layers(Decoder(tiny("nanochat"), "tiny", fused_blocks))
     assert report.described_by == "none: the model's own layers compute"
     assert (report.differences, report.windows) == ((), "")
     built_alike = report_layers(Decoder(tiny("internlm3"), "tiny", fused_blocks))

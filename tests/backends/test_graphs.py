@@ -501,7 +501,7 @@ def test_why_it_cannot_be_is_said() -> None:
     with pytest.raises(LookupError, match="no CUDA GPU but cpu"):
         Decoder(llama(), "tiny").use(GraphsBackend)
     with pytest.raises(LookupError, match="loop over the layers"):
-        Decoder(tiny("gpt2"), "tiny").use(eager)
+        Decoder(tiny("nanochat"), "tiny").use(eager)
 
     class Broken(Tape):
         def __call__(self, run: Callable[[], None]) -> Callable[[], None]:

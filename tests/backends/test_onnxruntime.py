@@ -450,7 +450,7 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(Unsupported, match=r"backend='onnxruntime'.*float32"):
         foretell.load("demo", backend="onnxruntime")
     with pytest.raises(LookupError, match="loop over the layers"):
-        Decoder(families.tiny("gpt2"), "tiny").use(OnnxRuntimeBackend)
+        Decoder(families.tiny("nanochat"), "tiny").use(OnnxRuntimeBackend)
     load_package.cache_clear()
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(LookupError, match=r"onnx is missing.*foretell\[cpu\]"):

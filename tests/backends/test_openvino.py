@@ -66,7 +66,7 @@ in_bfloat16 = pytest.mark.skipif(
     "avx512bw" not in FLAGS, reason="OpenVINO computes in bfloat16 on processors with AVX-512"
 )
 # Gemma 2's softcap is nothing that attention there knows; the runtime crashes over StarCoder 2's.
-TAKEN = sorted(set(LOOPED) - ROUTED - {"gemma2", "starcoder2"})
+TAKEN = sorted(set(LOOPED) - ROUTED - {"gemma2", "starcoder2", "gpt2", "opt"})
 WINDOWED = [name for name in TAKEN if any(w is not None for w in decoder(name).loop.windows)]  # type: ignore[union-attr]
 
 
@@ -360,7 +360,11 @@ def test_why_it_cannot_be_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LookupError, match="does not compute in"):
         Decoder(llama().double(), "tiny").use(OpenVinoBackend)
     with pytest.raises(LookupError, match="loop over the layers"):
+        Decoder(tiny("nanochat"), "tiny").use(OpenVinoBackend)
+    with pytest.raises(LookupError, match="learnt its positions"):
         Decoder(tiny("gpt2"), "tiny").use(OpenVinoBackend)
+    with pytest.raises(LookupError, match="widen without a gate"):
+        Decoder(tiny("opt"), "tiny", fused_blocks).use(OpenVinoBackend)
     load_library.cache_clear()
     monkeypatch.setitem(sys.modules, "openvino", None)
     with pytest.raises(LookupError, match=r"foretell\[cpu\]"):
@@ -565,7 +569,10 @@ def test_where_no_hidden_states_can_be_had_torch_computes_them_and_it_is_said(
     assert logits is not None and close(logits, slow.score([5, 6, 7]))
 
 
-@pytest.mark.parametrize("build", [partial(tiny, "starcoder2"), partial(described, "arcee")])
+@pytest.mark.parametrize(
+    "build",
+    [partial(tiny, "starcoder2"), partial(described, "arcee"), partial(tiny, "gpt2")],
+)
 def test_layers_over_which_the_runtime_crashes_are_refused(build: Callable[[], Any]) -> None:
     with pytest.raises(LookupError, match="crashes over layers that widen without a gate"):
         Decoder(build(), "it", fused_blocks).use(OpenVinoBackend)

@@ -289,7 +289,7 @@ def test_costs_of_a_view_are_its_own() -> None:
 
 
 def test_models_whose_loop_is_not_ours_are_refused() -> None:
-    model = Decoder(tiny("gpt2"), "small")
+    model = Decoder(tiny("nanochat"), "small")
     for make in (
         lambda m: Skipped(m, (0,)),
         lambda m: Extended(m, torch.zeros(1, 32)),

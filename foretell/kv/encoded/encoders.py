@@ -316,13 +316,14 @@ def body_from(target: Any, layers: int) -> tuple[Any, dict[str, Any]]:
     source_model = copy_modules(target).requires_grad_(False)
     body = source_model.get_decoder()
     missing_need = ""
-    if "layer_type" in inspect.signature(body.rotary_emb.forward).parameters:
+    rotary = getattr(body, "rotary_emb", None)
+    if rotary is None or "layer_type" in inspect.signature(rotary.forward).parameters:
         missing_need = "one rotation for all layers"
     elif body.get_input_embeddings() is not source_model.get_input_embeddings():
         missing_need = "an embedding of the usual kind"
     if missing_need:
         raise Unsupported.missing_capability(
-            "a compressor", target.name, missing_need, "use another model"
+            "train compressor", target.name, missing_need, "use another model"
         )
     body.layers = body.layers[:layers]
     config = body.config

@@ -297,7 +297,7 @@ class RowByRow:
         outputs = []
         for index, node in enumerate(nodes):
             row = slice(index, index + 1)
-            row_rotary = tuple(part[:, row].clone() for part in rotary)
+            row_rotary = rotary and tuple(part[:, row].clone() for part in rotary)
             context_token = STEP.set([node])  # type: ignore[list-item]
             try:
                 outputs.append(

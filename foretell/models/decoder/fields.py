@@ -38,7 +38,7 @@ SILENT = frozenset(field.name for field in dataclasses.fields(PreTrainedConfig))
         "initializer_range use_cache pad_token_id bos_token_id eos_token_id pretraining_tp "
         "attention_dropout residual_dropout hidden_dropout embedding_dropout resid_pdrop "
         "embd_pdrop classifier_dropout no_rope_layer_interval name_or_path is_decoder "
-        "ignore_keys_at_rope_validation base_model_tp_plan"
+        "ignore_keys_at_rope_validation base_model_tp_plan prefix"
     ).split()
 )
 # Kinds of rotations that are a table of cosines and sines by position, and their parameters.

@@ -32,7 +32,9 @@ from foretell.models.families.description import (
     LayerDescription,
     describe_llama,
     find_family,
+    find_skeleton,
 )
+from foretell.models.families.matrices import as_linear, is_turned
 from foretell.ops.memory import release_pages, trim_memory
 
 Product = Callable[[torch.Tensor], torch.Tensor]
@@ -84,8 +86,12 @@ def find_descriptions(hf_model: Any) -> list[LayerDescription]:
     """Describes the layers of a transformers model; an empty list where they cannot be computed as
     described.
     """
-    layers = getattr(hf_model.get_decoder(), "layers", ())
-    descriptions, reason = describe_layers(hf_model.config.get_text_config(), layers)
+    config = hf_model.config.get_text_config()
+    try:
+        layers = find_skeleton(config).layers_of(hf_model.get_decoder())
+    except LookupError:
+        return []
+    descriptions, reason = describe_layers(config, layers)
     return [] if reason else descriptions
 
 
@@ -139,7 +145,10 @@ def fits_layer(layer: nn.Module, description: LayerDescription) -> bool:
         return False
     if any(f"{name}.weight" not in parameters for name in norms):
         return False
-    if {type(modules[name]) for name in matrices} not in ({nn.Linear}, {PackedLinear}):
+    kinds = {type(modules[name]) for name in matrices}
+    if kinds not in ({nn.Linear}, {PackedLinear}) and not all(
+        is_turned(modules[name]) for name in matrices
+    ):
         return False
     joined = [
         (description.query, description.key, description.value) if not description.qkv else (),
@@ -249,24 +258,30 @@ def _is_hooked(module: nn.Module) -> bool:
     return bool(hooks) or "forward" in module.__dict__
 
 
-def _join_linears(linears: Sequence[nn.Linear | PackedLinear]) -> Product:
+def _join_linears(linears: Sequence[nn.Module]) -> Product:
     """Makes one product for several layers with the same input, side by side; their own matrices
     become views of the joint one.
     """
-    packed_layers = [linear for linear in linears if isinstance(linear, PackedLinear)]
-    if packed_layers:
-        if len(packed_layers) == 1:
-            return packed_layers[0]
-        return PackedLinear.join(packed_layers) or (
-            lambda x: torch.cat([linear(x) for linear in packed_layers], -1)
-        )
     stock_layers = [linear for linear in linears if isinstance(linear, nn.Linear)]
+    if not stock_layers:
+        if len(linears) == 1:
+            return linears[0]
+        packed_layers = [linear for linear in linears if isinstance(linear, PackedLinear)]
+        joint = PackedLinear.join(packed_layers) if packed_layers else None
+        return joint or (lambda x: torch.cat([linear(x) for linear in linears], -1))
     if len(stock_layers) == 1:
         return partial(F.linear, weight=stock_layers[0].weight, bias=stock_layers[0].bias)
     weight = _concat_weights([linear.weight for linear in stock_layers])
     biases = [linear.bias for linear in stock_layers if linear.bias is not None]
     bias = _concat_weights(biases) if biases else None
     return partial(F.linear, weight=weight, bias=bias)
+
+
+def _matrix_sizes(layer: nn.Module, name: str) -> tuple[int, int]:
+    """The outputs and inputs of a matrix of a layer."""
+    matrix: Any = layer.get_submodule(name)
+    linear = matrix if isinstance(matrix, PackedLinear) else as_linear(matrix)
+    return linear.out_features, linear.in_features
 
 
 class Norm:
@@ -364,7 +379,7 @@ class Fused:
     def _join(layer: nn.Module, joint: str, *parts: str) -> Product:
         """The product of one matrix that holds several, or of several side by side."""
         names = [joint] if joint else [name for name in parts if name]
-        return _join_linears([layer.get_submodule(name) for name in names])  # type: ignore[misc]
+        return _join_linears([layer.get_submodule(name) for name in names])
 
     @staticmethod
     def _head_counts(
@@ -372,13 +387,11 @@ class Fused:
     ) -> tuple[int, int, int]:
         """How many query heads and key heads a layer has, and how wide each is."""
         width = int(getattr(attention, "head_dim", None) or attention.head_size)
-        out: Any = layer.get_submodule(description.out)
-        query_count = out.in_features // width
+        query_count = _matrix_sizes(layer, description.out)[1] // width
         if description.qkv:
-            qkv: Any = layer.get_submodule(description.qkv)
-            return query_count, (qkv.out_features // width - query_count) // 2, width
-        key: Any = layer.get_submodule(description.key)
-        return query_count, key.out_features // width, width
+            row_count = _matrix_sizes(layer, description.qkv)[0] // width
+            return query_count, (row_count - query_count) // 2, width
+        return query_count, _matrix_sizes(layer, description.key)[0] // width, width
 
     @staticmethod
     def norm(norm: Norm, x: torch.Tensor) -> torch.Tensor:

@@ -46,10 +46,12 @@ def run_layers(
     tapped_states: dict[int, torch.Tensor] = {}
     with nullcontext() if model.fused else use_attention(loop.config):
         entry_states = join_entry_states(
-            jobs, lambda tokens: model.embedded(torch.tensor(tokens).to(token_ids))
+            jobs,
+            lambda tokens: model.embedded(torch.tensor(tokens).to(token_ids)),
+            lambda states, places: loop.placed(states, torch.tensor(places).to(positions)),
         )
         states = (
-            model.embedded(token_ids)
+            loop.placed(model.embedded(token_ids), positions[0])
             if entry_states is None
             else entry_states[None].to(model.dtype)
         )

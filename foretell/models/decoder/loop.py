@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedModel
 
+from foretell.models.families.description import find_skeleton
 from foretell.ops.memory import round_row_count
-
-NORMS = ("norm", "final_layer_norm", "final_layernorm")  # names of the norm before the head
 
 
 class Block(Protocol):
@@ -85,8 +84,11 @@ def use_attention(config: Any, attention_kind: str = "foretell") -> Iterator[Non
 
 
 class Loop:
-    """The usual skeleton of a decoder taken apart: embedding, layers, final norm, head.
+    """The skeleton of a decoder taken apart: embedding, layers, final norm, head, as the family's
+    description says where they are.
 
+    `rotary`: what makes the tables by which heads turn; None: they do not. `positions`: embeddings
+    of positions, whose row `first_position` is that of position 0; None: there are none.
     `head`: what makes rows of the normed states; the model's own one brings the scales and the cap
     of its logits. `windows`: of each layer, how many positions a node sees, itself included; None:
     all. `stock_forward` runs the model itself on `ids` (1, T); its rows are kept as `stock_rows`.
@@ -103,12 +105,17 @@ class Loop:
         stock_forward: Callable[[], torch.Tensor],
     ):
         body: Any = hf_model.get_decoder()
-        final_norm: Any = next((getattr(body, name) for name in NORMS if hasattr(body, name)), None)
-        self.rotary: Any = getattr(body, "rotary_emb", None)
-        layers: Any = getattr(body, "layers", ())
-        if final_norm is None or self.rotary is None or len(layers) != len(windows):
-            raise LookupError("its parts are not those of the usual skeleton")
         self.config = hf_model.config.get_text_config()
+        skeleton = find_skeleton(self.config)
+        norm_names = [name for name in skeleton.norms if hasattr(body, name)]
+        final_norm: Any = getattr(body, norm_names[0]) if norm_names else None
+        layers: Any = skeleton.layers_of(body)
+        self.rotary: Any = getattr(body, skeleton.rotary, None) if skeleton.rotary else None
+        self.positions: Any = getattr(body, skeleton.positions) if skeleton.positions else None
+        self.first_position = skeleton.first_position
+        lacks_rotary = bool(skeleton.rotary) and self.rotary is None
+        if final_norm is None or lacks_rotary or len(layers) != len(windows):
+            raise LookupError("its parts are not those of the usual skeleton")
         self.windows = windows
         self.context = context
         self.embed: Any = hf_model.get_input_embeddings()
@@ -123,7 +130,10 @@ class Loop:
             getattr(self.config, "final_logit_softcapping", None) if has_own_head else None
         )
         self.rotary_tables: dict[tuple[str, ...], tuple[torch.Tensor, ...]] = {}
-        by_kind = "layer_type" in inspect.signature(self.rotary.forward).parameters
+        by_kind = (
+            self.rotary is not None
+            and "layer_type" in inspect.signature(self.rotary.forward).parameters
+        )
         self.kinds: list[str] | None = list(self.config.layer_types) if by_kind else None
         self.blocks: list[Block] = [StockBlock(layer) for layer in layers]
         self.refused: str | None = None  # why no faster blocks honour its configuration
@@ -143,7 +153,12 @@ class Loop:
         finally:
             for hook in hooks:
                 hook.remove()
-        self.scale = self._embedding_scale(self.embed(token_ids), entering_states[layers[0]])
+        first_states = entering_states[layers[0]]
+        first_states = first_states - self.placed(
+            torch.zeros_like(first_states),
+            torch.arange(first_states.shape[1], device=first_states.device),
+        )
+        self.scale = self._embedding_scale(self.embed(token_ids), first_states)
         for layer_index, layer in enumerate(layers):
             self._check_rotation(layer_index, entering_states[layer], rotations[layer])
 
@@ -178,9 +193,26 @@ class Loop:
         return min(likely_scales, key=lambda scale: abs(scale - measured_scale))
 
     def embedded(self, token_ids: torch.Tensor) -> torch.Tensor:
-        """States (..., E) that enter layer 0 for these ids."""
+        """Embeddings (..., E) of these ids, which enter layer 0 once they are `placed`."""
         states: torch.Tensor = self.embed(token_ids)
         return states if self.scale == 1 else states * self.scale
+
+    def placed(self, states: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """States (..., n, E) with what the model learnt of their positions (n,) added to them.
+
+        Raises IndexError for a position beyond those that it learnt.
+        """
+        if self.positions is None:
+            return states
+        rows = F.embedding(positions + self.first_position, self.positions.weight)
+        return states + rows.to(states.dtype)
+
+    def position_rows(self) -> torch.Tensor | None:
+        """What is added at each position (P, E), from position 0 on; None: nothing is."""
+        if self.positions is None:
+            return None
+        rows: torch.Tensor = self.positions.weight[self.first_position :]
+        return rows
 
     def table(
         self, states: torch.Tensor, position_count: int, *kind: str
@@ -188,8 +220,10 @@ class Loop:
         """The rotary module's answer (1, P, D) for positions 0 to P - 1, P at least
         `position_count`.
 
-        None: it answers with something else than a tensor a position.
+        None: it answers with something else than a tensor a position, or there is no such module.
         """
+        if self.rotary is None:
+            return None
         known_table = self.rotary_tables.get(kind)
         if known_table is not None and known_table[0].shape[1] >= position_count:
             return known_table
@@ -205,7 +239,11 @@ class Loop:
         return rotation
 
     def rotation(self, states: torch.Tensor, positions: torch.Tensor, *kind: str) -> Any:
-        """Rotations of these positions (1, T), from a table where the rotary module allows one."""
+        """Rotations of these positions (1, T), from a table where the rotary module allows one;
+        None: no head turns.
+        """
+        if self.rotary is None:
+            return None
         axes = None if self.axes is None else self.axes()
         if axes is not None:
             return self._rotation_on(states, axes, *kind)

@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from foretell.models.families.matrices import as_linear, is_matrix
 from foretell.native import library
 from foretell.native.arena import rounded_size
 from foretell.native.packing import (
@@ -110,7 +111,7 @@ class PackedLinear(nn.Module):
         cls, linear: nn.Linear, dtype: str, input_factors: torch.Tensor | None = None
     ) -> PackedLinear:
         """Packs a layer, its weights times `input_factors` (in,)."""
-        weight = linear.weight.detach()
+        weight = linear.weight.detach().contiguous()
         if input_factors is not None:
             weight = weight * input_factors.to(weight.dtype)
         if library.is_available():
@@ -415,24 +416,25 @@ def pack_layers(
         and type(embedding) is nn.Embedding
         and head.weight.data_ptr() == embedding.weight.data_ptr()
     )
-    linears = [
+    linears: list[tuple[nn.Module, str, Any]] = [
         (parent, child_name, child)
         for parent in hf_model.modules()
         for child_name, child in parent.named_children()
-        if type(child) is nn.Linear and child.in_features >= SMALLEST and child_name not in KEPT
+        if is_matrix(child) and as_linear(child).in_features >= SMALLEST and child_name not in KEPT
     ]
     layer_count = len(linears)
     replaced_weights: list[torch.Tensor] = []
     while linears:  # a layer that was packed is to be forgotten
         parent, child_name, linear = linears.pop()
         is_finer = format == "int4" and (linear is head or child_name in CAREFUL)
-        layer_format = "int8" if is_finer else format
-        packed_layer = PackedLinear.of(linear, layer_format, input_factors.pop(linear, None))
+        layer_format, weight = "int8" if is_finer else format, linear.weight.data
+        factors = input_factors.pop(linear, None)
+        packed_layer = PackedLinear.of(as_linear(linear), layer_format, factors)
         setattr(parent, child_name, packed_layer)
         if linear is head and is_tied:
-            hf_model.set_input_embeddings(PackedEmbedding(packed_layer, linear.weight.dtype))
-        replaced_weights.append(linear.weight.data)
-        del linear
+            hf_model.set_input_embeddings(PackedEmbedding(packed_layer, weight.dtype))
+        replaced_weights.append(weight)
+        del linear, weight
         if sum(weight.nbytes for weight in replaced_weights) > HELD:
             release_pages(replaced_weights)
             replaced_weights.clear()

@@ -96,7 +96,7 @@ def _find_rotation(decoder: Any) -> tuple[Any, Any]:
     layer = loop.layers[0]
     family_module = sys.modules[type(getattr(layer, "self_attn", layer)).__module__]
     rotate_heads = getattr(family_module, "apply_rotary_pos_emb", None)
-    if rotate_heads is None:
+    if rotate_heads is None or loop.rotary is None:
         raise LookupError("its positions are no rotations of its keys")
     return loop, rotate_heads
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import ast
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -138,6 +138,27 @@ class LayerDescription:
         }
 
 
+@dataclass(frozen=True)
+class SkeletonDescription:
+    """Where a decoder has what surrounds its layers. Parts are paths within it; "": none."""
+
+    layers: str = "layers"
+    norms: tuple[str, ...] = (
+        "norm",
+        "final_layer_norm",
+        "final_layernorm",
+    )  # which of these it has
+    rotary: str = "rotary_emb"  # the module that makes the tables by which heads turn
+    # Embeddings of positions, which are added to those of tokens, and which row is position 0's.
+    positions: str = ""
+    first_position: int = 0
+
+    def layers_of(self, body: Any) -> Sequence[Any]:
+        """The layers of a decoder; none where it has no such part."""
+        layers: Sequence[Any] = getattr(body, self.layers, ())
+        return layers
+
+
 class ConfigFields:
     """A configuration whose fields are noted as they are read: what a description does not read is
     not honoured.
@@ -178,17 +199,32 @@ def describe_llama(config: ConfigFields, layer: int) -> LayerDescription:
 
 def find_family(model_type: str) -> Describe | None:
     """Finds the function `describe` of the family's file; None: no file names the type."""
-    module_name = _family_files().get(model_type)
-    if module_name is None:
-        return None
-    module = importlib.import_module(f"foretell.models.families.{module_name}")
-    describe: Describe = module.describe
+    module = _family_module(model_type)
+    describe: Describe | None = module and module.describe
     return describe
+
+
+def find_skeleton(config: Any) -> SkeletonDescription:
+    """Describes what surrounds the layers, as the family's file says (`describe_skeleton`); the
+    usual skeleton where it says nothing. Raises LookupError for what no description says.
+    """
+    describe = getattr(_family_module(str(config.model_type)), "describe_skeleton", None)
+    if describe is None:
+        return SkeletonDescription()
+    skeleton: SkeletonDescription = describe(ConfigFields(config))
+    return skeleton
 
 
 def known_families() -> list[str]:
     """The model types that files of this folder name, sorted."""
     return sorted(_family_files())
+
+
+def _family_module(model_type: str) -> Any:
+    module_name = _family_files().get(model_type)
+    if module_name is None:
+        return None
+    return importlib.import_module(f"foretell.models.families.{module_name}")
 
 
 @cache

@@ -1083,12 +1083,18 @@ EXPORT int32_t ft_follow(const ft_model *model, const ft_step *step, const ft_fo
         for (int64_t k = 0; k < (int64_t)count * hidden; k++)
             entering[k] *= following->scale;
         go_on(parts, count, positions);
-        for (int32_t j = 0; model->position_rows && j < count; j++)
+        for (int32_t j = 0; model->position_rows && j < count; j++) {
+            if (positions[j] >= model->position_count) {
+                done = FT_OUTSIDE;
+                break;
+            }
             kernels->add(entering + (int64_t)j * hidden,
                          model->position_rows + (int64_t)positions[j] * hidden, 1.0f, hidden);
+        }
         next.logits = logits;
         found = logits;
-        done = ft_forward(model, &next, threads);
+        if (done == FT_DONE)
+            done = ft_forward(model, &next, threads);
     }
     free(memory);
     return done;

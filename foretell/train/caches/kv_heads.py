@@ -123,7 +123,8 @@ def count_key_heads(target: Any, config: TrainKVHeads) -> int:
     Unsupported for a model of another build.
     """
     method = "train kv-heads"
-    if type(target) is not Decoder or not target.fused or target.narrow:
+    turns_keys = getattr(getattr(target, "loop", None), "rotary", None) is not None
+    if type(target) is not Decoder or not target.fused or target.narrow or not turns_keys:
         need = "a plain model of the llama family's build, in float32 by torch"
         raise Unsupported.missing_capability(method, target.name, need, "use another model")
     if len({*target.layout}) > 1 or target.layout[0][1] != target.layout[0][2]:

@@ -214,10 +214,12 @@ class Through:
         rotary: dict[str | None, Any] = {}
         with self.running(run):
             layer_states = h[None]
+            if 0 in layers:
+                layer_states = self.loop.placed(layer_states, run.positions)
             for layer in layers:
                 layer_kind = layer_kinds[layer]
                 if layer_kind not in rotary:
-                    rotary[layer_kind] = self.loop.rotary(
+                    rotary[layer_kind] = self.loop.rotary and self.loop.rotary(
                         layer_states, positions, *([layer_kind] if layer_kind else [])
                     )
                 layer_states = self.layers[layer](layer_states, rotary[layer_kind], positions)

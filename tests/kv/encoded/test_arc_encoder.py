@@ -97,4 +97,4 @@ def test_what_cannot_be_meant_is_one_line() -> None:
     with pytest.raises(BadConfig, match=r"context 1: it has .* encodes 128 at once"):
         LM.generate(Contexts([DOCS[0] * 20], QUESTION), "plain", max_new_tokens=2, kv=spec())
     with pytest.raises(Unsupported):
-        ArcEncoder("x", 1, (3,)).build_policy(Decoder(family("gpt2"), "gpt2"))
+        ArcEncoder("x", 1, (3,)).build_policy(Decoder(family("nanochat"), "nanochat"))

@@ -186,6 +186,7 @@ DESCRIBED: dict[str, dict[str, Any]] = {
     },
     "flex_olmo": EXPERTS,
     "glm4_moe": {**ROUTED_EXPERTS, "attention_bias": True, "use_qk_norm": True},
+    "gpt2": {"n_embd": 128, "n_layer": 3, "n_head": 4, "n_positions": 128, "n_inner": 160},
     "gpt_oss": {**LOCAL_EXPERTS, "sliding_window": WINDOW, "layer_types": MIXED},
     "jais2": BIASES,
     "minimax_m2": {**LOCAL_EXPERTS, "rope_parameters": TURNED_IN_PART},
@@ -211,6 +212,7 @@ DESCRIBED: dict[str, dict[str, Any]] = {
     "nemotron": BIASES,
     "olmo3": {**WINDOWS, "rope_parameters": ROPES},
     "olmoe": EXPERTS,
+    "opt": {"ffn_dim": 160},
     "phi3": {"sliding_window": WINDOW},
     "qwen2": WINDOWS,
     "qwen2_moe": {**EXPERTS, "mlp_only_layers": [1]},
@@ -224,6 +226,18 @@ DESCRIBED: dict[str, dict[str, Any]] = {
 # What a family may be beside that: (family, fields).
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt_neox, half after half": ("gpt_neox", {"use_parallel_residual": False}),
+    "gpt2, scores by the layer": (
+        "gpt2",
+        {
+            "scale_attn_weights": False,
+            "scale_attn_by_inverse_layer_idx": True,
+            "activation_function": "relu",
+        },
+    ),
+    "opt, without biases": (
+        "opt",
+        {"enable_bias": False, "activation_function": "gelu", "tie_word_embeddings": True},
+    ),
     "stablelm, both halves at once": ("stablelm", {"use_parallel_residual": True}),
     "qwen2_moe, renormalised": ("qwen2_moe", {"norm_topk_prob": True}),
     "qwen3_moe, not renormalised": ("qwen3_moe", {"norm_topk_prob": False}),
@@ -284,7 +298,8 @@ RECURRENT: dict[str, dict[str, Any]] = {
 def described_config(case: str) -> Any:
     """The configuration of a described family, or of a variant of one."""
     family, more = VARIANTS.get(case, (case, {}))
-    return AutoConfig.for_model(family, **{**BASE, **SIZES, **DESCRIBED.get(family, {}), **more})
+    usual = common_fields(family, BASE | SIZES)
+    return AutoConfig.for_model(family, **{**usual, **DESCRIBED.get(family, {}), **more})
 
 
 def described(case: str) -> PreTrainedModel:
@@ -315,14 +330,15 @@ def _described(case: str) -> PreTrainedModel:
 
 def config(family: str, **more: Any) -> Any:
     """The configuration of a family, named above or any other with the usual fields."""
-    fields = {**BASE, **(FAMILIES | OTHERS | RECURRENT).get(family, {}), **more}
-    if family == "gpt2":
-        fields = {
-            k: v
-            for k, v in fields.items()
-            if k not in BASE or k.endswith("_id") or k == "vocab_size"
-        }
-    return AutoConfig.for_model(family, **fields)
+    own_fields = {**(FAMILIES | OTHERS | RECURRENT).get(family, {}), **more}
+    return AutoConfig.for_model(family, **{**common_fields(family, BASE), **own_fields})
+
+
+def common_fields(family: str, fields: dict[str, Any]) -> dict[str, Any]:
+    """Those of the usual fields that a family has under these names."""
+    if family != "gpt2":
+        return fields
+    return {k: v for k, v in fields.items() if k.endswith("_id") or k == "vocab_size"}
 
 
 def tiny(

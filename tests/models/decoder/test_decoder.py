@@ -29,6 +29,7 @@ from foretell.errors import BadConfig, Unsupported
 from foretell.models.decoder import decoder, fused, probing
 from foretell.models.decoder.decoder import PROVEN, Decoder
 from foretell.models.decoder.loop import Block, Loop, StockBlock
+from foretell.models.families.description import SkeletonDescription
 from foretell.ops.memory import SIZES
 from foretell.speculation.strategy import Strategy
 from tests.models.decoder.families import WINDOW, config, tiny
@@ -153,7 +154,7 @@ def test_the_self_test_catches_positions_of_its_own() -> None:
     assert "a self-test found" in refusal(hf)
 
 
-def test_a_loop_that_differs_from_the_model_is_not_used() -> None:
+def test_a_loop_that_differs_from_the_model_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     """An extra step between the layers and the head, which the usual skeleton does not have."""
     hf = tiny("llama")
     hf.lm_head.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
@@ -165,7 +166,10 @@ def test_a_loop_that_differs_from_the_model_is_not_used() -> None:
     model = Decoder(hf)
     assert model.loop is None and model.caps == Model.caps
     assert model.loop_refused == "its layers, called one by one, give other rows"
-    assert Decoder(tiny("gpt2")).loop_refused == "its parts are not those of the usual skeleton"
+    elsewhere = SkeletonDescription(layers="h")
+    monkeypatch.setattr("foretell.models.decoder.loop.find_skeleton", lambda config: elsewhere)
+    made = Decoder(tiny("llama"))
+    assert made.loop_refused == "its parts are not those of the usual skeleton"
 
 
 class Identity:
@@ -270,7 +274,7 @@ def test_a_method_that_needs_layers_is_refused_where_there_are_none() -> None:
             yield
 
     with pytest.raises(Unsupported, match="'layers'") as caught:
-        wrap(tiny("gpt2"), name="small").generate(PROMPT, Taps())
+        wrap(tiny("nanochat"), name="small").generate(PROMPT, Taps())
     assert "small" in str(caught.value) and "\n" not in str(caught.value)
 
 

@@ -179,9 +179,10 @@ def test_options_that_exclude_each_other_are_refused(options: dict[str, str], wo
 
 def test_models_that_cannot_are_refused() -> None:
     with pytest.raises(
-        Unsupported, match=r"exact_bits=True cannot run on gpt2.*needs layers whose loop is ours"
+        Unsupported,
+        match=r"exact_bits=True cannot run on nanochat.*needs layers whose loop is ours",
     ):
-        exact("gpt2")
+        exact("nanochat")
     with pytest.raises(Unsupported, match="needs linear layers of 8 or 4 bits"):
         wrap(tiny("llama"), name="tiny", exact_bits=True)
     with pytest.raises(Unsupported, match="needs heads of at most 512"):

@@ -14,6 +14,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS, RopeParameters
 
 import foretell
+from foretell.backends import native
 from foretell.models.decoder import fields, fused
 from foretell.models.decoder.decoder import Decoder
 from foretell.models.decoder.fused import fused_blocks
@@ -101,6 +102,12 @@ def test_the_c_library_computes_every_rotation(kind: str, tmp_path: Path) -> Non
 
 
 UNREAD: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a second text": ("gpt2", {"add_cross_attention": True}, "(add_cross_attention)"),
+    "norms without weights": (
+        "opt",
+        {"layer_norm_elementwise_affine": False},
+        "(layer_norm_elementwise_affine)",
+    ),
     "a scale of queries that grows": (
         "ministral3",
         {
@@ -141,8 +148,33 @@ def test_a_base_for_each_layer_is_left_to_the_whole_model() -> None:
     assert made.loop is None and "turns by a rotation of its own" in str(made.loop_refused)
 
 
-def test_fields_that_no_code_names_change_nothing() -> None:
-    assert decoder(model("llama", unsloth_fixed=True, a_note_of_mine="x")).fused
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"do_layer_norm_before": False},
+        {"_remove_final_layer_norm": True},
+        {"word_embed_proj_dim": 16},
+    ],
+)
+def test_a_skeleton_that_is_not_described_is_left_to_the_whole_model(more: dict[str, Any]) -> None:
+    hf = model("opt", init_std=0.2, **more)
+    made = decoder(hf)
+    assert made.loop is None and f"({next(iter(more))})" in str(made.loop_refused)
+    assert not native.suits_model(hf.bfloat16())
+    hf = model("opt", init_std=0.2, **more)
+    assert agrees(decoder(hf), hf, list(range(1, 60)))
+
+
+@pytest.mark.parametrize(
+    ("family", "more"),
+    [
+        ("llama", {"unsloth_fixed": True, "a_note_of_mine": "x"}),
+        ("gpt2", {"n_ctx": 1024, "task_specific_params": {"text-generation": {"max_length": 50}}}),
+        ("opt", {"activation_dropout": 0.0, "prefix": "</s>", "output_projection": True}),
+    ],
+)
+def test_fields_that_no_code_names_change_nothing(family: str, more: dict[str, Any]) -> None:
+    assert decoder(model(family, **more)).fused
 
 
 def test_a_field_that_the_family_s_code_names_is_not_passed_over() -> None:

@@ -20,7 +20,7 @@ TAKEN = "llama gpt_neox stablelm smollm3 mistral qwen3 gemma2 glm4".split()
 REFUSED = {
     "gemma3_text": "not rotated one by one",
     "deepseek_v3": "layer 0 has no keys that turn",
-    "gpt2": "usual skeleton",
+    "gpt2": "no rotations of its keys",
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
 

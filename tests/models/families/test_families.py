@@ -21,7 +21,7 @@ from foretell.audit.bits import compare_steps
 from foretell.backends.native import NativeBackend
 from foretell.core.tree import TokenTree
 from foretell.core.types import Ask
-from foretell.models.decoder import fused
+from foretell.models.decoder import fused, loop
 from foretell.models.decoder.backend_check import use_all_experts
 from foretell.models.decoder.decoder import PROVEN, Decoder
 from foretell.models.decoder.fused import Fused, describe_layers, fused_blocks
@@ -32,6 +32,7 @@ from foretell.models.families.description import (
     ExpertsDescription,
     LayerDescription,
     find_family,
+    find_skeleton,
     known_families,
 )
 from foretell.native import library
@@ -82,6 +83,7 @@ def turns_a_part(config: Any) -> bool:
 
 MIXTURES = [case for case in CASES if has_experts(CONFIGS[case])]
 TURNED_IN_PART = [case for case in CASES if turns_a_part(CONFIGS[case])]
+LEARNT = [case for case in CASES if find_skeleton(CONFIGS[case]).positions]
 WINDOWED = [case for case in CASES if getattr(CONFIGS[case], "sliding_window", None)]
 every_case = pytest.mark.parametrize("case", CASES)
 needs_library = pytest.mark.skipif(not library.is_available(), reason="the C library is not built")
@@ -214,8 +216,9 @@ def slips(description: LayerDescription) -> dict[str, dict[str, Any]]:
         "score_cap": {"score_cap": 0.0 if description.score_cap else 2.0},
         "residual": {"residual": 0.9 * description.residual},
         "parallel": {"parallel": not description.parallel},
-        "angles_once": {"angles_once": not description.angles_once},
     }
+    if description.rotation:
+        found["angles_once"] = {"angles_once": not description.angles_once}
     if description.experts is None:
         found |= {f"activation {name}": {"activation": name} for name in other_activations}
     found |= {f"rotation {name}": {"rotation": name} for name in rotations}
@@ -362,6 +365,88 @@ def test_a_slip_never_computes_a_model_that_is_loaded(
     decoder = Decoder(hf, case, fused_blocks)
     assert not decoder.fused and decoder.blocks_refused
     assert error(rows_in_pieces(decoder), stock[CUT - 1 :]) < NEAR
+
+
+# --- positions that are learnt
+
+
+@pytest.mark.parametrize("change", [{"positions": ""}, {"first_position": 1}])
+@pytest.mark.parametrize("case", LEARNT)
+def test_a_slip_in_a_skeleton_never_computes_a_model(
+    case: str, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hf = described(case)
+    stock = stock_rows(hf)
+    wrong = replace(find_skeleton(hf.config), **change)
+    monkeypatch.setattr(loop, "find_skeleton", lambda config: wrong)
+    decoder = Decoder(hf, case, fused_blocks)
+    assert decoder.loop is None and "give other rows" in str(decoder.loop_refused)
+    assert error(rows_in_pieces(decoder), stock[CUT - 1 :]) < NEAR
+
+
+def row_at(decoder: Decoder, position: int) -> torch.Tensor:
+    """The row (1, V) of a token that stands alone at a position."""
+    cache = decoder.cache()
+    cache.offset = -position
+    with torch.inference_mode():
+        return answer(decoder, cache, Ask(TokenTree(TEXT[0])), TEXT[:1]).logits
+
+
+@needs_library
+@pytest.mark.parametrize("case", LEARNT)
+def test_positions_beyond_those_learnt_are_refused(case: str) -> None:
+    by_torch, _ = model(case)
+    by_library, _ = computed_by_library(case, "bfloat16")
+    last = by_torch.context - 1
+    wanted = row_at(by_torch, last)
+    assert error(row_at(by_library, last), wanted) < 0.05 < error(row_at(by_torch, 0), wanted)
+    for decoder in (by_torch, by_library):
+        with pytest.raises(IndexError):
+            row_at(decoder, last + 1)
+
+
+@needs_library
+@pytest.mark.parametrize("case", LEARNT)
+def test_given_states_stand_for_embeddings_where_layer_0_runs(case: str) -> None:
+    by_library, _ = computed_by_library(case, "bfloat16")
+    tree = TokenTree(TEXT[0]).chain(TEXT[1:9])
+    for decoder in (model(case)[0], by_library):
+        states = decoder.embed(TEXT[:9])
+        with torch.inference_mode():
+            rows, given = (
+                answer(decoder, decoder.cache(), ask, TEXT[:1]).logits
+                for ask in (Ask(tree), Ask(tree, states=states))
+            )
+        assert error(given, rows) < 0.02  # embeddings that are given were rounded once more
+
+
+@needs_library
+@pytest.mark.parametrize("format", ["bfloat16", "int8", "int4"])
+@pytest.mark.parametrize("case", [case for case in LEARNT if CONFIGS[case].tie_word_embeddings])
+def test_texts_go_on_in_one_call_as_by_forwards_of_their_own(case: str, format: str) -> None:
+    decoder, _ = computed_by_library(case, format)
+    text, found = TEXT[:9], []
+    with torch.inference_mode():
+        ask = Ask(TokenTree(text[-1]), rows=[0], follow=6)
+        followed = answer(decoder, decoder.cache(), ask, text).followed
+        for _ in followed:
+            row = answer(decoder, decoder.cache(), Ask(TokenTree(text[-1])), text).logits[0]
+            found.append(int(row.argmax()))
+            text = [*text, found[-1]]
+    assert len(found) == 6 and [token for token, _, _ in followed] == found
+
+
+@needs_library
+def test_nothing_is_added_for_a_position_beyond_those_learnt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decoder, _ = computed_by_library("gpt2", "int8")
+    monkeypatch.setattr(NativeBackend, "_count_follows", lambda self, jobs: jobs[0].follow)
+    cache = decoder.cache()
+    cache.offset = 2 - decoder.context
+    ask = Ask(TokenTree(TEXT[0]), rows=[0], follow=4)  # the last two of them would be beyond
+    with torch.inference_mode(), pytest.raises(IndexError, match="ft_follow"):
+        answer(decoder, cache, ask, TEXT[:1])
 
 
 # --- slips of experts, which torch leaves to the family's own module and the library computes

@@ -80,7 +80,7 @@ def target_shape(model: Any, method: str = "a head") -> TargetShape:
         heads=int(config.num_attention_heads),
         kv_heads=int(keys),
         width=int(width),
-        intermediate=int(config.intermediate_size),
+        intermediate=int(getattr(config, "intermediate_size", 4 * config.hidden_size)),
         theta=float(rope.get("rope_theta") or 10_000.0),
         eps=float(getattr(config, "rms_norm_eps", 1e-5)),
     )
