@@ -68,7 +68,8 @@ def families() -> str:
         "`python scripts/model_table.py`."
     )
     grid = table(["`model_type`", *formats], rows)
-    return "\n".join([head, "", grid, "", "Why not the C library, where the family is not one of recurrent layers:", "", *notes])
+    said = "Why not the C library, where the family is not one of recurrent layers:"
+    return "\n".join([head, "", grid, "", said, "", *notes])
 
 
 def layers() -> str:
