@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
@@ -62,7 +63,7 @@ def build_method(
     for a value that is not of the field's type.
     """
     method_class = load_method(name, kind)
-    field_types = get_type_hints(method_class, include_extras=True)
+    field_types = _field_types(method_class)
     field_names = [field.name for field in dataclasses.fields(method_class)]
     values: dict[str, Any] = {}
     for field_name, value in options.items():
@@ -73,6 +74,11 @@ def build_method(
             f"{name}:{field_name}", bare_type(field_types[field_name]), value, encode
         )
     return method_class(**values)
+
+
+@cache
+def _field_types(method_class: type) -> dict[str, Any]:
+    return get_type_hints(method_class, include_extras=True)
 
 
 def _parse_value(field: str, field_type: Any, text: str | Reward, encode: Encode | None) -> Any:
