@@ -62,7 +62,7 @@ def build_method(
     """Builds the dataclass of a method with these fields. Raises BadConfig for a field it lacks, or
     for a value that is not of the field's type.
     """
-    method_class = load_method(name, kind)
+    method_class: Any = load_method(name, kind)
     field_types = _field_types(method_class)
     field_names = [field.name for field in dataclasses.fields(method_class)]
     values: dict[str, Any] = {}
