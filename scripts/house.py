@@ -12,6 +12,7 @@ import ast
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,8 +118,11 @@ def python_files(package: Path) -> dict[str, str]:
     return found
 
 
+@cache
 def imports(package: Path) -> list[Import]:
-    """Every import of the package by itself; its own `__init__.py` imports names when used."""
+    """Every import of the package by itself, read once; its own `__init__.py` imports names when
+    used.
+    """
     files = python_files(package)
     found = []
     for file in files.values():

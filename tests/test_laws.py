@@ -78,7 +78,8 @@ def test_exact_law(spec: str, rule: str, setting: str) -> None:
 )
 def test_exact_law_of_the_default_rule(spec: str, warm: bool) -> None:
     laws.check_law(laws.build(spec), "plain", warm=warm)
-    laws.check_law(laws.build(spec, nodes=3), "penalties", warm=warm, vocab=4, tokens=2)
+    if laws.is_first(spec):
+        laws.check_law(laws.build(spec, nodes=3), "penalties", warm=warm, vocab=4, tokens=2)
 
 
 @pytest.mark.parametrize("spec", in_turn(DRAFTERS, 0))
