@@ -37,6 +37,7 @@ def in_turn(specs: list[str], law: int) -> list[str]:
     return [spec for place, spec in enumerate(specs) if laws.is_first(spec) or place % 3 == law % 3]
 
 
+THREE = in_turn(DRAFTERS, 0)
 # Others leave no more than counts, which decide nothing where the number of nodes is given.
 SHARING = [*LEARNING, *[spec for spec in FIRSTS if spec not in LEARNING][::6]]
 # What a lossy rule changes is the rule's own doing: a few drafters show it.
@@ -77,12 +78,13 @@ def test_exact_law(spec: str, rule: str, setting: str) -> None:
     ("spec", "warm"), [*((spec, False) for spec in DRAFTERS), *((spec, True) for spec in SHARING)]
 )
 def test_exact_law_of_the_default_rule(spec: str, warm: bool) -> None:
-    laws.check_law(laws.build(spec), "plain", warm=warm)
+    if warm or spec not in THREE:  # whose law is that of three tokens
+        laws.check_law(laws.build(spec), "plain", warm=warm)
     if laws.is_first(spec):
         laws.check_law(laws.build(spec, nodes=3), "penalties", warm=warm, vocab=4, tokens=2)
 
 
-@pytest.mark.parametrize("spec", in_turn(DRAFTERS, 0))
+@pytest.mark.parametrize("spec", THREE)
 def test_exact_law_of_three_tokens(spec: str) -> None:
     law = laws.check_law(laws.build(spec), "plain", tokens=3)
     if law.depth < 2 and ":" not in spec:  # its first draft may be of one token, or it is not sure
@@ -177,13 +179,13 @@ def test_sizes_that_the_policy_decides_change_no_token_of_a_seed(spec: str) -> N
     strategy = laws.build(spec, nodes=0)
     models = laws.world(strategy, 8, copy=2.0)
     outputs = []
-    for crowd in (0, 5):
+    for crowd in (0, 3):
         engine = Engine(models)
         measured(engine)
-        sampling = Sampling(temperature=0.9, max_new_tokens=60, seed=1)
+        sampling = Sampling(temperature=0.9, max_new_tokens=40, seed=1)
         live = engine.add(Request([1, 2, 3, 1, 2], strategy, sampling, tenant="this"))
         for seed in range(crowd):
-            sampling = Sampling(temperature=0.9, max_new_tokens=60, seed=seed)
+            sampling = Sampling(temperature=0.9, max_new_tokens=40, seed=seed)
             engine.add(Request([seed, 1, 2], strategy, sampling, tenant=str(seed)))
         laws.finish(engine, live)
         outputs.append(live.ctx.output)
