@@ -12,6 +12,7 @@ import signal
 import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,7 +24,9 @@ from foretell.ops.files import cache_folder
 from tests.durations import Durations
 
 torch.set_num_threads(1)
-USERS = cache_folder()  # where real models are kept; only tests marked `real` look there
+# Where real models are kept; only tests marked `real` look there. Workers of xdist inherit it, as
+# they do the cache folder below.
+USERS = Path(os.environ.setdefault("FORETELL_USERS_CACHE", str(cache_folder())))
 # Nothing of the user's is read or changed.
 os.environ["FORETELL_CACHE"] = tempfile.mkdtemp(prefix="foretell-tests-")
 # Who runs the tests in the background may ignore Ctrl-C, and all processes below would, too.
