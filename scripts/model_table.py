@@ -46,7 +46,7 @@ DELTA = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
-CONVOLUTIONS = {"layer_types": ["conv", "full_attention", "conv"]}
+CONVOLUTIONS = families.RECURRENT["lfm2"]
 LATENT = {
     **families.ROUTED_EXPERTS,
     "num_key_value_heads": 4,
@@ -65,7 +65,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "deepseek_v3": LATENT,
     "falcon": {},
     "falcon_h1": {**STATE_SPACE, "mamba_d_ssm": 256},
-    "falcon_mamba": {"state_size": 8},
+    "falcon_mamba": families.RECURRENT["falcon_mamba"],
     "gemma3n_text": {"num_kv_shared_layers": 0, "layer_types": families.MIXED},
     "gemma4_text": {},
     "gptj": {"n_embd": 128, "n_layer": 3, "n_head": 4, "rotary_dim": 16},
@@ -78,13 +78,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "granitemoeshared": {**families.LOCAL_EXPERTS, "shared_intermediate_size": 96},
     "hunyuan_v1_dense": {},
     "internlm3": {},
-    "jamba": {
-        "num_experts": 2,
-        "attn_layer_period": 2,
-        "attn_layer_offset": 1,
-        "mamba_d_state": 8,
-        "mamba_dt_rank": 4,
-    },
+    "jamba": families.RECURRENT["jamba"],
     "lfm2": CONVOLUTIONS,
     "lfm2_moe": {**families.EXPERTS, **CONVOLUTIONS},
     "llama4_text": {
@@ -92,7 +86,7 @@ OTHERS: dict[str, dict[str, Any]] = {
         "attention_chunk_size": 8,
         "layer_types": ["chunked_attention"] * 3,
     },
-    "mamba": {"state_size": 8},
+    "mamba": families.RECURRENT["mamba"],
     "mamba2": {"state_size": 8, "num_heads": 8, "head_dim": 32, "n_groups": 2, "chunk_size": 16},
     "mpt": {"d_model": 128, "n_layers": 3, "n_heads": 4, "max_seq_len": 128},
     "nanochat": {},

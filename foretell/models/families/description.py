@@ -140,7 +140,7 @@ class LayerDescription:
 
 @dataclass(frozen=True)
 class SkeletonDescription:
-    """Where a decoder has what surrounds its layers. Parts are paths within it; "": none."""
+    """Where a decoder has what surrounds its layers: names of its attributes; "": none."""
 
     layers: str = "layers"
     norms: tuple[str, ...] = (

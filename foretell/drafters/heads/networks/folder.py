@@ -71,6 +71,11 @@ def target_shape(model: Any, method: str = "a head") -> TargetShape:
         raise Unsupported.missing_capability(
             method, model.name, need, "merge them with basis=folded"
         )
+    if getattr(config, "intermediate_size", None) is None:
+        need = "the width of its MLPs in config.json (intermediate_size)"
+        raise Unsupported.missing_capability(
+            method, model.name, need, "use a method without a head"
+        )
     keys, width, _ = model.layout[0]
     rope: dict[str, Any] = getattr(config, "rope_parameters", None) or {}
     return TargetShape(
@@ -80,7 +85,7 @@ def target_shape(model: Any, method: str = "a head") -> TargetShape:
         heads=int(config.num_attention_heads),
         kv_heads=int(keys),
         width=int(width),
-        intermediate=int(getattr(config, "intermediate_size", 4 * config.hidden_size)),
+        intermediate=int(config.intermediate_size),
         theta=float(rope.get("rope_theta") or 10_000.0),
         eps=float(getattr(config, "rms_norm_eps", 1e-5)),
     )

@@ -25,6 +25,7 @@ from foretell.drafters.heads.networks.folder import (
 from foretell.drafters.heads.networks.output import Output
 from foretell.errors import BadConfig, BadModel, Unsupported
 from foretell.models.decoder.decoder import Decoder
+from foretell.models.decoder.fused import fused_blocks
 from foretell.ops.fingerprint import fingerprint
 from foretell.testing.toy import ToyRecurrent
 from tests.models.decoder.families import tiny
@@ -295,3 +296,9 @@ def test_deeply_nested_json_is_one_line(tmp_path: Path) -> None:
     (folder / "config.json").write_text("[" * 100_000)
     with pytest.raises(BadModel, match="nested too deeply"):
         load_head(folder, target())
+
+
+def test_a_target_whose_mlps_have_no_known_width_is_refused() -> None:
+    model = Decoder(tiny("gpt2"), "gpt2", fused_blocks)
+    with pytest.raises(Unsupported, match="intermediate_size"):
+        target_shape(model)
